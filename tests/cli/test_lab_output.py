@@ -53,7 +53,7 @@ def state(name="default", **fields):
 
 def test_up_tells_what_to_do_next():
     text = lab_output.started(StartedLab(state("mine"), 0.51, cleared=True))
-    assert text.startswith("Removed what a crash had left of lab 'mine'.\n\nLab 'mine' is up after 0.5 s: 2 nodes")
+    assert text.startswith("Removed the remains of lab 'mine' after a crash.\n\nLab 'mine' is up after 0.5 s: 2 nodes")
     assert "narthex lab exec --name mine outside -- curl -s http://192.168.49.11:30001/" in text
     assert "narthex lab exec --name mine shop/web-1 -- curl -s http://10.96.0.20:80/" in text
     assert "narthex lab down --name mine" in text

@@ -178,7 +178,7 @@ def test_the_command(story, tmp_path):
     path, at_the_end = story
     told = CliRunner().invoke(main, ["lab", "replay", str(path)])
     assert told.exit_code == 0, told.output
-    assert "each decided as then" in told.output
+    assert "all identical" in told.output
     assert "2 Pod" in told.output
     told = CliRunner().invoke(main, ["lab", "replay", str(path), "-o", "json"])
     assert json.loads(told.output)["objects"] == at_the_end

@@ -1,4 +1,4 @@
-"""`narthex lab fault`: what goes wrong on request, and ends again."""
+"""`narthex lab fault`: injection of faults."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 import click
 import msgspec
 
+from narthex.cli.lab.options import name_argument, name_option, output_option, report_lab_errors
+from narthex.cli.output import output
 from narthex.lab.faults import FaultKind, InjectedFault
 from narthex.lab.program import labs
-from narthex.lab.program.state import LabError, StateDirectory
+from narthex.lab.program.state import StateDirectory
 from narthex.model.duration import duration
 from narthex.runtime.logs import printable
 
@@ -19,7 +21,7 @@ _REQUEST_SECONDS = 60.0
 
 
 def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """Seconds of `30s`, `2m`, `500ms`."""
+    """Parse `30s`, `2m`, `500ms` to seconds."""
     if value is None:
         return None
     try:
@@ -27,131 +29,123 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     except ValueError as error:
         raise click.BadParameter(f"{value!r} {error}", ctx, param) from None
     if seconds <= 0:
-        raise click.BadParameter(f"{value!r} is over before it begins", ctx, param)
+        raise click.BadParameter(f"{value!r} is not positive", ctx, param)
     return seconds
 
 
-_name = click.option("--name", default=labs.DEFAULT_NAME, show_default=True, help="Which lab.")
-_output = click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form of the output."
-)
 _for = click.option(
     "--for",
     "seconds",
     metavar="DURATION",
     callback=_seconds,
-    help="How long: 30s, 2m, 500ms. Default: until it is ended.",
+    help="Duration: 30s, 2m, 500ms. Default: until `fault end`.",
 )
 
 
 @click.group(name="fault")
 def fault() -> None:
-    """Let something go wrong: packets get lost, nodes are cut off, processes die, the API server is away.
+    """Inject faults: packet loss, partitions, delays, killed processes, an unavailable API server.
 
-    A TARGET is a node (node-1) or a pod (NAMESPACE/NAME, or NAME in the namespace `default`). What is in force stands in
-    `narthex lab status`; `narthex lab down` ends it with the rest.
+    A TARGET is a node (node-1) or a pod (NAMESPACE/NAME, or NAME in namespace `default`). `narthex lab status` shows active
+    faults.
     """
 
 
 def _common(function: Callable[..., None]) -> Callable[..., None]:
-    return _for(_name(_output(function)))
+    return _for(name_option(output_option(report_lab_errors(function))))
 
 
 @fault.command()
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
-@click.option("--percent", default=50, show_default=True, type=click.IntRange(1, 100), help="Of all packets.")
+@click.option("--percent", default=50, show_default=True, type=click.IntRange(1, 100), help="Share of packets.")
 @_common
-def loss(targets: tuple[str, ...], percent: int, seconds: float | None, name: str, output: str) -> None:
-    """Lose packets from and to each TARGET, each by chance.
+def loss(targets: tuple[str, ...], percent: int, seconds: float | None, name: str, format: str) -> None:
+    """Drop packets from and to each TARGET at random.
 
-    At a node this is between it and the network, so pods of one node reach one another; ARP gets lost, too.
+    For a node, packets are lost between the node and the network, including ARP; traffic between its pods is not affected.
     """
-    _begin(name, output, FaultKind.LOSS, targets, seconds, percent=percent)
+    _start(name, format, FaultKind.LOSS, targets, seconds, percent=percent)
 
 
 @fault.command()
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
 @_common
-def partition(targets: tuple[str, ...], seconds: float | None, name: str, output: str) -> None:
-    """Cut TARGETs off. Nodes that are named together reach one another, but no other node and no `outside`; a pod reaches
-    nobody."""
-    _begin(name, output, FaultKind.PARTITION, targets, seconds)
+def partition(targets: tuple[str, ...], seconds: float | None, name: str, format: str) -> None:
+    """Disconnect TARGETs from the network.
+
+    Nodes that are named together reach each other, but neither other nodes nor `outside`; a pod reaches nothing.
+    """
+    _start(name, format, FaultKind.PARTITION, targets, seconds)
 
 
 @fault.command()
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
-@click.option("--milliseconds", default=100, show_default=True, type=click.IntRange(1, 60000), help="For each packet.")
+@click.option(
+    "--milliseconds", default=100, show_default=True, type=click.IntRange(1, 60000), help="Delay of each packet."
+)
 @_common
-def delay(targets: tuple[str, ...], milliseconds: int, seconds: float | None, name: str, output: str) -> None:
-    """Let packets come later: those to a node, those from a pod. Only where the kernel has netem."""
-    _begin(name, output, FaultKind.DELAY, targets, seconds, milliseconds=milliseconds)
+def delay(targets: tuple[str, ...], milliseconds: int, seconds: float | None, name: str, format: str) -> None:
+    """Delay packets to a node or from a pod. Requires netem in the kernel."""
+    _start(name, format, FaultKind.DELAY, targets, seconds, milliseconds=milliseconds)
 
 
 @fault.command()
 @click.argument("word", metavar="down", type=click.Choice(["down"]))
 @_common
-def api(word: str, seconds: float | None, name: str, output: str) -> None:
-    """Take the API server down: nodes and kubectl lose their connections and get no new ones. Its objects stay."""
+def api(word: str, seconds: float | None, name: str, format: str) -> None:
+    """Stop the API server: connections of nodes and kubectl break, and new ones are refused. Its objects stay."""
     del word
-    _begin(name, output, FaultKind.API, (), seconds)
+    _start(name, format, FaultKind.API, (), seconds)
 
 
 @fault.command()
 @click.argument("target")
-@_name
-@_output
-def kill(target: str, name: str, output: str) -> None:
-    """Kill TARGET, without a word to anybody: a node, the containers of a pod, or process/NODE, the `narthex node` of a node.
+@name_option
+@output_option
+@report_lab_errors
+def kill(target: str, name: str, format: str) -> None:
+    """Kill TARGET: a node, the containers of a pod, or process/NODE, the `narthex node` of a node.
 
-    A dead node stays dead until `lab down`. Containers are started again as their pod's restartPolicy says, and so is a node's
-    process, as a supervisor would.
+    A dead node stays dead until `lab down`. Containers restart according to the pod's restartPolicy; a node's process
+    restarts at once.
     """
-    answer = _ask(name, {"kill": target})
-    _print(answer, output, f"{target} is killed.")
+    answer = _send(name, {"kill": target})
+    output(answer, format, lambda: f"{target} is killed.\n")
 
 
 @fault.command(name="list")
-@_name
-@_output
-def list_faults(name: str, output: str) -> None:
-    """Show what goes wrong at present."""
-    try:
-        present = labs.read(name).faults
-    except LabError as error:
-        raise click.ClickException(str(error)) from error
+@name_option
+@output_option
+@report_lab_errors
+def list_faults(name: str, format: str) -> None:
+    """List active faults."""
+    active = labs.read(name).faults
     now = time.time()
-    lines = [printable(f"{each.number}  {each.text(now)}") for each in present]
-    _print(present, output, "\n".join(lines) or "Nothing goes wrong on request.")
+    lines = [printable(f"{each.number}  {each.text(now)}") + "\n" for each in active]
+    output(active, format, lambda: "".join(lines) or "There are no active faults.\n")
 
 
 @fault.command()
 @click.argument("number", required=False, type=click.IntRange(min=1))
-@_name
-@_output
-def end(number: int | None, name: str, output: str) -> None:
-    """End the fault of this NUMBER, or all of them."""
-    ended = msgspec.convert(_ask(name, {"end": number})["ended"], tuple[InjectedFault, ...])
+@name_option
+@output_option
+@report_lab_errors
+def end(number: int | None, name: str, format: str) -> None:
+    """End the fault with this NUMBER, or all faults."""
+    ended = msgspec.convert(_send(name, {"end": number})["ended"], tuple[InjectedFault, ...])
     now = time.time()
-    said = [printable(f"Ended: {msgspec.structs.replace(each, until=None).text(now)}") for each in ended]
-    _print(ended, output, "\n".join(said) or "There was nothing to end.")
+    lines = [printable(f"Ended: {msgspec.structs.replace(each, until=None).text(now)}") + "\n" for each in ended]
+    output(ended, format, lambda: "".join(lines) or "There are no active faults.\n")
 
 
-def _begin(
-    name: str, output: str, kind: FaultKind, targets: tuple[str, ...], seconds: float | None, **more: int
+def _start(
+    name: str, format: str, kind: FaultKind, targets: tuple[str, ...], seconds: float | None, **more: int
 ) -> None:
-    wish = {"kind": kind.value, "targets": targets, "seconds": seconds, **more}
-    begun = msgspec.convert(_ask(name, {"begin": wish})["fault"], InjectedFault)
-    option = "" if name == labs.DEFAULT_NAME else f" --name {name}"
-    text = begun.text(begun.since)
-    _print(begun, output, printable(f"{text} (end it with `narthex lab fault end {begun.number}{option}`)"))
+    request = {"kind": kind.value, "targets": targets, "seconds": seconds, **more}
+    begun = msgspec.convert(_send(name, {"begin": request})["fault"], InjectedFault)
+    text = f"{begun.text(begun.since)} (end it with `narthex lab fault end {begun.number}{name_argument(name)}`)"
+    output(begun, format, lambda: printable(text) + "\n")
 
 
-def _ask(name: str, content: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return labs.send_command(StateDirectory(labs.read(name).name), {"fault": content}, _REQUEST_SECONDS)
-    except LabError as error:
-        raise click.ClickException(str(error)) from error
-
-
-def _print(value: object, output: str, text: str) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(value)) if output == "json" else text)
+def _send(name: str, content: dict[str, Any]) -> dict[str, Any]:
+    return labs.send_command(StateDirectory(labs.read(name).name), {"fault": content}, _REQUEST_SECONDS)

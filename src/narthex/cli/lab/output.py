@@ -1,4 +1,4 @@
-"""What `narthex lab` prints for people."""
+"""Text output of `narthex lab`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from narthex.cli.lab.options import name_argument
 from narthex.lab.cluster import DNS_SERVICE
-from narthex.lab.program.labs import DEFAULT_NAME, LabNodeStatus, LabStatus, StartedLab
+from narthex.lab.program.labs import LabNodeStatus, LabStatus, StartedLab
 from narthex.lab.program.state import LabState, ServiceRecord
 from narthex.model.net import join_port
 from narthex.runtime.logs import printable
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as they must be, two blanks apart."""
+    """Align columns, separated by two spaces."""
     lines = [tuple(map(printable, row)) for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -23,23 +24,23 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def started(result: StartedLab) -> str:
-    """After `lab up`: what there is and what to do with it."""
+    """Return the text of `lab up`: the lab, and commands to try."""
     state = result.state
-    option = _option(state)
+    option = name_argument(state.name)
     count = f"{len(state.nodes)} node{'s' if len(state.nodes) > 1 else ''}"
     parts = [
         f"Lab {state.name!r} is up after {result.seconds:.1f} s: {count}, {state.mode} mode, following {state.source}"
     ]
     if result.cleared:
-        parts.insert(0, f"Removed what a crash had left of lab {state.name!r}.")
+        parts.insert(0, f"Removed the remains of lab {state.name!r} after a crash.")
     parts += [problems(state), _nodes(state), pods(state), _services(state), _next_steps(state, option)]
     return "\n\n".join(part for part in parts if part)
 
 
 def status(found: LabStatus) -> str:
-    """`lab status`."""
+    """Return the text of `lab status`."""
     state = found.state
-    running = "runs" if found.running else "has CRASHED: its process is gone; only `narthex lab down` helps"
+    running = "runs" if found.running else "has CRASHED: its process is gone; `narthex lab down` removes its remains"
     head = f"Lab {state.name!r} {running} ({state.mode} mode, since {state.since}, following {state.source})"
     health = [(node.node, "DEAD, killed" if node.killed else _health(node)) for node in found.nodes]
     scales = "\n".join(
@@ -56,9 +57,9 @@ def _health(node: LabNodeStatus) -> str:
 
 
 def labs(found: Sequence[LabStatus]) -> str:
-    """`lab list`."""
+    """Return the text of `lab list`."""
     if not found:
-        return "There is no lab; `narthex lab up DIRECTORY` makes one."
+        return "There is no lab; `narthex lab up DIRECTORY` starts one."
     rows = [
         (
             each.state.name,
@@ -74,14 +75,14 @@ def labs(found: Sequence[LabStatus]) -> str:
 
 
 def problems(state: LabState) -> str:
-    """What of the manifests cannot be had, one line each; empty when all can."""
+    """Return the errors of manifests and pods, one in each line."""
     lines = [printable(str(problem)) for problem in state.problems]
     lines += [printable(f"Pod {pod.namespace}/{pod.name}: {pod.problem}") for pod in state.pods if pod.problem]
     return "\n".join(lines)
 
 
 def pods(state: LabState) -> str:
-    """All pods."""
+    """Return the table of pods."""
     if not state.pods:
         return "There are no pods."
     rows = [
@@ -128,7 +129,7 @@ def _services(state: LabState) -> str:
 
 
 def _frontends(service: ServiceRecord) -> list[str]:
-    """One line per frontend; a node port once, since it is the same on every node."""
+    """Return a line for each frontend; a node port has one line, since it is the same on every node."""
     lines = []
     for frontend in service.frontends:
         if frontend.kind == "node port":
@@ -140,39 +141,39 @@ def _frontends(service: ServiceRecord) -> list[str]:
 
 
 def _next_steps(state: LabState, option: str) -> str:
-    """Commands that work as printed."""
+    """Return commands to try."""
     lab = f"narthex lab{{}}{option}"
     steps = []
     node_port = _first(state, "node port")
-    balancer = _first(state, "load balancer IP") if state.balancing else None
+    load_balancer = _first(state, "load balancer IP") if state.balancing else None
     cluster_ip = _first(state, "cluster IP")
     pod = next((f"{pod.namespace}/{pod.name}" for pod in state.pods if pod.ready), None)
     outside = f"{lab.format(' exec')} outside -- curl -s"
     if node_port:
-        steps.append((f"{outside} http://{node_port.place}/", "a client beyond the cluster"))
-    if balancer:
-        steps.append((f"{outside} http://{balancer.place}/", "the same, by load balancer IP"))
-        steps.append((f"narthex lb why {balancer.service} --lab {state.name}", "who answers for it"))
+        steps.append((f"{outside} http://{node_port.address}/", "a client outside the cluster"))
+    if load_balancer:
+        steps.append((f"{outside} http://{load_balancer.address}/", "the same, by load balancer IP"))
+        steps.append((f"narthex lb why {load_balancer.service} --lab {state.name}", "which node answers for it"))
     if cluster_ip and pod:
-        steps.append((f"{lab.format(' exec')} {pod} -- curl -s http://{cluster_ip.place}/", "a pod, by cluster IP"))
-        steps.append((f"narthex trace {pod} {cluster_ip.place} --lab {state.name}", "why it went where it went"))
+        steps.append((f"{lab.format(' exec')} {pod} -- curl -s http://{cluster_ip.address}/", "a pod, by cluster IP"))
+        steps.append((f"narthex trace {pod} {cluster_ip.address} --lab {state.name}", "explain the path"))
     if not _own_services(state):
-        steps.append((f"cp -r examples/hello-world/. {state.source}", "manifests take effect at once"))
-    steps += [(lab.format(" status"), "all there is"), (lab.format(" down"), "leaves nothing behind")]
+        steps.append((f"cp -r examples/hello-world/. {state.source}", "add manifests, applied at once"))
+    steps += [(lab.format(" status"), "show everything"), (lab.format(" down"), "remove the lab")]
     width = max(len(step) for step, _ in steps)
-    return "Try:\n" + "\n".join(f"  {printable(step).ljust(width)}   # {why}" for step, why in steps)
+    return "Try:\n" + "\n".join(f"  {printable(step).ljust(width)}   # {comment}" for step, comment in steps)
 
 
-class _Way(NamedTuple):
+class _Example(NamedTuple):
     service: str
-    place: str
-    """Address and port."""
+    address: str
+    """With port."""
 
 
-def _first(state: LabState, kind: str) -> _Way | None:
+def _first(state: LabState, kind: str) -> _Example | None:
     return next(
         (
-            _Way(f"{service.namespace}/{service.name}", join_port(frontend.address, frontend.port))
+            _Example(f"{service.namespace}/{service.name}", join_port(frontend.address, frontend.port))
             for service in _own_services(state)
             for frontend in service.frontends
             if service.endpoints and frontend.kind == kind and frontend.protocol == "TCP"
@@ -182,9 +183,5 @@ def _first(state: LabState, kind: str) -> _Way | None:
 
 
 def _own_services(state: LabState) -> list[ServiceRecord]:
-    """The user's, without the lab's DNS."""
+    """Return the user's Services, without the lab's DNS."""
     return [service for service in state.services if (service.namespace, service.name) != DNS_SERVICE]
-
-
-def _option(state: LabState) -> str:
-    return "" if state.name == DEFAULT_NAME else f" --name {state.name}"

@@ -1,0 +1,43 @@
+"""Options and error handling that the commands of `narthex lab` share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from narthex.lab.program.labs import DEFAULT_NAME
+from narthex.lab.program.state import LabError
+
+Command = Callable[..., None]
+
+
+def name_option(function: Command) -> Command:
+    """Add `--name`."""
+    return click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the lab.")(function)
+
+
+def output_option(function: Command) -> Command:
+    """Add `-o`, `--output`."""
+    choice = click.Choice(["text", "json"])
+    return click.option("-o", "--output", "format", type=choice, default="text", help="Output format.")(function)
+
+
+def report_lab_errors(function: Command) -> Command:
+    """Convert a LabError to an error message and exit status 1."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except LabError as error:
+            raise click.ClickException(str(error)) from None
+
+    return wrapped
+
+
+def name_argument(name: str) -> str:
+    """Return ` --name NAME` for use in printed commands, empty for the default lab."""
+    return "" if name == DEFAULT_NAME else f" --name {name}"
