@@ -127,6 +127,7 @@ def _unfold(document: documents.Document, origin: str, problems: list[Problem]) 
     raw = document.value
 
     def locate(path: tuple[str | int, ...]) -> str:
+        """Return the `file:line` of a path."""
         return f"{origin}:{document.line_of(raw, path, document.line)}"
 
     if not isinstance(raw, dict):
@@ -154,6 +155,7 @@ def _unfold(document: documents.Document, origin: str, problems: list[Problem]) 
 
             def inside(path: str, at: tuple[str | int, ...] = at) -> str:
                 # The fields of metadata and spec are directly in the entry.
+                """Return the `file:line` of a field of the entry."""
                 return locate((*at, *steps(path)[1:]))
 
             yield decode(_resource(kind, entry), locate(at), inside)

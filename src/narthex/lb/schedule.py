@@ -24,10 +24,12 @@ class _Plan(msgspec.Struct):
 
     @property
     def announce_at(self) -> float:
+        """Time of the next announcement."""
         return self.since + ANNOUNCE_AFTER[self.announced] if self.announced < len(ANNOUNCE_AFTER) else math.inf
 
     @property
     def probe_at(self) -> float:
+        """Time of the next probe."""
         late = self.probed - len(PROBE_AFTER)
         return self.since + (PROBE_AFTER[self.probed] if late < 0 else PROBE_EVERY * (late + 1))
 

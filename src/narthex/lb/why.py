@@ -180,6 +180,7 @@ class _LastRequest(msgspec.Struct, rename="camel"):
 
     @property
     def text(self) -> str:
+        """Description of the request."""
         return f"by {self.sender or self.mac} on {self.link} {self.seconds_ago:.0f} s ago"
 
 
@@ -191,6 +192,7 @@ class _ForeignResponder(msgspec.Struct, rename="camel"):
 
     @property
     def text(self) -> str:
+        """Description of the host."""
         return (
             f"{self.mac}{f' (node {self.node})' if self.node else ''} on {self.link} {self.last_seconds_ago:.0f} s ago"
         )

@@ -69,6 +69,7 @@ def _take_bundle() -> None:
 
         @staticmethod
         def find_spec(name: str, path: object = None, target: object = None) -> object:  # noqa: ARG004 - given by import
+            """Return the spec of a bundled module."""
             if name not in modules:
                 return None
             folder = modules[name][0]
@@ -80,10 +81,12 @@ def _take_bundle() -> None:
 
         @staticmethod
         def create_module(spec: object) -> None:  # noqa: ARG004 - the usual one will do
+            """Use the default module creation."""
             return None
 
         @staticmethod
         def exec_module(module: object) -> None:
+            """Run the module's code."""
             exec(marshal.loads(modules[module.__name__][1]), module.__dict__)  # type: ignore[attr-defined]
 
     sys.meta_path.insert(0, Bundle)  # type: ignore[arg-type]

@@ -164,6 +164,7 @@ class _Once:
         self._said: set[str] = set()
 
     def warn(self, what: str) -> None:
+        """Log a warning unless it was logged before."""
         if what not in self._said and len(self._said) < 1000:
             self._said.add(what)
             LOGGER.warning("announcer: %s", what)

@@ -65,12 +65,14 @@ def _listeners(
     place: ControllerOptions,
 ) -> tuple[StatusListener, ...]:
     def healthz() -> HttpResponse:
+        """Return the health of the controller."""
         idle = clock.now() - controller.counts.turn_at
         well = not controller.counts.turn_at or idle < _STUCK_SECONDS
         body: dict[str, Any] = {"healthy": well, "leading": leader.term > 0, "leader": leader.holder}
         return HttpResponse(200 if well else 503, msgspec.json.encode(body), "application/json")
 
     def exposition() -> SlowResponse:
+        """Return the metrics."""
         return SlowResponse(lambda: metrics_reply(metrics.exposition()))
 
     return (

@@ -89,6 +89,7 @@ class _Kind(msgspec.Struct, frozen=True):
 
     @property
     def group(self) -> str:
+        """API group of the kind."""
         return self.api_versions[0].rpartition("/")[0]
 
 
@@ -291,6 +292,7 @@ def _decode_document(document: documents.Document, origin: str, decoding: Decode
     for raw, start in _items(document.value, (), document):
 
         def locate(field: str, raw: Any = raw, start: int = start) -> str:
+            """Return the `file:line` of a field."""
             return f"{origin}:{document.line_of(raw, steps(field), start)}"
 
         yield decoding(raw, f"{origin}:{start}", locate)
