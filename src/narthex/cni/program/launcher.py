@@ -82,7 +82,7 @@ def _take_bundle() -> None:
         @staticmethod
         def create_module(spec: object) -> None:  # noqa: ARG004 - the usual one will do
             """Use the default module creation."""
-            return None
+            return
 
         @staticmethod
         def exec_module(module: object) -> None:
