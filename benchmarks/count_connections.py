@@ -20,7 +20,7 @@ from narthex.model.store import Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.dataplanes import dataplane
 from narthex.proxy.plan.ir import Plan
-from narthex.proxy.program.connections import Connections
+from narthex.proxy.program.connections import ConnectionCollector
 from narthex.proxy.program.metrics import ProxyMetrics
 from narthex.runtime.configuration.values import OwnConfiguration
 from narthex.testing.build import plan
@@ -57,7 +57,7 @@ def _measure(table: Table, mode: str, made: Plan, namespace: str) -> None:
         table.row(f"read, {what}", times, note=f"{count:,} counters")
     for series in SERIES:
         own = OwnConfiguration(connection_series=series)
-        connections = Connections({FAMILY: reader}, lambda: [made], SystemClock(), own)
+        connections = ConnectionCollector({FAMILY: reader}, lambda: [made], SystemClock(), own)
         metrics = ProxyMetrics(mode, (connections,))
         connections.look()
         size = len(metrics.exposition())

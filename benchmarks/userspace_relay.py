@@ -26,9 +26,9 @@ from narthex.linux import namespaces as netns
 from narthex.model.net import IPFamily
 from narthex.proxy.backends.userspace.backend import UserspaceBackend
 from narthex.proxy.kernel.userspace import UserspaceTarget
-from narthex.proxy.relay.process import RelayProcess, Setup
+from narthex.proxy.relay.process import RelayProcess, RelaySetup
 from narthex.proxy.relay.relay import Relay
-from narthex.proxy.relay.wire import Entry, Order
+from narthex.proxy.relay.wire import RelayOrder, RelayPort
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 
 DEAD = "10.64.2.99"
@@ -86,7 +86,7 @@ def busy(ended: threading.Event, rounds: list[float]) -> None:
         rounds.append(time.perf_counter() - start)
 
 
-def in_thread(entry: Entry) -> tuple[Callable[[], None], int]:
+def in_thread(entry: RelayPort) -> tuple[Callable[[], None], int]:
     """A relay in a thread of this process; how to end it, and its port."""
     loop = asyncio.new_event_loop()
     ready, ports = threading.Event(), []
@@ -94,7 +94,7 @@ def in_thread(entry: Entry) -> tuple[Callable[[], None], int]:
 
     def serve() -> None:
         relays.append(Relay(loop, socket.AF_INET))
-        relays[0].obey(Order(listen=(entry,)))
+        relays[0].obey(RelayOrder(listen=(entry,)))
         ports.append(relays[0].port_of(entry.key))
         loop.call_soon(ready.set)
         loop.run_forever()
@@ -112,17 +112,19 @@ def in_thread(entry: Entry) -> tuple[Callable[[], None], int]:
     return end, ports[0]
 
 
-def in_process(entry: Entry) -> tuple[Callable[[], None], int]:
+def in_process(entry: RelayPort) -> tuple[Callable[[], None], int]:
     """The same in a process of its own."""
-    relay = RelayProcess(Setup(socket.AF_INET), NODE)
-    relay.ask(Order(listen=(entry,)))
+    relay = RelayProcess(RelaySetup(socket.AF_INET), NODE)
+    relay.ask(RelayOrder(listen=(entry,)))
     return relay.close, entry.port
 
 
-def company(make: Callable[[Entry], tuple[Callable[[], None], int]], seconds: float) -> tuple[list[float], list[float]]:
+def company(
+    make: Callable[[RelayPort], tuple[Callable[[], None], int]], seconds: float
+) -> tuple[list[float], list[float]]:
     """Times of connect, answer and close through a relay while this process is busy, and of this process' rounds, in
     ms. Clients are processes of their own."""
-    entry = Entry("tcp", 61000, ("shop", "web", ""), ((ENDPOINTS[0], SHORT),))
+    entry = RelayPort("tcp", 61000, ("shop", "web", ""), ((ENDPOINTS[0], SHORT),))
     with netns.entered(NODE):
         end, port = make(entry)
     ended = threading.Event()

@@ -4,7 +4,7 @@ import pytest
 
 from narthex.netfilter.ast import Set
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.backends.counts import ConnectionCounter
+from narthex.proxy.backends.counts import ConnectionCount
 from narthex.proxy.backends.iptables import counts as iptables_counts
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.nftables import counts as nftables_counts
@@ -64,10 +64,10 @@ def test_the_rule_that_sends_counts_in_iptables_mode():
     )
     found = set(iptables_counts.XtablesCounterOwners(made).counted(text))
     assert found == {
-        ConnectionCounter((one, "endpoint"), NAME, ("10.64.1.5", 8080), 3),
-        ConnectionCounter((one, "service"), NAME, None, 3),
-        ConnectionCounter((two, "endpoint"), NAME, ("10.64.2.5", 8080), 2),
-        ConnectionCounter((two, "service"), NAME, None, 2),
+        ConnectionCount((one, "endpoint"), NAME, ("10.64.1.5", 8080), 3),
+        ConnectionCount((one, "service"), NAME, None, 3),
+        ConnectionCount((two, "endpoint"), NAME, ("10.64.2.5", 8080), 2),
+        ConnectionCount((two, "service"), NAME, None, 2),
     }
 
 

@@ -6,7 +6,7 @@ from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Goto, Jump
 from narthex.proxy.backends.iptables.backend import IptablesBackend
 from narthex.proxy.backends.iptables.pieces import MOST_CHAINS, pieces
-from narthex.proxy.backends.iptables.script import Found, restore_inputs
+from narthex.proxy.backends.iptables.script import KernelChains, restore_inputs
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 
 BACKEND = IptablesBackend()
@@ -25,7 +25,7 @@ def changes(count):
 
 def nothing(own=()):
     tables = {"nat": dict.fromkeys(own, ()), "filter": {}, "mangle": {}}
-    return Found(family=IPFamily.IPV4, own=tables, jumps={}, lines={})
+    return KernelChains(family=IPFamily.IPV4, own=tables, jumps={}, lines={})
 
 
 def test_few_chains_go_at_once():

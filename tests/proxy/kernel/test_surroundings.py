@@ -21,7 +21,7 @@ from narthex.model.packet import Disposition, Memory
 from narthex.model.store import Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import Planner
-from narthex.proxy.plan.stale import Reason, Search
+from narthex.proxy.plan.stale import StaleReason, StaleSearch
 from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.written import written as say_written
 from narthex.testing.build import (
@@ -104,7 +104,7 @@ def test_connections_to_endpoints_that_are_gone_are_ended_also_the_last_ones(pro
     planner = Planner(CONFIG, IPFamily.IPV4)
     before, after = planner.plan(snapshot(web, full)), planner.plan(snapshot(web))
     flow = ConntrackFlow(protocol, POD, 40000, "10.110.0.1", 80, "10.64.1.5", 8080)
-    assert Search(after, before, after.lineage.changed).reason(flow, NODE_IPS) is Reason.ENDPOINT_GONE
+    assert StaleSearch(after, before, after.lineage.changed).reason(flow, NODE_IPS) is StaleReason.ENDPOINT_GONE
 
 
 @row(4, "18.2")
@@ -117,7 +117,7 @@ def test_connections_to_other_machines_at_a_node_ports_number_are_left_alone():
         planner.plan(snapshot(web, endpoint_slice("shop/web", endpoint(pod), ports=slice_ports)))
         for pod in ("10.64.1.5", "10.64.1.6")
     )
-    search = Search(after, before, after.lineage.changed)
+    search = StaleSearch(after, before, after.lineage.changed)
     assert search.reason(ConntrackFlow(Protocol.UDP, POD, 4000, NODE_IP, 30053, "10.64.1.5", 53), NODE_IPS)
     assert search.reason(ConntrackFlow(Protocol.UDP, POD, 4000, OUTSIDER, 30053, OUTSIDER, 30053), NODE_IPS) is None
 

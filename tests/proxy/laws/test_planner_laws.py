@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from narthex.model.net import IPFamily
 from narthex.model.store import Store, Synced, Upsert
 from narthex.proxy.plan.planner import Planner, plan_once
-from narthex.proxy.plan.stale import Owners
+from narthex.proxy.plan.stale import MatchOwners
 from narthex.testing import strategies as some
 
 
@@ -75,11 +75,11 @@ def test_the_plan_is_total(config, family, objects):
 @settings(max_examples=40)
 @given(some.configs, some.families, st.lists(st.lists(some.events(), max_size=6), min_size=1, max_size=6), st.data())
 def test_owners_kept_from_plan_to_plan_are_those_of_the_last(config, family, turns, data):
-    store, planner, owners = Store(), Planner(config, family), Owners()
+    store, planner, owners = Store(), Planner(config, family), MatchOwners()
     for turn in turns:
         store.apply_all(turn)
         plan = planner.plan(store.snapshot, store.take_changed())
         # A plan that was never brought to the kernel is not followed.
         if data.draw(st.integers(0, 5)):
             owners.follow(plan)
-            assert owners.of(plan) == Owners().of(plan)
+            assert owners.of(plan) == MatchOwners().of(plan)

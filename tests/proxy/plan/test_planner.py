@@ -6,7 +6,7 @@ import pytest
 from narthex.model.net import IPFamily
 from narthex.model.objects import ServiceCIDR
 from narthex.model.store import Store, Upsert
-from narthex.proxy.plan.ir import Forward, FrontendKind, HealthCheck, NodePorts, PodDetector, Reject, Scope
+from narthex.proxy.plan.ir import Forward, FrontendKind, NodePorts, PodDetector, Reject, Scope, ServiceHealthCheck
 from narthex.proxy.plan.planner import NodeConfig, Planner
 from narthex.testing.build import (
     CONFIG,
@@ -196,10 +196,10 @@ class TestHealthChecks:
         )
         two = endpoint_slice("shop/web", endpoint("10.64.1.1"), suffix="2", port=81)
         got = self.checks(self.BALANCED, endpoint_slice("shop/web", *ends), two)
-        assert got == {self.BALANCED.key: HealthCheck(32080, 1)}
+        assert got == {self.BALANCED.key: ServiceHealthCheck(32080, 1)}
 
     def test_none_here(self):
-        assert self.checks(self.BALANCED) == {self.BALANCED.key: HealthCheck(32080, 0)}
+        assert self.checks(self.BALANCED) == {self.BALANCED.key: ServiceHealthCheck(32080, 0)}
 
     @pytest.mark.parametrize(
         "other", [{"type": "NodePort"}, {"external_policy_local": False}, {"health_check_node_port": 0}]

@@ -4,11 +4,11 @@ import pytest
 
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import EndpointPort, EndpointSlice, ServicePort
-from narthex.proxy.plan.select import Place, candidates, select
+from narthex.proxy.plan.select import ProxyLocation, candidates, select
 from narthex.testing.build import NODE, endpoint, endpoint_slice
 
 HTTP = ServicePort(name="http", port=80)
-HERE = Place(NODE, "east")
+HERE = ProxyLocation(NODE, "east")
 
 
 def found(*slices, port=HTTP, place=HERE):
@@ -126,7 +126,7 @@ class TestHints:
     @pytest.mark.parametrize("zone", ["", "north"])
     def test_no_zone_or_none_for_it_means_all(self, zone):
         ends = endpoint("10.64.1.1", for_zones=("east",)), endpoint("10.64.1.2", for_zones=("west",))
-        assert len(cluster(*ends, place=Place(NODE, zone))) == 2
+        assert len(cluster(*ends, place=ProxyLocation(NODE, zone))) == 2
 
     def test_several_zones_match_each(self):
         ends = endpoint("10.64.1.1", for_zones=("west", "east")), endpoint("10.64.1.2", for_zones=("west",))
@@ -138,7 +138,7 @@ class TestHints:
             endpoint("10.64.1.2", for_zones=("east",), for_nodes=("worker-b",)),
         )
         assert cluster(*ends) == {"10.64.1.1"}
-        assert cluster(*ends, place=Place("worker-c", "east")) == {"10.64.1.2"}
+        assert cluster(*ends, place=ProxyLocation("worker-c", "east")) == {"10.64.1.2"}
 
     def test_the_terminating_fallback_and_local_sets_ignore_hints(self):
         assert cluster(dying("10.64.1.1", for_zones=("west",)), dying("10.64.1.2", for_zones=("east",))) == {

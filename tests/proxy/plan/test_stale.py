@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from narthex.model.net import ConntrackFlow, IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.proxy.plan.planner import Planner
-from narthex.proxy.plan.stale import Reason, Search
+from narthex.proxy.plan.stale import StaleReason, StaleSearch
 from narthex.testing.build import CONFIG, NODE_IPS, endpoint, endpoint_slice, service, snapshot
 
 TCP, UDP, SCTP = Protocol.TCP, Protocol.UDP, Protocol.SCTP
@@ -44,12 +44,12 @@ def plans(*states, **config):
 def after(old, new, **config):
     """The search after a change from one state to another."""
     before, plan = plans(old, new, **config)
-    return Search(plan, before, plan.lineage.changed)
+    return StaleSearch(plan, before, plan.lineage.changed)
 
 
 def at_start(*objects, **config):
     (plan,) = plans(objects, **config)
-    return Search(plan, None, plan.services, everything=True)
+    return StaleSearch(plan, None, plan.services, everything=True)
 
 
 def flow(destination, end=None, protocol=UDP, end_port=80):
@@ -64,7 +64,7 @@ def verdict(search, *what, **fields):
     return search.reason(flow(*what, **fields), OWN)
 
 
-GONE, FRONTEND, HOLE = Reason.ENDPOINT_GONE, Reason.FRONTEND_GONE, Reason.BLACK_HOLE
+GONE, FRONTEND, HOLE = StaleReason.ENDPOINT_GONE, StaleReason.FRONTEND_GONE, StaleReason.BLACK_HOLE
 
 
 @pytest.mark.parametrize("protocol", [UDP, TCP, SCTP])
@@ -179,7 +179,7 @@ def test_an_address_that_moved_on_belongs_to_its_new_owner():
 def test_udp_clients_of_a_relay_are_not_led_to_the_port_of_a_service_that_is_gone():
     def search(old, new):
         before, plan = plans(old, new)
-        return Search(plan, before, plan.lineage.changed, relayed=True)
+        return StaleSearch(plan, before, plan.lineage.changed, relayed=True)
 
     deleted = search(web(A), ())
     for to in (f"{VIP}:80", f"{NODE_IP}:30080"):
@@ -250,8 +250,8 @@ def test_what_is_looked_for_is_what_is_stale(old, new, end, protocol):
     if end not in old:
         return
     before, plan = plans(web(*old, protocol=protocol), web(*new, protocol=protocol))
-    changed = Search(plan, before, plan.lineage.changed if plan is not before else ())
-    everything = Search(plan, before, plan.services, everything=True)
+    changed = StaleSearch(plan, before, plan.lineage.changed if plan is not before else ())
+    everything = StaleSearch(plan, before, plan.services, everything=True)
     for to in (f"{VIP}:80", f"{NODE_IP}:30080"):
         found = verdict(changed, to, end, protocol=protocol)
         assert found is verdict(everything, to, end, protocol=protocol)
@@ -263,10 +263,10 @@ def test_what_is_looked_for_is_what_is_stale(old, new, end, protocol):
 @pytest.mark.row("24.8")
 def test_a_gentle_dataplane_lets_tcp_connections_end_by_themselves():
     """They go on to the endpoint that left; not where the whole Service is gone, and not with another protocol."""
-    for protocol, expected in ((TCP, None), (SCTP, Reason.ENDPOINT_GONE), (UDP, Reason.ENDPOINT_GONE)):
+    for protocol, expected in ((TCP, None), (SCTP, StaleReason.ENDPOINT_GONE), (UDP, StaleReason.ENDPOINT_GONE)):
         before, plan, empty = plans(web(A, B, protocol=protocol), web(A, protocol=protocol), ())
         kept = flow(f"{VIP}:80", B, protocol)
-        assert Search(plan, before, plan.lineage.changed, gentle=True).reason(kept, OWN) is expected
-        assert Search(plan, before, plan.lineage.changed).reason(kept, OWN) is Reason.ENDPOINT_GONE
-        gone = Search(empty, before, before.services, gentle=True)
-        assert gone.reason(kept, OWN) is Reason.FRONTEND_GONE
+        assert StaleSearch(plan, before, plan.lineage.changed, gentle=True).reason(kept, OWN) is expected
+        assert StaleSearch(plan, before, plan.lineage.changed).reason(kept, OWN) is StaleReason.ENDPOINT_GONE
+        gone = StaleSearch(empty, before, before.services, gentle=True)
+        assert gone.reason(kept, OWN) is StaleReason.FRONTEND_GONE

@@ -7,14 +7,14 @@ import pytest
 
 from narthex.linux.monitor import OwnTransactions
 from narthex.model.net import IPFamily
-from narthex.proxy.kernel.cleanup import Left, Outcome, Removed
-from narthex.proxy.program.cleanup import RETRY_SECONDS, Takeover, described, to_builtins
+from narthex.proxy.kernel.cleanup import CleanupOutcome, RemainingObject, RemovedObjects
+from narthex.proxy.program.cleanup import RETRY_SECONDS, LeftoverRemover, described, to_builtins
 from narthex.proxy.program.sync import SyncResult
 from narthex.testing.build import plan
 from narthex.testing.fakes import FakeClock
 
-GONE = Removed("nftables table", IPFamily.IPV4, ("ip kube-proxy",))
-STUCK = Left("ipset", IPFamily.IPV4, "KUBE-CLUSTER-IP", "in use")
+GONE = RemovedObjects("nftables table", IPFamily.IPV4, ("ip kube-proxy",))
+STUCK = RemainingObject("ipset", IPFamily.IPV4, "KUBE-CLUSTER-IP", "in use")
 
 
 class Bench:
@@ -25,7 +25,7 @@ class Bench:
         self.calls = []
         self.writing_now = False
         self.outcomes = list(outcomes)
-        self.takeover = Takeover(mode, self.clock, self.writing, self.cleanup)
+        self.takeover = LeftoverRemover(mode, self.clock, self.writing, self.cleanup)
 
     @contextmanager
     def writing(self):
@@ -56,7 +56,7 @@ def log(caplog, monkeypatch):
 
 
 def test_each_family_is_cleaned_once(log):
-    bench = Bench(Outcome((GONE,), transactions=1), Outcome())
+    bench = Bench(CleanupOutcome((GONE,), transactions=1), CleanupOutcome())
     bench.synced(IPFamily.IPV4)
     assert bench.own.transactions == 1
     for _ in range(3):
@@ -71,7 +71,7 @@ def test_each_family_is_cleaned_once(log):
 
 
 def test_what_was_left_is_tried_again_and_told_once(log):
-    bench = Bench(Outcome(left=(STUCK,)), Outcome(left=(STUCK,)), Outcome())
+    bench = Bench(CleanupOutcome(left=(STUCK,)), CleanupOutcome(left=(STUCK,)), CleanupOutcome())
     bench.synced()
     bench.synced()
     assert len(bench.calls) == 1
@@ -93,15 +93,15 @@ def test_what_was_left_is_tried_again_and_told_once(log):
     [("iptables", True, True), ("iptables", False, False), ("nftables", True, False)],
 )
 def test_route_localnet_stays_for_rules_that_guard_it(mode, localhost, kept):
-    bench = Bench(Outcome(), mode=mode)
+    bench = Bench(CleanupOutcome(), mode=mode)
     bench.synced(localhost_node_ports=localhost, node_port_addresses=None)
     assert bench.settings == {"keep": mode, "keep_localnet": kept}
 
 
 def test_words_for_people_and_for_programs():
-    many = Removed("iptables-nft chain", IPFamily.IPV6, ("nat A", "nat B", "nat C", "nat D", "nat E"))
+    many = RemovedObjects("iptables-nft chain", IPFamily.IPV6, ("nat A", "nat B", "nat C", "nat D", "nat E"))
     assert described(many) == "5 iptables-nft chains (IPv6): nat A, nat B, nat C and 2 more"
-    assert to_builtins(Outcome((GONE,), (STUCK,))) == {
+    assert to_builtins(CleanupOutcome((GONE,), (STUCK,))) == {
         "removed": [{"kind": "nftables table", "family": "IPv4", "count": 1, "names": ["ip kube-proxy"]}],
         "left": [{"kind": "ipset", "family": "IPv4", "name": "KUBE-CLUSTER-IP", "reason": "in use"}],
     }

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
-from narthex.proxy.backends.counts import ConnectionCounter
-from narthex.proxy.program.connections import REST, Connections
+from narthex.proxy.backends.counts import ConnectionCount
+from narthex.proxy.program.connections import REST, ConnectionCollector
 from narthex.runtime.configuration.values import OwnConfiguration
 from narthex.testing.build import endpoint, endpoint_slice, plan, port_name, service
 from narthex.testing.fakes import FakeClock
@@ -33,7 +33,9 @@ class Kernel:
         self.seconds = 0.0
         self.reads = 0
         self.error = None
-        self.connections = Connections({FOUR: self.read}, lambda: self.plans, self.clock, told or OwnConfiguration())
+        self.connections = ConnectionCollector(
+            {FOUR: self.read}, lambda: self.plans, self.clock, told or OwnConfiguration()
+        )
 
     def read(self, made, endpoints):
         assert made.family is FOUR
@@ -42,7 +44,7 @@ class Kernel:
         self.clock.advance(self.seconds)
         if self.error:
             raise ApplyError(self.error)
-        return [ConnectionCounter(key, *value) for key, value in self.counters.items()]
+        return [ConnectionCount(key, *value) for key, value in self.counters.items()]
 
     def set(self, key, name, endpoint, number):
         self.counters[key] = name, endpoint, number

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
-from narthex.proxy.program.dropped import DroppedPackets
+from narthex.proxy.program.dropped import DroppedPacketCollector
 from narthex.testing.fakes import FakeClock
 
 NAME = "kubeproxy_iptables_ct_state_invalid_dropped_packets_total"
@@ -23,7 +23,7 @@ def scraped(collector):
 @pytest.mark.row("20.18")
 def test_both_families_are_one_number_that_only_grows():
     counted = {IPFamily.IPV4: 5, IPFamily.IPV6: 2}
-    dropped = DroppedPackets({family: lambda family=family: counted[family] for family in counted}, FakeClock())
+    dropped = DroppedPacketCollector({family: lambda family=family: counted[family] for family in counted}, FakeClock())
     assert scraped(dropped) == 7
     counted[IPFamily.IPV4] = 6
     assert scraped(dropped) == 8
@@ -32,7 +32,7 @@ def test_both_families_are_one_number_that_only_grows():
 
 
 def test_where_there_is_no_such_rule_there_is_no_number():
-    assert scraped(DroppedPackets({}, FakeClock())) is None
+    assert scraped(DroppedPacketCollector({}, FakeClock())) is None
 
 
 def test_reading_is_a_small_part_of_the_time_and_may_fail(monkeypatch, caplog):
@@ -46,7 +46,7 @@ def test_reading_is_a_small_part_of_the_time_and_may_fail(monkeypatch, caplog):
             raise answer
         return answer
 
-    dropped = DroppedPackets({IPFamily.IPV4: read}, clock)
+    dropped = DroppedPacketCollector({IPFamily.IPV4: read}, clock)
     assert scraped(dropped) == scraped(dropped) == 3
     assert len(answers) == 3
     clock.advance(3)

@@ -6,7 +6,7 @@ import pytest
 
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
-from narthex.proxy.program.explain_service import Explainer
+from narthex.proxy.program.explain_service import ServiceExplainer
 from narthex.proxy.program.sync import SyncResult
 from narthex.testing.build import endpoint, endpoint_slice, plan, service, snapshot
 
@@ -27,7 +27,7 @@ def done(made, *changed):
 
 def explained(log, *objects, name="shop/web"):
     made = plan(*objects)
-    Explainer(name, lambda: snapshot(*objects)).after(done(made, *made.services))
+    ServiceExplainer(name, lambda: snapshot(*objects)).after(done(made, *made.services))
     return [record.getMessage().removeprefix("explain IPv4: ") for record in log.records]
 
 
@@ -101,7 +101,7 @@ def test_who_else_claims_it(log):
 def test_it_is_said_again_only_when_it_changes(log):
     web, cart = service("shop/web", "10.110.0.1"), service("shop/cart", "10.110.0.2")
     objects = [web, cart]
-    explainer = Explainer("shop/web", lambda: snapshot(*objects))
+    explainer = ServiceExplainer("shop/web", lambda: snapshot(*objects))
     first = plan(*objects)
     explainer.after(done(first, *first.services))
     count = len(log.records)
@@ -118,7 +118,7 @@ def test_it_is_said_again_only_when_it_changes(log):
 def test_another_service_may_be_asked_for_and_none(log):
     objects = service("shop/web", "10.110.0.1"), service("shop/cart", "10.110.0.2")
     made = plan(*objects)
-    explainer = Explainer("", lambda: snapshot(*objects))
+    explainer = ServiceExplainer("", lambda: snapshot(*objects))
     explainer.after(done(made, *made.services))
     assert log.records == []
     explainer.name = "shop/cart"
@@ -135,7 +135,7 @@ def test_another_service_may_be_asked_for_and_none(log):
 
 def test_each_family_speaks_for_itself(log):
     web = service("shop/web", "10.110.0.1", "fd6e::1")
-    explainer = Explainer("shop/web", lambda: snapshot(web))
+    explainer = ServiceExplainer("shop/web", lambda: snapshot(web))
     for family in IPFamily:
         made = plan(web, family=family)
         explainer.after(done(made, *made.services))

@@ -9,7 +9,7 @@ from narthex.model.net import ConntrackFlow, IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.netfilter.netlink.conntrack import ConntrackEntry
 from narthex.proxy.plan.planner import Planner
-from narthex.proxy.program.flows import Flows
+from narthex.proxy.program.flows import StaleFlowRemover
 from narthex.proxy.program.loop import Proxy
 from narthex.proxy.program.metrics import ProxyMetrics
 from narthex.proxy.program.schedule import SyncPeriods
@@ -63,7 +63,7 @@ class Bench:
         self.inbox = FakeInbox(node(), *objects)
         self.table, self.metrics = FakeTable(), ProxyMetrics("nftables")
         sync = FamilySync(IPFamily.IPV4, Planner(CONFIG, IPFamily.IPV4), backend, self.target, self.clock)
-        flows = Flows(self.table, lambda: NODE_IPS, self.clock, self.metrics)
+        flows = StaleFlowRemover(self.table, lambda: NODE_IPS, self.clock, self.metrics)
         self.proxy = Proxy(
             self.inbox,
             [sync],

@@ -22,7 +22,7 @@ from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables.script import restore_inputs
 from narthex.proxy.plan.planner import Planner
-from narthex.proxy.program.flows import Flows
+from narthex.proxy.program.flows import StaleFlowRemover
 from narthex.proxy.program.loop import Proxy
 from narthex.proxy.program.metrics import ProxyMetrics
 from narthex.proxy.program.schedule import SyncPeriods
@@ -125,7 +125,7 @@ def running(mode, services):
     ]
     inbox = Inbox([*map(Upsert, objects), Synced()])
     sync = FamilySync(V4, Planner(CONFIG, V4), BACKENDS[mode], target, clock)
-    flows = Flows(Connections(), tuple, clock, ProxyMetrics(mode))
+    flows = StaleFlowRemover(Connections(), tuple, clock, ProxyMetrics(mode))
     proxy = Proxy(inbox, [sync], clock, SyncPeriods(0.0), node_name=NODE, after_sync=flows.after)
     proxy.turn()
     return proxy, inbox, target

@@ -3,7 +3,7 @@
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily
 from narthex.proxy.plan.planner import plan_once
-from narthex.proxy.program.own_node import OwnNode
+from narthex.proxy.program.own_node import NodeCompleter
 from narthex.testing.build import CONFIG, NODE, node, service, snapshot
 
 KEY = NamespacedName("", NODE)
@@ -11,24 +11,24 @@ KEY = NamespacedName("", NODE)
 
 def test_a_node_with_addresses_is_left_alone():
     before = snapshot(node())
-    assert OwnNode(NODE, lambda: ("10.9.9.9",)).complete(before) is before
+    assert NodeCompleter(NODE, lambda: ("10.9.9.9",)).complete(before) is before
 
 
 def test_a_missing_node_gets_the_addresses_found():
-    completed = OwnNode(NODE, lambda: ("10.9.9.9", "fd09::9")).complete(snapshot(with_node=False))
+    completed = NodeCompleter(NODE, lambda: ("10.9.9.9", "fd09::9")).complete(snapshot(with_node=False))
     assert completed.nodes[KEY].internal_ips == ("10.9.9.9", "fd09::9")
     assert plan_once(completed, CONFIG, IPFamily.IPV4).node_ports.cidrs == ("10.9.9.9/32",)
 
 
 def test_a_node_without_addresses_keeps_the_rest():
-    completed = OwnNode(NODE, lambda: ("10.9.9.9",)).complete(snapshot(node(zone="a", internal_ips=())))
+    completed = NodeCompleter(NODE, lambda: ("10.9.9.9",)).complete(snapshot(node(zone="a", internal_ips=())))
     assert completed.nodes[KEY].internal_ips == ("10.9.9.9",)
     assert completed.nodes[KEY].label("topology.kubernetes.io/zone") == "a"
 
 
 def test_the_same_question_gives_the_identical_answer():
     addresses = [("10.9.9.9",)]
-    own, before = OwnNode(NODE, lambda: addresses[0]), snapshot(with_node=False)
+    own, before = NodeCompleter(NODE, lambda: addresses[0]), snapshot(with_node=False)
     first = own.complete(before)
     assert own.complete(before) is first
     addresses[0] = ("10.9.9.10",)
@@ -40,7 +40,7 @@ def test_the_same_question_gives_the_identical_answer():
 def test_all_addresses_of_the_machine_where_they_are_asked_for():
     machine = [("10.9.9.9", "10.9.9.10")]
     before = snapshot()
-    own = OwnNode(NODE, tuple, lambda: machine[0])
+    own = NodeCompleter(NODE, tuple, lambda: machine[0])
     first = own.complete(before)
     assert first.nodes[KEY].machine_ips == ("10.9.9.9", "10.9.9.10")
     assert first.nodes[KEY].internal_ips == before.nodes[KEY].internal_ips

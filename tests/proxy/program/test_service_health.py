@@ -15,7 +15,7 @@ from tests.free_ports import free_port
 
 from narthex.linux.addresses import OwnAddress
 from narthex.model.net import IPFamily
-from narthex.proxy.plan.ir import HealthCheck, NodePorts, Plan
+from narthex.proxy.plan.ir import NodePorts, Plan, ServiceHealthCheck
 from narthex.proxy.program.service_health import AGAIN_SECONDS, ServiceHealth
 from narthex.runtime.http.messages import HttpRequest
 from narthex.runtime.http.server import HttpServer, listen_tcp
@@ -70,7 +70,7 @@ class Bench:
         return FakeSocket(address, port)
 
     def follow(self, checks, family=V4, cidrs=None):
-        health_checks = Map({key: HealthCheck(*value) for key, value in checks.items()})
+        health_checks = Map({key: ServiceHealthCheck(*value) for key, value in checks.items()})
         plan = Plan(family=family, services={}, node_ports=NodePorts(cidrs=cidrs), health_checks=health_checks)
         self.again = self.health.follow(plan)
         return plan
@@ -306,8 +306,8 @@ def fetch(address, port, raw=b"GET / HTTP/1.1\r\n\r\n"):
 def test_over_sockets():
     http, port = HttpServer(), free_port()
     health = ServiceHealth(http, lambda: True)
-    plan = Plan(family=V4, services={}, health_checks=Map({WEB: HealthCheck(port, 3)}))
-    six = msgspec.structs.replace(plan, family=V6, health_checks=Map({WEB: HealthCheck(port, 0)}))
+    plan = Plan(family=V4, services={}, health_checks=Map({WEB: ServiceHealthCheck(port, 3)}))
+    six = msgspec.structs.replace(plan, family=V6, health_checks=Map({WEB: ServiceHealthCheck(port, 0)}))
     try:
         health.follow(plan)
         health.follow(six)
@@ -349,7 +349,7 @@ def test_a_crowd_at_one_group_of_ports_does_not_shut_out_the_other():
     first._seats.limit = 0
     try:
         for health, port in zip((first, second), ports, strict=True):
-            health.follow(Plan(family=V4, services={}, health_checks=Map({WEB: HealthCheck(port, 1)})))
+            health.follow(Plan(family=V4, services={}, health_checks=Map({WEB: ServiceHealthCheck(port, 1)})))
         assert fetch("127.0.0.1", ports[0], b"") == ""
         assert fetch("127.0.0.1", ports[1]).startswith("HTTP/1.1 200 OK\r\n")
     finally:
@@ -360,7 +360,7 @@ def test_no_client_hangs_when_a_port_closes_under_load():
     """Each is answered, refused or cut off at once, never left waiting."""
     http, port = HttpServer(), free_port()
     health = ServiceHealth(http, lambda: True)
-    full = Plan(family=V4, services={}, health_checks=Map({WEB: HealthCheck(port, 1)}))
+    full = Plan(family=V4, services={}, health_checks=Map({WEB: ServiceHealthCheck(port, 1)}))
     none = msgspec.structs.replace(full, health_checks=Map())
     outcomes, ended = [], threading.Event()
 

@@ -6,7 +6,7 @@ from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.proxy.backends.userspace.backend import UserspaceBackend
 from narthex.proxy.program.sync import SyncResult
-from narthex.proxy.program.unserved import Unserved
+from narthex.proxy.program.unserved import UnservedReporter
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 
 FOUR = IPFamily.IPV4
@@ -23,7 +23,7 @@ def sctp():
 
 def test_sctp_is_reported_and_so_is_its_end(caplog):
     rules = [{}]
-    unserved = Unserved(lambda _: rules[0])
+    unserved = UnservedReporter(lambda _: rules[0])
     caplog.set_level(logging.INFO, "narthex")
     for objects in (sctp(), sctp(), ()):
         made = plan(*objects)

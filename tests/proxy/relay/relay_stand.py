@@ -6,7 +6,7 @@ import random
 import socket
 
 from narthex.proxy.relay.relay import Relay
-from narthex.proxy.relay.wire import Entry, Order
+from narthex.proxy.relay.wire import RelayOrder, RelayPort
 
 LOOPBACK = "127.0.0.1"
 
@@ -23,8 +23,8 @@ class Stand:
 
     def listen(self, *endpoints, protocol="tcp", service=("shop", "web", ""), affinity=None, port=0):
         """Let the relay lead to these; the address to connect to."""
-        entry = Entry(protocol, port, service, tuple(endpoints), affinity)
-        answer = self.relay.obey(Order(listen=(entry,)))
+        entry = RelayPort(protocol, port, service, tuple(endpoints), affinity)
+        answer = self.relay.obey(RelayOrder(listen=(entry,)))
         assert not answer.failed, answer.failed
         return self.host, self.relay.port_of((protocol, port))
 

@@ -11,7 +11,7 @@ import pytest
 from tests.free_ports import free_port
 from tests.proxy.relay.relay_stand import run, until
 
-from narthex.proxy.relay.wire import Entry, Order
+from narthex.proxy.relay.wire import RelayOrder, RelayPort
 
 
 @pytest.mark.row("25.3")
@@ -265,7 +265,7 @@ def test_open_connections_live_through_changes():
         pairs = [await asyncio.open_connection(*where) for _ in range(4)]
         stand.listen(joins)
         assert await stand.ask(where) == "new"
-        stand.relay.obey(Order(close=(("tcp", 0),)))
+        stand.relay.obey(RelayOrder(close=(("tcp", 0),)))
         for reader, writer in pairs:
             writer.write(b"hello\n")
             assert await reader.readline() == b"hello\n"
@@ -319,10 +319,10 @@ def test_ports_of_one_service_share_what_is_remembered():
     async def test(stand):
         ends = await stand.named("a", "b", "c", "d")
         entries = [
-            Entry("tcp", port, ("shop", "web", ""), tuple(ends), 60)
+            RelayPort("tcp", port, ("shop", "web", ""), tuple(ends), 60)
             for port in (free_port(stand.host), free_port(stand.host))
         ]
-        assert not stand.relay.obey(Order(listen=tuple(entries))).failed
+        assert not stand.relay.obey(RelayOrder(listen=tuple(entries))).failed
         said = {await stand.ask((stand.host, entry.port)) for _ in range(4) for entry in entries}
         assert len(said) == 1
 
@@ -406,8 +406,11 @@ def test_a_port_that_somebody_has_is_named():
             port = taken.getsockname()[1]
             ends = tuple(await stand.named("a"))
             spare = free_port(stand.host)
-            order = Order(
-                listen=(Entry("tcp", port, ("shop", "a", ""), ends), Entry("tcp", spare, ("shop", "b", ""), ends))
+            order = RelayOrder(
+                listen=(
+                    RelayPort("tcp", port, ("shop", "a", ""), ends),
+                    RelayPort("tcp", spare, ("shop", "b", ""), ends),
+                )
             )
             answer = stand.relay.obey(order)
             assert [(one.port, one.taken) for one in answer.failed] == [(port, True)]
@@ -425,7 +428,7 @@ def test_to_forget_is_to_end_everything():
         where = stand.listen(await stand.server(echoes), affinity=60)
         reader, writer = await asyncio.open_connection(*where)
         await until(lambda: stand.relay.clients_remembered == 1)
-        stand.relay.obey(Order(forget=True))
+        stand.relay.obey(RelayOrder(forget=True))
         with pytest.raises(ConnectionResetError):
             await reader.read()
         writer.close()

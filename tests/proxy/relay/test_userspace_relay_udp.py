@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 from tests.proxy.relay.relay_stand import run, udp_socket, until
 
-from narthex.proxy.relay.wire import Order
+from narthex.proxy.relay.wire import RelayOrder
 
 LARGEST = 65507
 """Bytes that a datagram over IPv4 can carry."""
@@ -209,7 +209,7 @@ def test_a_closed_port_forgets_its_clients():
         where = stand.listen(end, protocol="udp")
         with udp_socket(where) as client:
             assert await say(stand, client) == b"hello"
-            stand.relay.obey(Order(close=(("udp", 0),)))
+            stand.relay.obey(RelayOrder(close=(("udp", 0),)))
             assert stand.relay.counts.open == 0
             with pytest.raises(ConnectionRefusedError):
                 await say(stand, client)

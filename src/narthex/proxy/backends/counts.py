@@ -11,7 +11,7 @@ from typing import NamedTuple
 from narthex.model.names import ServicePortName
 
 
-class ConnectionCounter(NamedTuple):
+class ConnectionCount(NamedTuple):
     """One counter."""
 
     key: Hashable

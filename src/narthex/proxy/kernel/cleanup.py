@@ -43,7 +43,7 @@ _PROC_NET = Path("/proc/thread-self/net")
 _LEGACY_NAMES = {IPFamily.IPV4: "ip_tables_names", IPFamily.IPV6: "ip6_tables_names"}
 
 
-class Removed(msgspec.Struct, frozen=True):
+class RemovedObjects(msgspec.Struct, frozen=True):
     """Objects of one kind that are gone."""
 
     kind: str
@@ -51,7 +51,7 @@ class Removed(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
 
-class Left(msgspec.Struct, frozen=True):
+class RemainingObject(msgspec.Struct, frozen=True):
     """An object, or several, that should have gone and did not."""
 
     kind: str
@@ -60,11 +60,11 @@ class Left(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class CleanupOutcome(msgspec.Struct, frozen=True):
     """What a clean-up did."""
 
-    removed: tuple[Removed, ...] = ()
-    left: tuple[Left, ...] = ()
+    removed: tuple[RemovedObjects, ...] = ()
+    left: tuple[RemainingObject, ...] = ()
     transactions: int = 0
     """Of nf_tables, that it made."""
 
@@ -79,10 +79,10 @@ class Cleanup:
         self._kept = DATAPLANES[keep]().owned if keep is not None else OwnedObjects()
         self._keep_localnet = keep_localnet
         self._removed: dict[str, tuple[str, ...]] = {}
-        self._left: list[Left] = []
+        self._left: list[RemainingObject] = []
         self._transactions = 0
 
-    def clean(self, family: IPFamily) -> Outcome:
+    def clean(self, family: IPFamily) -> CleanupOutcome:
         """Remove what can be removed of a family. Never raises for what the kernel or a tool refuses: that is told."""
         self._removed, self._left, self._transactions = {}, [], 0
         tables, chains = self._look(family)
@@ -94,8 +94,8 @@ class Cleanup:
                 self._delete_table(family, table)
         if not self._kept.virtual_servers and (found or self._keep is None or ipvs_link.exists(self._namespace)):
             self._clean_ipvs(family)
-        removed = (Removed(kind, family, names) for kind, names in self._removed.items())
-        return Outcome(tuple(removed), tuple(self._left), self._transactions)
+        removed = (RemovedObjects(kind, family, names) for kind, names in self._removed.items())
+        return CleanupOutcome(tuple(removed), tuple(self._left), self._transactions)
 
     def came_back(self, family: IPFamily, removed: Iterable[str]) -> bool:
         """Whether something of these names is in nf_tables again, after `clean` removed it."""
@@ -114,7 +114,7 @@ class Cleanup:
             chains = netlink.chains(FAMILY_NUMBERS[family.value]) if ours else []
             netlink.close()
         except OSError as error:
-            self._left.append(Left("nftables table", family, "any", f"cannot be looked at: {error}"))
+            self._left.append(RemainingObject("nftables table", family, "any", f"cannot be looked at: {error}"))
             return [], []
         return tables, [(table, name) for table, name in chains if table in ours]
 
@@ -148,14 +148,14 @@ class Cleanup:
         command = command_of(family, variant)
         if command is None:
             reason = f"no iptables of this kind is installed: install iptables, with its {variant} variant"
-            self._left.append(Left(f"iptables-{variant} chains", family, "any", reason))
+            self._left.append(RemainingObject(f"iptables-{variant} chains", family, "any", reason))
             return True
         try:
             text = "".join(run([f"{command}-save", *more], namespace=self._namespace) for more in words)
             kubelet = has_kubelet(chains if variant == "nft" else save_chains(text))
             leftovers = find(text, family, kubelet, owned)
         except (CommandError, SaveTextError, TimeoutExpired, OSError) as error:
-            self._left.append(Left(f"iptables-{variant} chains", family, "any", f"cannot be read: {error}"))
+            self._left.append(RemainingObject(f"iptables-{variant} chains", family, "any", f"cannot be read: {error}"))
             return True
         for one in leftovers:
             self._restore(one, family, variant, command)
@@ -164,7 +164,7 @@ class Cleanup:
     def _restore(self, leftovers: Leftovers, family: IPFamily, variant: str, command: str) -> None:
         kind, table = f"iptables-{variant} chain", leftovers.table
         for chain, reason in leftovers.kept.items():
-            self._left.append(Left(kind, family, f"{table} {chain}", reason))
+            self._left.append(RemainingObject(kind, family, f"{table} {chain}", reason))
         if leftovers.guard and family is IPFamily.IPV4 and not self._keep_localnet:
             # First: without the guard it would let neighbours reach this node's loopback.
             self._close_localnet()
@@ -256,7 +256,7 @@ class Cleanup:
             reason = (error.strerror or "") if isinstance(error, NetlinkError) else str(error)
         else:
             return True
-        self._left.append(Left(kind, family, name, reason))
+        self._left.append(RemainingObject(kind, family, name, reason))
         return False
 
     def _run(self, argv: list[str], stdin: str = "") -> str:

@@ -24,7 +24,7 @@ from narthex.model.net import IPFamily
 from narthex.netfilter.xtables.values import builtin_chains
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.base import Backend, Target
-from narthex.proxy.backends.counts import ConnectionCounter
+from narthex.proxy.backends.counts import ConnectionCount
 from narthex.proxy.backends.iptables.names import OWN_TABLES, ChainOwnership
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.kernel_settings import ipvs_settings
@@ -42,7 +42,7 @@ FEW_ELEMENTS = 50
 _PACKAGES = {"nft": "nftables", "ipset": "ipset"}
 """Package of a program; all other programs are part of iptables."""
 
-CounterReader = Callable[[Plan, bool], Iterable[ConnectionCounter]]
+CounterReader = Callable[[Plan, bool], Iterable[ConnectionCount]]
 """Reads the kernel's counters for a plan that is in force. The second argument asks for the counters of single endpoints,
 which may cost much more. Raises ApplyError. A reader has its own socket and is not thread-safe."""
 
@@ -414,7 +414,7 @@ def _concern(chains: ChainOwnership) -> RuleScope:
 class _CounterOwners(Protocol):
     """Tells for one plan which Service port and endpoint a counter belongs to."""
 
-    def counted(self, raw: Any) -> Iterable[ConnectionCounter]: ...
+    def counted(self, raw: Any) -> Iterable[ConnectionCount]: ...
 
 
 class _PlanCounters:
@@ -425,7 +425,7 @@ class _PlanCounters:
         self._read_raw = read_raw
         self._known: tuple[Plan, _CounterOwners] | None = None
 
-    def read(self, plan: Plan, endpoints: bool) -> Iterable[ConnectionCounter]:
+    def read(self, plan: Plan, endpoints: bool) -> Iterable[ConnectionCount]:
         if self._known is None or self._known[0] is not plan:
             self._known = plan, self._owners(plan)
         return self._known[1].counted(self._read_raw(plan, endpoints))

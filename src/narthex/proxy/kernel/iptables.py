@@ -17,7 +17,7 @@ from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.backends.iptables.rules import Sysctl, XtablesChanges, XtablesRules
-from narthex.proxy.backends.iptables.script import Found, find, needs_look, restore_series
+from narthex.proxy.backends.iptables.script import KernelChains, find, needs_look, restore_series
 
 _LOCK_SECONDS = "5"
 """How long to wait for another program that holds the xtables lock."""
@@ -82,7 +82,7 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
         """Remove all chains of ours and the jumps to them. A chain that somebody else's rules use stays."""
         self.apply(XtablesChanges(family=self._family, replace=True, jumps={}))
 
-    def _found(self) -> Found:
+    def _found(self) -> KernelChains:
         # The legacy one prints the tables that there are, and would make one that it is asked for. The other would look
         # through all tables of nf_tables.
         which = [["-t", table] for table in names.OWN_TABLES] if self._in_pieces else [[]]

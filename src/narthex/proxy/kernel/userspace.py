@@ -12,17 +12,17 @@ from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.backends.userspace.names import USERSPACE_CHAINS
 from narthex.proxy.backends.userspace.rules import (
-    Listener,
-    Listeners,
     ListenKey,
+    RelayListener,
+    RelayListeners,
     UserspaceChanges,
     UserspaceRules,
 )
 from narthex.proxy.kernel.iptables import IptablesTarget
 from narthex.proxy.relay.inspect import entry_of, shown
-from narthex.proxy.relay.process import RelayGone, RelayProcess, Setup
+from narthex.proxy.relay.process import RelayGoneError, RelayProcess, RelaySetup
 from narthex.proxy.relay.relay import UDP_IDLE_SECONDS
-from narthex.proxy.relay.wire import ADDRESS_FAMILIES, Answer, Counts, Order
+from narthex.proxy.relay.wire import ADDRESS_FAMILIES, RelayAnswer, RelayCounts, RelayOrder
 
 TEND_SECONDS = 2.0
 """How often to see whether the relay is well."""
@@ -45,9 +45,9 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         self._udp_idle_seconds = udp_idle_seconds
         self._tables = IptablesTarget(family, namespace, owner=USERSPACE_CHAINS)
         self._relay: RelayProcess | None = None
-        self._listeners: Listeners = Map()
+        self._listeners: RelayListeners = Map()
         """What the relay serves."""
-        self._lost: Listeners = Map()
+        self._lost: RelayListeners = Map()
         """What a relay served that has died, until somebody serves it again."""
         self._died = False
         """The last relay has, and there is no other yet."""
@@ -56,9 +56,9 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         self._short_of_files = 0
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> RelayCounts:
         """What the relay did since it began."""
-        return self._ask(Order()).counts if self._alive() else Counts()
+        return self._ask(RelayOrder()).counts if self._alive() else RelayCounts()
 
     def read(self) -> UserspaceRules | None:
         """Our rules in the kernel and what the relay serves now. Raises ApplyError when they cannot be read."""
@@ -119,7 +119,7 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         """Remove all rules of ours, end all connections and forget all clients."""
         self._tables.clean()
         if self._alive():
-            self._ask(Order(forget=True))
+            self._ask(RelayOrder(forget=True))
         self._listeners = self._lost = Map()
         self._taken.clear()
 
@@ -156,10 +156,10 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         self._lost, self._listeners = self._listeners or self._lost, Map()
         self._short_of_files = 0
 
-    def _listen(self, listeners: tuple[Listener, ...]) -> None:
+    def _listen(self, listeners: tuple[RelayListener, ...]) -> None:
         if not listeners and self._relay is None:
             return
-        answer = self._ask(Order(mark=self._mark, listen=tuple(map(entry_of, listeners))))
+        answer = self._ask(RelayOrder(mark=self._mark, listen=tuple(map(entry_of, listeners))))
         failed = {(Protocol(one.protocol.upper()), one.port): one for one in answer.failed}
         with self._listeners.mutate() as mutation:
             mutation.update({one.key: one for one in listeners if one.key not in failed})
@@ -176,22 +176,22 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
     def _close(self, keys: tuple[ListenKey, ...]) -> None:
         if not keys or self._relay is None:
             return
-        self._ask(Order(close=tuple((protocol.lower, port) for protocol, port in keys)))
+        self._ask(RelayOrder(close=tuple((protocol.lower, port) for protocol, port in keys)))
         with self._listeners.mutate() as mutation:
             for key in keys:
                 mutation.pop(key, None)
             self._listeners = mutation.finish()
 
-    def _ask(self, order: Order) -> Answer:
+    def _ask(self, order: RelayOrder) -> RelayAnswer:
         try:
             if self._relay is None:
-                setup = Setup(ADDRESS_FAMILIES[self._family.value], udp_idle_seconds=self._udp_idle_seconds)
+                setup = RelaySetup(ADDRESS_FAMILIES[self._family.value], udp_idle_seconds=self._udp_idle_seconds)
                 self._relay = RelayProcess(setup, self._namespace)
                 if self._died:
                     _LOGGER.warning("the %s relay is started again (process %d)", self._family.label, self._relay.pid)
                 self._died = False
             return self._relay.ask(order)
-        except RelayGone as error:
+        except RelayGoneError as error:
             self._gone()
             raise ApplyError(f"the {self._family.label} {error}; it is started again soon") from error
         except OSError as error:

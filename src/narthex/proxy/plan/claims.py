@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from narthex.model.names import ServicePortName
-from narthex.proxy.plan.ir import Conflict, FrontendKind, Match, ServicePlan
+from narthex.proxy.plan.ir import FrontendConflict, FrontendKind, Match, ServicePlan
 
 _RANK = {
     FrontendKind.CLUSTER_IP: 0,
@@ -73,10 +73,10 @@ class Claims:
         doubtful, self._doubtful = self._doubtful, set()
         return doubtful
 
-    def conflicts(self) -> tuple[Conflict, ...]:
+    def conflicts(self) -> tuple[FrontendConflict, ...]:
         """All that several claim, in order."""
         found = [
-            Conflict(match=match, kind=_KIND_OF_RANK[rank], winner=claims[0][2].name, loser=loser.name)
+            FrontendConflict(match=match, kind=_KIND_OF_RANK[rank], winner=claims[0][2].name, loser=loser.name)
             for match, claims in self._contested.items()
             for rank, _, loser in claims[1:]
         ]

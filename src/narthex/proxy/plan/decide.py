@@ -20,15 +20,15 @@ from narthex.proxy.plan.ir import (
     Forward,
     Frontend,
     FrontendKind,
-    HealthCheck,
     Reject,
     Scope,
+    ServiceHealthCheck,
     ServicePlan,
 )
 from narthex.proxy.plan.select import (
     HEADLESS_LABEL,
     Candidates,
-    Place,
+    ProxyLocation,
     Selection,
     candidates,
     is_ready,
@@ -43,7 +43,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """What decisions depend on besides the Service: the node and its configuration, for one family."""
 
     family: IPFamily
-    place: Place
+    place: ProxyLocation
     node_ip: str = ""
     """The node's primary address of the family, empty while unknown."""
     detect_pods: bool = True
@@ -180,7 +180,7 @@ def _frontend(
     )
 
 
-def health_check(service: Service, slices: Iterable[EndpointSlice], context: Context) -> HealthCheck | None:
+def health_check(service: Service, slices: Iterable[EndpointSlice], context: Context) -> ServiceHealthCheck | None:
     """What balancers are told of the Service on this node; None when it has no health check port (rows 16.1, 16.3)."""
     if service.type != "LoadBalancer" or not service.external_policy_local or not service.health_check_node_port:
         return None
@@ -193,7 +193,7 @@ def health_check(service: Service, slices: Iterable[EndpointSlice], context: Con
         for endpoint in candidates(slices, port, context.family, context.place).where(is_ready).endpoints
         if endpoint.local
     }
-    return HealthCheck(service.health_check_node_port, len(ready))
+    return ServiceHealthCheck(service.health_check_node_port, len(ready))
 
 
 def _is_serving(state: SliceEndpoint) -> bool:

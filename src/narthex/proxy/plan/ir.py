@@ -181,7 +181,7 @@ class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
     """127.0.0.0/8 too, always masqueraded (row 9.9). Without it loopback never answers; `::1` never does."""
 
 
-class HealthCheck(msgspec.Struct, frozen=True):
+class ServiceHealthCheck(msgspec.Struct, frozen=True):
     """What a balancer is told that asks this node for a Service (rows of group 16)."""
 
     port: int
@@ -190,7 +190,7 @@ class HealthCheck(msgspec.Struct, frozen=True):
     """Distinct addresses of ready endpoints on this node; terminating ones do not count (row 16.3)."""
 
 
-class Conflict(msgspec.Struct, frozen=True, kw_only=True):
+class FrontendConflict(msgspec.Struct, frozen=True, kw_only=True):
     """Two Service ports claim one match; `winner` has it (by kind, then by name; never by arrival)."""
 
     match: Match
@@ -220,7 +220,7 @@ class Lineage:
         return 0
 
 
-class HasService(typing.Protocol):
+class RenderedService(typing.Protocol):
     """What a later stage keeps of one Service port."""
 
     @property
@@ -245,12 +245,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     drop_invalid: bool = True
     """What connection tracking calls invalid must not end a connection (rows 19.7, 30.9). Off where the kernel is told
     to be liberal: then such packets are none of ours to judge."""
-    conflicts: tuple[Conflict, ...] = ()
-    health_checks: Mapping[NamespacedName, HealthCheck] = {}
+    conflicts: tuple[FrontendConflict, ...] = ()
+    health_checks: Mapping[NamespacedName, ServiceHealthCheck] = {}
     """LoadBalancer Services with Local policy that have a health check port."""
     lineage: Lineage = msgspec.field(default_factory=Lineage)
 
-    def differing(self, number: int, known: Mapping[ServicePortName, HasService]) -> Iterable[ServicePortName]:
+    def differing(self, number: int, known: Mapping[ServicePortName, RenderedService]) -> Iterable[ServicePortName]:
         """Service ports that may differ from what was rendered of the plan with this lineage number (0: nobody knows
         which), when `known` is what was rendered of each."""
         if self.lineage.number == number:

@@ -22,8 +22,8 @@ from narthex.model.objects import Node, Service
 from narthex.model.store import Slices, Snapshot
 from narthex.proxy.plan.claims import Claims
 from narthex.proxy.plan.decide import Context, decide, health_check
-from narthex.proxy.plan.ir import HealthCheck, Lineage, NodePorts, Plan, PodDetector, ServicePlan
-from narthex.proxy.plan.select import Place
+from narthex.proxy.plan.ir import Lineage, NodePorts, Plan, PodDetector, ServiceHealthCheck, ServicePlan
+from narthex.proxy.plan.select import ProxyLocation
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
 
@@ -75,7 +75,7 @@ class Planner:
         self._family = family
         self._context: Context | None = None
         self._decided: dict[NamespacedName, _Decided] = {}
-        self._health: Map[NamespacedName, HealthCheck] = Map()
+        self._health: Map[NamespacedName, ServiceHealthCheck] = Map()
         self._claims = Claims()
         self._plan: Plan | None = None
 
@@ -135,7 +135,7 @@ class Planner:
             self._note_health(name, None)
             self._note_wishes(last.wishes, (), ports)
 
-    def _note_health(self, name: NamespacedName, check: HealthCheck | None) -> None:
+    def _note_health(self, name: NamespacedName, check: ServiceHealthCheck | None) -> None:
         if self._health.get(name) == check:
             return
         self._health = self._health.delete(name) if check is None else self._health.set(name, check)
@@ -236,7 +236,7 @@ def _context(config: NodeConfig, family: IPFamily, snapshot: Snapshot) -> Contex
     node = _node(config, snapshot)
     return Context(
         family=family,
-        place=Place(config.node_name, (node.label(ZONE_LABEL) or "") if node else ""),
+        place=ProxyLocation(config.node_name, (node.label(ZONE_LABEL) or "") if node else ""),
         node_ip=_node_ip(config, family, node),
         detect_pods=_detector(config, family, snapshot).enabled,
         masquerade_all=config.masquerade_all,

@@ -14,7 +14,7 @@ from narthex.proxy.plan.ir import Endpoint, Pool
 HEADLESS_LABEL = "service.kubernetes.io/headless"
 
 
-class Place(msgspec.Struct, frozen=True):
+class ProxyLocation(msgspec.Struct, frozen=True):
     """Where the proxy runs, as far as the choice of endpoints depends on it."""
 
     node_name: str
@@ -46,7 +46,9 @@ class Selection(msgspec.Struct, frozen=True):
     """Some endpoint of the cluster could be used, so a policy that leaves none means DROP, not REJECT (row 3.7)."""
 
 
-def candidates(slices: Iterable[EndpointSlice], port: ServicePort, family: IPFamily, place: Place) -> Candidates:
+def candidates(
+    slices: Iterable[EndpointSlice], port: ServicePort, family: IPFamily, place: ProxyLocation
+) -> Candidates:
     """The endpoints of one Service port in all its slices.
 
     Slices match by port name and protocol (row 2.4). Of two entries for one address and port the one that is not
@@ -95,7 +97,7 @@ def _by_text(key: tuple[str, int]) -> tuple[str, str]:
     return key[0], str(key[1])
 
 
-def select(found: Candidates, place: Place, *, cluster: bool, local: bool) -> Selection:
+def select(found: Candidates, place: ProxyLocation, *, cluster: bool, local: bool) -> Selection:
     """The sets that a Service port needs; `cluster` and `local` say which (row 3.6)."""
     ready = found if found.all_ready else found.where(is_ready)
     fading = _NOBODY if found.all_ready else found.where(_is_fading)
@@ -119,7 +121,7 @@ def _is_fading(state: SliceEndpoint) -> bool:
     return state.serving and state.terminating and not state.ready
 
 
-def _cluster_pool(ready: Candidates, fading: Candidates, place: Place) -> Pool | None:
+def _cluster_pool(ready: Candidates, fading: Candidates, place: ProxyLocation) -> Pool | None:
     if not ready.endpoints:
         return _pool(fading.endpoints, "terminating but serving, since none is ready")
     chosen, reason = _by_hints(ready, place)
@@ -136,7 +138,7 @@ def _local_pool(ready: Candidates, fading: Candidates) -> Pool | None:
     )
 
 
-def _by_hints(ready: Candidates, place: Place) -> tuple[Candidates, str]:
+def _by_hints(ready: Candidates, place: ProxyLocation) -> tuple[Candidates, str]:
     """Node hints, then zone hints; a kind of hint counts only when every ready endpoint has it and one fits."""
     first = ready.states[0]
     if first.for_nodes and all(state.for_nodes for state in ready.states):

@@ -7,12 +7,12 @@ from itertools import zip_longest
 
 from narthex.model.net import join_port
 from narthex.proxy.plan.ir import (
-    Conflict,
     Decision,
     Drop,
     Endpoint,
     Forward,
     Frontend,
+    FrontendConflict,
     Match,
     Plan,
     Pool,
@@ -55,7 +55,7 @@ def frontend_text(frontend: Frontend) -> str:
     return f"{frontend.kind.value} {where}/{frontend.protocol.value}"
 
 
-def conflict_text(conflict: Conflict) -> str:
+def conflict_text(conflict: FrontendConflict) -> str:
     """Who claims what, and who has it."""
     return (
         f"conflict: {match_text(conflict.match)} is claimed by {conflict.winner} and {conflict.loser}; "

@@ -22,7 +22,7 @@ Place = tuple[str, int]
 """Address and port."""
 
 
-class Reason(enum.Enum):
+class StaleReason(enum.Enum):
     """Why an entry is stale; the value is a metric's label."""
 
     ENDPOINT_GONE = "endpoint-gone"
@@ -33,7 +33,7 @@ class Reason(enum.Enum):
     """UDP to a frontend that was never sent to an endpoint: begun before there were rules (row 18.5)."""
 
 
-class Owners:
+class MatchOwners:
     """Who has each match, kept from plan to plan once somebody has asked: a cluster where connections lose their endpoints
     all the time is not to be looked through each time."""
 
@@ -69,7 +69,7 @@ def _frontends(service: ServicePlan | None) -> tuple[Frontend, ...]:
     return service.frontends if service is not None else ()
 
 
-class Search:
+class StaleSearch:
     """What to look for after the kernel was brought from one plan to another, of one family."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Search:
         everything: bool = False,
         relayed: bool = False,
         gentle: bool = False,
-        owners: Owners | None = None,
+        owners: MatchOwners | None = None,
     ) -> None:
         """`changed` are the Service ports that differ from `before`. `everything`: whatever happened meanwhile was not
         seen, so each Service port is looked at, as when the node proxy starts. `relayed`: what leads to this node leads
@@ -95,7 +95,7 @@ class Search:
         """Who has the match now, among the Service ports that are looked at."""
         self._former: dict[Match, ServicePlan] = {}
         """Who had it before."""
-        self._owners = owners if owners is not None else Owners()
+        self._owners = owners if owners is not None else MatchOwners()
         self._alive: dict[ServicePortName, frozenset[Place]] = {}
         self._unseen = [each for each in (before, plan) if each is not None] if everything else []
         """Plans of which each Service port is to be looked at, once there is a connection that asks for it."""
@@ -124,7 +124,7 @@ class Search:
             + [(front.protocol, front.port) for front in fronts]
         )
 
-    def reason(self, flow: ConntrackFlow, own: Collection[str]) -> Reason | None:
+    def reason(self, flow: ConntrackFlow, own: Collection[str]) -> StaleReason | None:
         """Why the entry is stale; None: it is not, or not ours. `own` are all addresses of this node."""
         if self._unseen:
             *before, now = map(_owners, self._unseen)
@@ -149,21 +149,21 @@ class Search:
 
     def _judge(
         self, flow: ConntrackFlow, own: Collection[str], owner: ServicePlan | None, former: ServicePlan | None
-    ) -> Reason | None:
+    ) -> StaleReason | None:
         if self._relayed and flow.translated and flow.reply_source in own:
             return _gone_from_the_relay(flow, owner, former)
         to = flow.reply_source, flow.reply_port
         if owner is None:
             gone = flow.translated and former is not None and to in _places(former, serving_only=False)
-            return Reason.FRONTEND_GONE if gone else None
+            return StaleReason.FRONTEND_GONE if gone else None
         alive = self._alive.get(owner.name)
         if alive is None:
             alive = self._alive[owner.name] = _alive(owner)
         if to in alive or (self._gentle and flow.protocol is Protocol.TCP):
             return None
         if flow.translated:
-            return Reason.ENDPOINT_GONE
-        return Reason.BLACK_HOLE if flow.protocol is Protocol.UDP else None
+            return StaleReason.ENDPOINT_GONE
+        return StaleReason.BLACK_HOLE if flow.protocol is Protocol.UDP else None
 
     def _all(self) -> Mapping[Match, ServicePlan]:
         return self._owners.of(self._plan)
@@ -174,11 +174,13 @@ def _owners(plan: Plan) -> dict[Match, ServicePlan]:
     return {front.match: service for service in plan.services.values() for front in service.frontends}
 
 
-def _gone_from_the_relay(flow: ConntrackFlow, owner: ServicePlan | None, former: ServicePlan | None) -> Reason | None:
+def _gone_from_the_relay(
+    flow: ConntrackFlow, owner: ServicePlan | None, former: ServicePlan | None
+) -> StaleReason | None:
     """A UDP client that goes on talking would be led to the relay's old port for ever (row 18.11)."""
     if flow.protocol is not Protocol.UDP or former is None or (owner is not None and owner.name == former.name):
         return None
-    return Reason.FRONTEND_GONE
+    return StaleReason.FRONTEND_GONE
 
 
 def _lost(old: ServicePlan | None, new: ServicePlan | None) -> bool:

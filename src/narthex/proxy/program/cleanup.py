@@ -19,7 +19,7 @@ from narthex.linux.clock import Clock
 from narthex.linux.monitor import OwnTransactions
 from narthex.linux.privileges import may_change_network
 from narthex.model.net import FAMILIES, IPFamily
-from narthex.proxy.kernel.cleanup import Cleanup, Left, Outcome, Removed
+from narthex.proxy.kernel.cleanup import Cleanup, CleanupOutcome, RemainingObject, RemovedObjects
 from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.program.sync import SyncResult
 from narthex.runtime.logs import LOGGER, data
@@ -35,7 +35,7 @@ class CleanupError(RuntimeError):
     """Nothing could be done; the message says why."""
 
 
-class Takeover:
+class LeftoverRemover:
     """Removes what is not of this mode after each family's first sync, and again later when that did not go well."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Takeover:
         self._writing = writing
         self._cleanup = cleanup
         self._next: dict[IPFamily, float] = {}
-        self._said: dict[IPFamily, tuple[Left, ...]] = {}
+        self._said: dict[IPFamily, tuple[RemainingObject, ...]] = {}
         self._done: set[IPFamily] = set()
 
     def after(self, done: SyncResult) -> None:
@@ -61,7 +61,7 @@ class Takeover:
         # The keeper of the route_localnet guard is the plan in force.
         with self._writing() as own:
             cleanup = self._cleanup(keep=self._mode, keep_localnet=_needs_localnet(self._mode, done))
-            outcome: Outcome = cleanup.clean(family)
+            outcome: CleanupOutcome = cleanup.clean(family)
             own.transactions += outcome.transactions
         for removed in outcome.removed:
             LOGGER.info(
@@ -81,7 +81,7 @@ class Takeover:
             self._done.add(family)
 
 
-def clean_up(clock: Clock, namespace: str | None = None) -> Outcome:
+def clean_up(clock: Clock, namespace: str | None = None) -> CleanupOutcome:
     """Remove everything of Narthex and kube-proxy, both families. Raises CleanupError without the permission to."""
     if not may_change_network():
         raise CleanupError("removing rules needs root (CAP_NET_ADMIN): run it with sudo")
@@ -94,13 +94,15 @@ def clean_up(clock: Clock, namespace: str | None = None) -> Outcome:
         watched = [one for one in removed if one.kind in ("nftables table", "iptables-nft chain")]
         back = {one.family: None for one in watched if cleanup.came_back(one.family, one.names)}
         left += tuple(
-            Left("rules", family, "of a Service network", "they came back: stop the node proxy that runs here first")
+            RemainingObject(
+                "rules", family, "of a Service network", "they came back: stop the node proxy that runs here first"
+            )
             for family in back
         )
-    return Outcome(removed, left)
+    return CleanupOutcome(removed, left)
 
 
-def described(removed: Removed) -> str:
+def described(removed: RemovedObjects) -> str:
     """For people: kind, family, number and names."""
     shown = ", ".join(removed.names[:_SHOWN])
     more = len(removed.names) - _SHOWN
@@ -108,7 +110,7 @@ def described(removed: Removed) -> str:
     return f"{count} ({removed.family.label}): {shown}{f' and {more} more' if more > 0 else ''}"
 
 
-def to_builtins(outcome: Outcome) -> dict[str, list[dict[str, Any]]]:
+def to_builtins(outcome: CleanupOutcome) -> dict[str, list[dict[str, Any]]]:
     """For JSON."""
     return {
         "removed": [

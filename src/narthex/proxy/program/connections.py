@@ -44,7 +44,7 @@ class _Family:
         self.failing = False
 
 
-class Connections:
+class ConnectionCollector:
     """Asked by the status server's threads, one at a time."""
 
     def __init__(

@@ -19,7 +19,7 @@ _REST = 20
 """Reading takes at most one part in this many of the time."""
 
 
-class DroppedPackets:
+class DroppedPacketCollector:
     """Asked by the status server's threads, one at a time. The rule's counter begins anew with the rule; the sum does
     not."""
 

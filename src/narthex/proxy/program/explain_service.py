@@ -17,7 +17,7 @@ from narthex.proxy.program.sync import SyncResult
 from narthex.runtime.logs import LOGGER, data
 
 
-class Explainer:
+class ServiceExplainer:
     """Told of each good sync. `name` may be changed at any time, from any thread; empty: nothing is explained."""
 
     def __init__(self, name: str, snapshot: Callable[[], Snapshot]) -> None:

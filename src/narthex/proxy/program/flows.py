@@ -12,7 +12,7 @@ from narthex.model.names import ServicePortName
 from narthex.model.net import IPFamily
 from narthex.netfilter.netlink.conntrack import ConntrackEntry
 from narthex.proxy.plan.ir import Plan
-from narthex.proxy.plan.stale import Owners, Reason, Search
+from narthex.proxy.plan.stale import MatchOwners, StaleReason, StaleSearch
 from narthex.proxy.program.metrics import ProxyMetrics
 from narthex.proxy.program.sync import SyncResult
 from narthex.proxy.program.written import counted
@@ -35,11 +35,11 @@ class _Half:
         self.changed: frozenset[ServicePortName] = frozenset()
         """Service ports that differ from it."""
         self.everything = False
-        self.owners = Owners()
+        self.owners = MatchOwners()
         self.failing = False
 
 
-class Flows:
+class StaleFlowRemover:
     """Looks at the kernel's table only where connections can have lost their way, and never raises: a stale entry is
     a lesser evil than a loop that ends."""
 
@@ -53,7 +53,7 @@ class Flows:
         relayed: bool = False,
         gentle: bool = False,
     ) -> None:
-        """`relayed`, `gentle`: see `Search`."""
+        """`relayed`, `gentle`: see `StaleSearch`."""
         self._table = table
         self._own_addresses = own_addresses
         self._clock = clock
@@ -69,7 +69,7 @@ class Flows:
         half.owners.follow(done.plan)
         # While somebody else had changed our rules, connections went past them.
         half.everything |= done.first or done.drift
-        search = Search(
+        search = StaleSearch(
             done.plan,
             half.plan,
             half.changed,
@@ -92,11 +92,11 @@ class Flows:
                 return
         half.plan, half.changed, half.everything, half.failing = done.plan, frozenset(), False, False
 
-    def _clean(self, family: IPFamily, search: Search) -> None:
+    def _clean(self, family: IPFamily, search: StaleSearch) -> None:
         start = self._clock.now()
         own = frozenset(self._own_addresses())
         stale: list[ConntrackEntry] = []
-        reasons: list[Reason] = []
+        reasons: list[StaleReason] = []
         for entry in self._table.entries(family, search.towards):
             reason = search.reason(entry.flow, own)
             if reason is not None:

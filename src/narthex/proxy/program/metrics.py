@@ -22,7 +22,7 @@ from narthex.proxy.backends.iptables.names import OWN_TABLES
 from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.kernel.dataplanes import DATAPLANES, Dataplane
 from narthex.proxy.plan.ir import Drop, FrontendKind, Plan
-from narthex.proxy.plan.stale import Reason
+from narthex.proxy.plan.stale import StaleReason
 from narthex.proxy.program.sync import PHASES, FamilySync, SyncResult
 from narthex.proxy.program.written import rules_by_table
 from narthex.runtime.metrics import Collector
@@ -89,7 +89,7 @@ class _FamilyMetrics:
         self.rules: Any = None
         self.rules_written: dict[str, int] = {}
         self.flow_searches = LatencyHistogram()
-        self.flows_removed: Counter[Reason] = Counter()
+        self.flows_removed: Counter[StaleReason] = Counter()
 
 
 class ProxyMetrics:
@@ -143,7 +143,7 @@ class ProxyMetrics:
         for each in seconds:
             self._of(family).waited.observe(each)
 
-    def flows(self, family: IPFamily, seconds: float, removed: Mapping[Reason, int]) -> None:
+    def flows(self, family: IPFamily, seconds: float, removed: Mapping[StaleReason, int]) -> None:
         """The kernel's connections were searched for stale ones, which took so long."""
         held = self._of(family)
         held.flow_searches.observe(seconds)
@@ -242,7 +242,7 @@ class ProxyMetrics:
         )
         for label, held in self._each():
             total.add_metric(label, held.flows_removed.total())
-            for reason in Reason:
+            for reason in StaleReason:
                 by_reason.add_metric([reason.value, *label], held.flows_removed[reason])
         yield total
         yield by_reason

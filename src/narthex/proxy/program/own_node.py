@@ -13,7 +13,7 @@ from narthex.model.store import Snapshot
 Addresses = Callable[[], tuple[str, ...]]
 
 
-class OwnNode:
+class NodeCompleter:
     """Completes a snapshot. The same snapshot and the same addresses give the identical result."""
 
     def __init__(self, node_name: str, primary: Addresses, machine: Addresses = tuple) -> None:

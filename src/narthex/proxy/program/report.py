@@ -10,7 +10,7 @@ from narthex.linux.run import ApplyError
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, join_port
 from narthex.model.store import Snapshot
-from narthex.proxy.plan.ir import Conflict
+from narthex.proxy.plan.ir import FrontendConflict
 from narthex.proxy.program.sync import SyncResult
 from narthex.proxy.program.written import counted, written
 from narthex.runtime.logs import LOGGER, ProblemLog, data
@@ -26,7 +26,7 @@ class SyncReporter:
         self._families = families
         self._ready: list[IPFamily] = []
         self._problems = ProblemLog()
-        self._conflicts: dict[IPFamily, tuple[Conflict, ...]] = {}
+        self._conflicts: dict[IPFamily, tuple[FrontendConflict, ...]] = {}
         self._failing: dict[IPFamily, str] = {}
         self._node_known: bool | None = None
         self._unchecked: set[NamespacedName] = set()
@@ -118,7 +118,7 @@ class SyncReporter:
                 names = " and ".join(sorted(each.label for each in self._ready))
                 LOGGER.info("ready: the first sync is done (%s)", names, extra=data(ready=True))
 
-    def _report_conflicts(self, family: IPFamily, present: tuple[Conflict, ...]) -> None:
+    def _report_conflicts(self, family: IPFamily, present: tuple[FrontendConflict, ...]) -> None:
         before = self._conflicts.get(family, ())
         if before is present:
             return
@@ -133,14 +133,14 @@ class SyncReporter:
         self._conflicts[family] = present
 
 
-def _claimed_twice(conflict: Conflict) -> str:
+def _claimed_twice(conflict: FrontendConflict) -> str:
     return (
         f"Service port {conflict.loser} cannot have {_place(conflict)}: {conflict.winner} has it; "
         f"give one of the two another address or port"
     )
 
 
-def _place(conflict: Conflict) -> str:
+def _place(conflict: FrontendConflict) -> str:
     address, protocol, port = conflict.match
     where = join_port(address, port) if address else str(port)
     return f"{conflict.kind.value} {where}/{protocol.value}"

@@ -16,7 +16,7 @@ import msgspec
 from narthex.linux.addresses import OwnAddress, own_addresses
 from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, in_any, is_zero_prefix, join_port
-from narthex.proxy.plan.ir import HealthCheck, NodePorts, Plan
+from narthex.proxy.plan.ir import NodePorts, Plan, ServiceHealthCheck
 from narthex.runtime.http.messages import ConnectionSlots, HttpRequest, HttpResponse
 from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.logs import LOGGER, data
@@ -24,7 +24,7 @@ from narthex.runtime.logs import LOGGER, data
 AGAIN_SECONDS = 5.0
 """Until a port that is taken is tried again, and until it is seen which addresses the node has."""
 
-_Claims = Mapping[int, tuple[NamespacedName, HealthCheck]]
+_Claims = Mapping[int, tuple[NamespacedName, ServiceHealthCheck]]
 """Whose each port is."""
 
 
@@ -50,7 +50,7 @@ class _Family:
     """What one IP family listens on and says."""
 
     def __init__(self) -> None:
-        self.checks: Mapping[NamespacedName, HealthCheck] = {}
+        self.checks: Mapping[NamespacedName, ServiceHealthCheck] = {}
         self.claims: _Claims = {}
         """Replaced as a whole: the server's thread reads it at any time."""
         self.open: dict[HealthCheckAddress, socket.socket] = {}
@@ -196,10 +196,10 @@ def _everywhere(node_ports: NodePorts) -> bool:
 
 
 def _settle(
-    checks: Mapping[NamespacedName, HealthCheck],
+    checks: Mapping[NamespacedName, ServiceHealthCheck],
 ) -> tuple[_Claims, frozenset[_Rival]]:
     """Whose each port is: the first by name has it. And who else wanted it."""
-    claims: dict[int, tuple[NamespacedName, HealthCheck]] = {}
+    claims: dict[int, tuple[NamespacedName, ServiceHealthCheck]] = {}
     rivals = []
     for name in sorted(checks):
         check = checks[name]

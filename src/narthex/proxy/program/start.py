@@ -32,24 +32,24 @@ from narthex.model.store import Snapshot
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.plan.ir import Deviation
 from narthex.proxy.plan.planner import Planner, plan_once
-from narthex.proxy.program.cleanup import Takeover
-from narthex.proxy.program.connections import Connections
+from narthex.proxy.program.cleanup import LeftoverRemover
+from narthex.proxy.program.connections import ConnectionCollector
 from narthex.proxy.program.dataplane import RunningDataplane, dataplane_of
-from narthex.proxy.program.dropped import DroppedPackets
-from narthex.proxy.program.explain_service import Explainer
-from narthex.proxy.program.flows import Flows
+from narthex.proxy.program.dropped import DroppedPacketCollector
+from narthex.proxy.program.explain_service import ServiceExplainer
+from narthex.proxy.program.flows import StaleFlowRemover
 from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.kernel_settings import KernelSettings, kernel_settings, with_kernel
 from narthex.proxy.program.loop import EventInbox, Proxy
 from narthex.proxy.program.machine import check_machine
 from narthex.proxy.program.metrics import ProxyMetrics
-from narthex.proxy.program.own_node import OwnNode
+from narthex.proxy.program.own_node import NodeCompleter
 from narthex.proxy.program.reload import ConfigurationFile
 from narthex.proxy.program.service_health import ServiceHealth
 from narthex.proxy.program.settings import ProxySettings, family_warnings
 from narthex.proxy.program.status import StatusPorts
 from narthex.proxy.program.sync import FamilySync, SyncResult
-from narthex.proxy.program.unserved import Unserved
+from narthex.proxy.program.unserved import UnservedReporter
 from narthex.runtime import logs
 from narthex.runtime.feed import EventFeed
 from narthex.runtime.http.server import HttpServer
@@ -63,8 +63,8 @@ class AssembledProxy(NamedTuple):
     """A proxy, and what of it can be told otherwise while it runs."""
 
     proxy: Proxy
-    explainer: Explainer
-    connections: Connections
+    explainer: ServiceExplainer
+    connections: ConnectionCollector
     plane: RunningDataplane
 
 
@@ -82,25 +82,25 @@ def assemble(
     running = RunningDataplane(settings, families)
     plane, foreign, relayed = running.dataplane, running.foreign, Deviation.RELAYED in running.backend.deviations
     readers = {family: reader for family in families if (reader := plane.counter_reader(family))}
-    connections = Connections(readers, lambda: proxy.plans, clock, settings.own)
+    connections = ConnectionCollector(readers, lambda: proxy.plans, clock, settings.own)
     drops = {family: read for family in families if (read := plane.invalid_drop_reader(family))}
-    collectors: tuple[Collector, ...] = (connections, DroppedPackets(drops, clock), *origin.collectors)
+    collectors: tuple[Collector, ...] = (connections, DroppedPacketCollector(drops, clock), *origin.collectors)
     metrics = ProxyMetrics(settings.mode, collectors, dict(settings.feature_gates))
-    explainer = Explainer(settings.own.explain_service, lambda: proxy.snapshot)
+    explainer = ServiceExplainer(settings.own.explain_service, lambda: proxy.snapshot)
     syncs = [
         FamilySync(family, Planner(settings.node, family), running.backend, target, clock)
         for family, target in running.targets.items()
     ]
     checks = ServiceHealth(http, lambda: health.healthy, tell=lambda name, note: events.tell(cannot_check(name, note)))
     by_family = {sync.family: sync for sync in syncs}
-    unserved = Unserved(lambda family: by_family[family].unserved)
+    unserved = UnservedReporter(lambda family: by_family[family].unserved)
     proxy = Proxy(
         inbox,
         syncs,
         clock,
         msgspec.structs.replace(settings.periods, watched=plane.is_watched(foreign)),
         node_name=settings.node.node_name,
-        complete=OwnNode(
+        complete=NodeCompleter(
             settings.node.node_name, primary_addresses, global_addresses if plane.needs_node_addresses else tuple
         ).complete,
         foreign=foreign,
@@ -108,8 +108,8 @@ def assemble(
         metrics=metrics,
         follow=checks.follow,
         after_sync=_in_turn(
-            Takeover(settings.mode, clock, foreign.writing).after,
-            Flows(
+            LeftoverRemover(settings.mode, clock, foreign.writing).after,
+            StaleFlowRemover(
                 ConntrackTable(), _own_addresses, clock, metrics, relayed=relayed, gentle=plane.drains_connections
             ).after,
             explainer.after,

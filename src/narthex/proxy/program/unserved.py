@@ -10,7 +10,7 @@ from narthex.proxy.program.sync import SyncResult
 from narthex.runtime.logs import LOGGER, data
 
 
-class Unserved:
+class UnservedReporter:
     """Remembers what was said. `known` gives the Service ports of a family that the rules in force leave out, each with
     the reason."""
 

@@ -13,14 +13,14 @@ from immutables import Map
 from narthex.linux import namespaces as netns
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
-from narthex.proxy.backends.userspace.rules import Listener, Listeners
+from narthex.proxy.backends.userspace.rules import RelayListener, RelayListeners
 from narthex.proxy.plan.ir import Scope
-from narthex.proxy.relay.wire import ADDRESS_FAMILIES, Entry, Table, receive, shown_at
+from narthex.proxy.relay.wire import ADDRESS_FAMILIES, RelayPort, RelayTable, receive, shown_at
 
 _PATIENCE = 5.0
 
 
-def shown(family: IPFamily, namespace: str | None) -> Listeners:
+def shown(family: IPFamily, namespace: str | None) -> RelayListeners:
     """What the relay there serves; nothing when there is none."""
     with netns.entered(namespace):
         sock = socket.socket(socket.AF_UNIX)
@@ -28,16 +28,16 @@ def shown(family: IPFamily, namespace: str | None) -> Listeners:
         sock.settimeout(_PATIENCE)
         try:
             sock.connect(shown_at(ADDRESS_FAMILIES[family.value]))
-            table = receive(sock, Table)
+            table = receive(sock, RelayTable)
         except (OSError, EOFError):
             return Map()
     return Map({one.key: one for one in map(listener_of, table.entries)})
 
 
-def entry_of(listener: Listener) -> Entry:
+def entry_of(listener: RelayListener) -> RelayPort:
     """As the relay is told."""
     service, port, protocol = listener.name
-    return Entry(
+    return RelayPort(
         protocol=protocol.lower,
         port=listener.port,
         service=(*service, port),
@@ -47,10 +47,10 @@ def entry_of(listener: Listener) -> Entry:
     )
 
 
-def listener_of(entry: Entry) -> Listener:
+def listener_of(entry: RelayPort) -> RelayListener:
     """As the rules have it."""
     namespace, name, port = entry.service
-    return Listener(
+    return RelayListener(
         name=ServicePortName(NamespacedName(namespace, name), port, Protocol(entry.protocol.upper())),
         scope=Scope(entry.scope),
         port=entry.port,

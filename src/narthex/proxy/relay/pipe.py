@@ -80,7 +80,7 @@ class Pipes:
             self._free.pop().close()
 
 
-class Direction:
+class RelayDirection:
     """From `source` to `sink`. `ended` is called once all is handed over after the source's end, `broke` when either
     socket fails; after either it has let go of both."""
 

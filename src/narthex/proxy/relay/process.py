@@ -20,27 +20,27 @@ import msgspec
 from narthex.linux.privileges import allow_many_files
 from narthex.linux.run import StartedProgram, TimeoutExpired, start_module
 from narthex.proxy.relay.relay import UDP_IDLE_SECONDS, Relay
-from narthex.proxy.relay.wire import Answer, Order, frame, receive, shown_at
+from narthex.proxy.relay.wire import RelayAnswer, RelayOrder, frame, receive, shown_at
 
 _PATIENCE = 60.0
 """Seconds to wait for an answer: thousands of ports take a moment, a machine that is busy longer."""
 
 
-class Setup(msgspec.Struct, frozen=True):
+class RelaySetup(msgspec.Struct, frozen=True):
     """What a relay is told when it begins."""
 
     family: int
     udp_idle_seconds: float = UDP_IDLE_SECONDS
 
 
-class RelayGone(RuntimeError):
+class RelayGoneError(RuntimeError):
     """The relay process has ended, or does not answer."""
 
 
 class RelayProcess:
     """A relay in another process. `close` it, or it ends with this process."""
 
-    def __init__(self, setup: Setup, namespace: str | None = None) -> None:
+    def __init__(self, setup: RelaySetup, namespace: str | None = None) -> None:
         """Start it in a named network namespace, None for the present one. Raises OSError."""
         ours, theirs = socket.socketpair()
         ours.settimeout(_PATIENCE)
@@ -78,15 +78,15 @@ class RelayProcess:
         status = self._process.returncode or 0
         return f"signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"exit status {status}"
 
-    def ask(self, order: Order) -> Answer:
+    def ask(self, order: RelayOrder) -> RelayAnswer:
         """Give an order and wait for the answer. Raises RelayGone, the message begins with `relay`."""
         try:
             self._socket.sendall(frame(order))
-            return receive(self._socket, Answer)
+            return receive(self._socket, RelayAnswer)
         except (EOFError, OSError, msgspec.DecodeError) as error:
             self._silent = isinstance(error, TimeoutError)
             self.close()
-            raise RelayGone(f"relay (process {self.pid}) gave no answer: {error}") from error
+            raise RelayGoneError(f"relay (process {self.pid}) gave no answer: {error}") from error
 
     def close(self) -> None:
         """End it, and with it all connections."""
@@ -98,7 +98,7 @@ class RelayProcess:
             self._process.wait()
 
 
-async def serve(control: socket.socket, setup: Setup) -> None:
+async def serve(control: socket.socket, setup: RelaySetup) -> None:
     """Be a relay until the other side of `control` closes."""
     loop = asyncio.get_running_loop()
     control.setblocking(False)
@@ -109,7 +109,7 @@ async def serve(control: socket.socket, setup: Setup) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 size = int.from_bytes(await reader.readexactly(4), "big")
-                order = msgspec.msgpack.decode(await reader.readexactly(size), type=Order)
+                order = msgspec.msgpack.decode(await reader.readexactly(size), type=RelayOrder)
                 writer.write(frame(relay.obey(order)))
                 await writer.drain()
     finally:
@@ -142,7 +142,7 @@ def main(argv: list[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     allow_many_files()
     control = socket.socket(fileno=int(argv[0]))
-    asyncio.run(serve(control, msgspec.json.decode(argv[1], type=Setup)))
+    asyncio.run(serve(control, msgspec.json.decode(argv[1], type=RelaySetup)))
 
 
 if __name__ == "__main__":

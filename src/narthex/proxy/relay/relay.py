@@ -14,9 +14,9 @@ import socket
 from collections.abc import Callable
 
 from narthex.proxy.relay.choice import Affinity, Turns
-from narthex.proxy.relay.tcp import Shared, TcpListener
+from narthex.proxy.relay.tcp import RelayShared, TcpListener
 from narthex.proxy.relay.udp import UdpListener
-from narthex.proxy.relay.wire import Answer, Counts, Entry, Failed, Key, Order, Table
+from narthex.proxy.relay.wire import Key, PortFailure, RelayAnswer, RelayCounts, RelayOrder, RelayPort, RelayTable
 
 ANY = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 UDP_IDLE_SECONDS = 30.0
@@ -44,25 +44,25 @@ class Relay:
     ) -> None:
         """`mark` is set on the relay's own connections (0: none). `host` is the address to listen at, normally any.
         `now` is the clock of affinity and idle times, normally the loop's."""
-        self._shared = Shared(loop, family, mark, now or loop.time)
+        self._shared = RelayShared(loop, family, mark, now or loop.time)
         self._host = host or ANY[socket.AddressFamily(family)]
         self._udp_idle_seconds = udp_idle_seconds
         self._rng = rng or random.Random()
         self._listeners: dict[Key, TcpListener | UdpListener] = {}
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[Key, RelayPort] = {}
         self._affinities: dict[tuple[str, ...], Affinity] = {}
         self._sweeper = loop.call_later(SWEEP_SECONDS, self._sweep)
         self._limit()
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> RelayCounts:
         """What has happened so far."""
         return self._shared.counts
 
     @property
-    def table(self) -> Table:
+    def table(self) -> RelayTable:
         """What is served."""
-        return Table(tuple(self._entries.values()), self.counts)
+        return RelayTable(tuple(self._entries.values()), self.counts)
 
     @property
     def clients_remembered(self) -> int:
@@ -73,7 +73,7 @@ class Relay:
         """The port that is listened on: another than asked for where 0 was."""
         return self._listeners[key].port
 
-    def obey(self, order: Order) -> Answer:
+    def obey(self, order: RelayOrder) -> RelayAnswer:
         """Do what is said. What cannot be listened on is named in the answer; all else is done."""
         if order.mark is not None:
             self._shared.mark = order.mark
@@ -84,7 +84,7 @@ class Relay:
             self._close(key)
         self._forget_unused()
         self._limit()
-        return Answer(self._shared.counts, tuple(failed))
+        return RelayAnswer(self._shared.counts, tuple(failed))
 
     def stop_all(self) -> None:
         """End all connections at once, close all ports, forget all clients."""
@@ -100,7 +100,7 @@ class Relay:
         self._sweeper.cancel()
         self._shared.pipes.close()
 
-    def _listen(self, entry: Entry) -> Failed | None:
+    def _listen(self, entry: RelayPort) -> PortFailure | None:
         listener = self._listeners.get(entry.key)
         before = self._entries.get(entry.key)
         if listener is None:
@@ -108,7 +108,7 @@ class Relay:
             try:
                 listener = self._new(entry, turns)
             except OSError as error:
-                return Failed(entry.protocol, entry.port, error.errno == errno.EADDRINUSE, str(error))
+                return PortFailure(entry.protocol, entry.port, error.errno == errno.EADDRINUSE, str(error))
             self._listeners[entry.key] = listener
         elif before is not None and before.endpoints != entry.endpoints:
             listener.use(entry.endpoints)
@@ -116,12 +116,12 @@ class Relay:
         self._entries[entry.key] = entry
         return None
 
-    def _new(self, entry: Entry, turns: Turns) -> TcpListener | UdpListener:
+    def _new(self, entry: RelayPort, turns: Turns) -> TcpListener | UdpListener:
         if entry.protocol == "tcp":
             return TcpListener(self._shared, self._host, entry.port, turns)
         return UdpListener(self._shared, self._host, entry.port, turns, self._udp_idle_seconds)
 
-    def _affinity(self, entry: Entry) -> Affinity | None:
+    def _affinity(self, entry: RelayPort) -> Affinity | None:
         """The memory that all ports of a Service share; clients stay known when only the time changes."""
         if entry.affinity_seconds is None:
             return None

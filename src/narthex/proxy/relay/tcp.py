@@ -9,8 +9,8 @@ import struct
 from collections.abc import Callable
 
 from narthex.proxy.relay.choice import TIMEOUTS, Affinity, Place, Turns
-from narthex.proxy.relay.pipe import Direction, Pipes
-from narthex.proxy.relay.wire import Counts
+from narthex.proxy.relay.pipe import Pipes, RelayDirection
+from narthex.proxy.relay.wire import RelayCounts
 
 BACKLOG = 4096
 PAUSE = 0.1
@@ -46,7 +46,7 @@ def _is_connected(sock: socket.socket) -> bool:
     return True
 
 
-class Shared:
+class RelayShared:
     """What all listeners of a relay have in common."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, family: int, mark: int, now: Callable[[], float]) -> None:
@@ -56,7 +56,7 @@ class Shared:
         self.now = now
         self.most_open = 1
         """TCP connections and UDP clients at once."""
-        self.counts = Counts()
+        self.counts = RelayCounts()
         self.pipes = Pipes()
         self.freed: list[Callable[[], object]] = []
         """To be called when a connection has ended: listeners that wait for that."""
@@ -74,17 +74,21 @@ class Shared:
             each()
 
 
-class Connection:
+class RelayedConnection:
     """Two sockets, two directions. Each direction ends by itself (half-close, unlike row 25.12)."""
 
     def __init__(
-        self, shared: Shared, client: socket.socket, endpoint: socket.socket, gone: Callable[[], object]
+        self, shared: RelayShared, client: socket.socket, endpoint: socket.socket, gone: Callable[[], object]
     ) -> None:
         self._client, self._endpoint = client, endpoint
         self._gone = gone
         self._left = 2
-        self._up = Direction(shared.loop, client, endpoint, shared.pipes, lambda: self._ended(endpoint), self._broke)
-        self._down = Direction(shared.loop, endpoint, client, shared.pipes, lambda: self._ended(client), self._broke)
+        self._up = RelayDirection(
+            shared.loop, client, endpoint, shared.pipes, lambda: self._ended(endpoint), self._broke
+        )
+        self._down = RelayDirection(
+            shared.loop, endpoint, client, shared.pipes, lambda: self._ended(client), self._broke
+        )
 
     def start(self) -> None:
         """Begin to move bytes."""
@@ -121,12 +125,12 @@ class Connection:
 class TcpListener:
     """Takes connections on one port. `host` is the address to bind, normally all of this family."""
 
-    def __init__(self, shared: Shared, host: str, port: int, turns: Turns) -> None:
+    def __init__(self, shared: RelayShared, host: str, port: int, turns: Turns) -> None:
         """Raises OSError when the port cannot be had."""
         self._shared = shared
         self.turns = turns
         self.affinity: Affinity | None = None
-        self._connections: set[Connection] = set()
+        self._connections: set[RelayedConnection] = set()
         self._dialling: set[asyncio.Task[None]] = set()
         self._socket = socket.socket(shared.family, socket.SOCK_STREAM)
         try:
@@ -217,7 +221,7 @@ class TcpListener:
             self._connections.discard(connection)
             self._shared.release()
 
-        connection = Connection(self._shared, client, endpoint, gone)
+        connection = RelayedConnection(self._shared, client, endpoint, gone)
         self._connections.add(connection)
         connection.start()
 

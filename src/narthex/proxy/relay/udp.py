@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from narthex.proxy.relay.choice import Affinity, Place, Turns
-from narthex.proxy.relay.tcp import SHORT, Shared, mark_as_own
+from narthex.proxy.relay.tcp import SHORT, RelayShared, mark_as_own
 
 LARGEST = 65536
 DATAGRAMS = 64
@@ -50,7 +50,7 @@ class _Session:
 class UdpListener:
     """Takes datagrams on one port."""
 
-    def __init__(self, shared: Shared, host: str, port: int, turns: Turns, idle_seconds: float) -> None:
+    def __init__(self, shared: RelayShared, host: str, port: int, turns: Turns, idle_seconds: float) -> None:
         """Raises OSError when the port cannot be had."""
         self._shared = shared
         self.turns = turns

@@ -13,7 +13,7 @@ Key = tuple[str, int]
 """Protocol in lower case, and port."""
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class RelayPort(msgspec.Struct, frozen=True, array_like=True):
     """One port to listen on, and where its connections go."""
 
     protocol: str
@@ -33,20 +33,20 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         return self.protocol, self.port
 
 
-class Order(msgspec.Struct, frozen=True):
+class RelayOrder(msgspec.Struct, frozen=True):
     """What to do, in this order. An order without content only asks how it goes."""
 
     mark: int | None = None
     """From now on the bit of the packet mark that the relay's own connections have; 0: none, None: as before."""
     forget: bool = False
     """Close everything first, and forget all clients."""
-    listen: tuple[Entry, ...] = ()
+    listen: tuple[RelayPort, ...] = ()
     """Listen there, or go elsewhere from there."""
     close: tuple[Key, ...] = ()
     """Take no more connections there. Those that are open go on."""
 
 
-class Counts(msgspec.Struct):
+class RelayCounts(msgspec.Struct):
     """What the relay did since it began."""
 
     connections: int = 0
@@ -63,7 +63,7 @@ class Counts(msgspec.Struct):
     """TCP connections and UDP clients at present."""
 
 
-class Failed(msgspec.Struct, frozen=True):
+class PortFailure(msgspec.Struct, frozen=True):
     """A port that cannot be listened on."""
 
     protocol: str
@@ -73,18 +73,18 @@ class Failed(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Answer(msgspec.Struct, frozen=True):
+class RelayAnswer(msgspec.Struct, frozen=True):
     """How it went."""
 
-    counts: Counts
-    failed: tuple[Failed, ...] = ()
+    counts: RelayCounts
+    failed: tuple[PortFailure, ...] = ()
 
 
-class Table(msgspec.Struct, frozen=True):
+class RelayTable(msgspec.Struct, frozen=True):
     """What a relay serves, for those who look."""
 
-    entries: tuple[Entry, ...]
-    counts: Counts
+    entries: tuple[RelayPort, ...]
+    counts: RelayCounts
 
 
 ADDRESS_FAMILIES = {4: int(socket.AF_INET), 6: int(socket.AF_INET6)}

@@ -21,12 +21,12 @@ from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import save_text
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables import names
-from narthex.proxy.backends.iptables.chains import Fragment, count_endpoints, fragment
+from narthex.proxy.backends.iptables.chains import IptablesFragment, count_endpoints, fragment
 from narthex.proxy.backends.iptables.frame import Frame, rule
 from narthex.proxy.backends.iptables.refusals import comment_text, firewall_lines, leaks_to, unless_sent
 from narthex.proxy.backends.iptables.rules import Rules, XtablesChanges, XtablesRules, diff, patch
 from narthex.proxy.backends.traits import IPTABLES
-from narthex.proxy.plan.ir import Deviation, HealthCheck, Plan
+from narthex.proxy.plan.ir import Deviation, Plan, ServiceHealthCheck
 
 LARGE = 1000
 """Endpoints beyond which endpoint rules carry no comments (row 21.12)."""
@@ -36,7 +36,7 @@ number would have to rewrite at every change."""
 
 _LAST = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
-Fragments = Map[ServicePortName, Fragment]
+Fragments = Map[ServicePortName, IptablesFragment]
 
 
 class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
     frame: Frame
     fragments: Fragments
     endpoints: int
-    health_checks: Mapping[NamespacedName, HealthCheck]
+    health_checks: Mapping[NamespacedName, ServiceHealthCheck]
 
 
 class IptablesBackend(Backend[XtablesRules, XtablesChanges]):
@@ -159,7 +159,7 @@ def _render_changes(
     return XtablesRules(plan.family, chains, previous.jumps, previous.sysctls, rendering), touched
 
 
-def _shared(each: Fragment | None) -> tuple[object, ...]:
+def _shared(each: IptablesFragment | None) -> tuple[object, ...]:
     return each.shared if each else ()
 
 
@@ -176,7 +176,7 @@ def _replace_chains(
             yield "nat", chain
 
 
-def _sorted(fragments: Fragments) -> list[Fragment]:
+def _sorted(fragments: Fragments) -> list[IptablesFragment]:
     return [each for _, each in sorted(fragments.items(), key=lambda item: item[0].sort_key)]
 
 

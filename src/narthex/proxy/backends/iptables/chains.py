@@ -24,7 +24,7 @@ from narthex.proxy.backends.iptables.frame import (
     rule,
 )
 from narthex.proxy.backends.iptables.lazy import DrawRules, EndpointRules
-from narthex.proxy.backends.iptables.refusals import Refused, Row, comment_text, destination, refused, row_of
+from narthex.proxy.backends.iptables.refusals import RefusalRules, Row, comment_text, destination, refused, row_of
 from narthex.proxy.plan.ir import (
     Decision,
     Endpoint,
@@ -44,7 +44,7 @@ _KIND_WORDS = {
 }
 
 
-class Fragment(msgspec.Struct, frozen=True, kw_only=True):
+class IptablesFragment(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of one Service port: chains of its own, and its lines in the chains that all share."""
 
     service: ServicePlan
@@ -54,7 +54,7 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     """nat KUBE-SERVICES."""
     node_ports: Rules = ()
     """nat KUBE-NODEPORTS."""
-    refused: Refused = Refused()
+    refused: RefusalRules = RefusalRules()
     """The filter table."""
     endpoints: int = 0
 
@@ -75,7 +75,7 @@ def _endpoints(pool: Pool | None) -> tuple[Endpoint, ...]:
     return pool.endpoints if pool else ()
 
 
-def fragment(service: ServicePlan, frame: Frame) -> Fragment:
+def fragment(service: ServicePlan, frame: Frame) -> IptablesFragment:
     """The rules of one Service port."""
     return _Writer(service, frame).fragment()
 
@@ -92,7 +92,7 @@ class _Writer:
         self._policies: dict[Row, str] = {}
         self._firewalls: dict[tuple[Row, tuple[str, ...]], str] = {}
 
-    def fragment(self) -> Fragment:
+    def fragment(self) -> IptablesFragment:
         lines: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
         # External ways first: their policy has the plain KUBE-EXT- name.
         for frontend in sorted(self._service.frontends, key=lambda each: each.kind is FrontendKind.CLUSTER_IP):
@@ -102,7 +102,7 @@ class _Writer:
                 lines[frontend.kind].append(self._arrival(frontend, Jump(chain)))
         self._endpoint_chains()
         exact = [kind for kind in FrontendKind if kind is not FrontendKind.NODE_PORT]
-        return Fragment(
+        return IptablesFragment(
             service=self._service,
             chains=self._chains,
             services=tuple(line for kind in exact for line in lines[kind]),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from narthex.model.names import ServicePortName
-from narthex.proxy.backends.counts import ConnectionCounter
+from narthex.proxy.backends.counts import ConnectionCount
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.plan.ir import Endpoint, Plan
 
@@ -33,7 +33,7 @@ class XtablesCounterOwners:
                 for endpoint in pool.endpoints if pool is not None else ():
                     self._owners[names.sep(service.name, endpoint)] = service.name, endpoint
 
-    def counted(self, text: str) -> Iterator[ConnectionCounter]:
+    def counted(self, text: str) -> Iterator[ConnectionCount]:
         """Counters in what `iptables-save --counters -t nat` printed, of Service ports that the plan still has: one for
         each endpoint, and the same for the Service port as a whole."""
         for match in _SENDS.finditer(text):
@@ -41,5 +41,5 @@ class XtablesCounterOwners:
             if owner is not None:
                 name, endpoint = owner
                 packets = int(match[1])
-                yield ConnectionCounter((match[2], "endpoint"), name, (endpoint.address, endpoint.port), packets)
-                yield ConnectionCounter((match[2], "service"), name, None, packets)
+                yield ConnectionCount((match[2], "endpoint"), name, (endpoint.address, endpoint.port), packets)
+                yield ConnectionCount((match[2], "service"), name, None, packets)

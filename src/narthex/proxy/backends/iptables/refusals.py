@@ -22,7 +22,7 @@ Row = tuple[Decision, Decision, Decision]
 PROTOCOLS = {protocol: Compare(Field.L4PROTO, (protocol.lower,)) for protocol in Protocol}
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
+class RefusalRules(msgspec.Struct, frozen=True, kw_only=True):
     """What one Service port does not let through: its lines in chains that all Service ports share."""
 
     cluster: Rules = ()
@@ -41,7 +41,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     node_port_numbers: frozenset[tuple[Protocol, int]] = frozenset()
 
 
-def refused(service: ServicePlan, frame: Frame, allowing: Callable[[Frontend, Row], str]) -> Refused:
+def refused(service: ServicePlan, frame: Frame, allowing: Callable[[Frontend, Row], str]) -> RefusalRules:
     """The refusals of one Service port. `allowing` names the chain that lets in the sources within range."""
     return _Writer(service.name, frame, allowing).refused(service)
 
@@ -77,14 +77,14 @@ def unless_sent(lines: Iterable[Rule]) -> Rules:
     return (rule(SENT_ON, Return()), *rules) if rules else ()
 
 
-def leaks_to(numbers: Set[tuple[Protocol, int]], ordered: Sequence[Refused]) -> Iterator[Rule]:
+def leaks_to(numbers: Set[tuple[Protocol, int]], ordered: Sequence[RefusalRules]) -> Iterator[Rule]:
     """Returns for exact addresses that have the number of one of these node ports."""
     for each in ordered if numbers else ():
         for number, lines in each.leaks.items():
             yield from lines if number in numbers else ()
 
 
-def firewall_lines(ordered: Sequence[Refused]) -> Iterator[Rule]:
+def firewall_lines(ordered: Sequence[RefusalRules]) -> Iterator[Rule]:
     """Sources out of range. Exact addresses first. One of this node's own that has the number of a restricted node port
     is not judged by that port's ranges."""
     for each in ordered:
@@ -101,7 +101,7 @@ class _Writer:
         self._frame = frame
         self._allowing = allowing
 
-    def refused(self, service: ServicePlan) -> Refused:
+    def refused(self, service: ServicePlan) -> RefusalRules:
         refusals: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
         firewall: dict[bool, list[Rule]] = {True: [], False: []}
         leaks: dict[tuple[Protocol, int], Rules] = {}
@@ -115,7 +115,7 @@ class _Writer:
                 key = frontend.protocol, frontend.port
                 leaks[key] = (*leaks.get(key, ()), rule(*destination(frontend), Return(), comment=self._text()))
         external = (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER)
-        return Refused(
+        return RefusalRules(
             cluster=tuple(refusals[FrontendKind.CLUSTER_IP]),
             external=tuple(line for kind in external for line in refusals[kind]),
             node_port=tuple(refusals[FrontendKind.NODE_PORT]),

@@ -31,7 +31,7 @@ _BLOCK_LINES = 4096
 """Some 400 kB: the tool has enough to do while the next is made."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class KernelChains(msgspec.Struct, frozen=True, kw_only=True):
     """What a kernel holds that matters to us."""
 
     family: IPFamily
@@ -66,7 +66,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         return XtablesRules(self.family, own, Map(jumps), sysctls)
 
 
-def find(text: str, family: IPFamily, owner: names.ChainOwnership = names.IPTABLES_CHAINS) -> Found:
+def find(text: str, family: IPFamily, owner: names.ChainOwnership = names.IPTABLES_CHAINS) -> KernelChains:
     """Pick out what is ours (the owner's) from the output of iptables-save, of one table or more. Raises SaveTextError."""
     tables = {table.name: table for table in parse(text, family).tables}
     printed = _builtin_lines(text, owner)
@@ -87,7 +87,7 @@ def find(text: str, family: IPFamily, owner: names.ChainOwnership = names.IPTABL
                 lines[place] = tuple(line for line, mine in zip(printed[place], ours, strict=True) if mine)
             theirs = (rule for rule, mine in zip(chain.rules, ours, strict=True) if not mine)
             used.update((name, target) for target in _targets(theirs) if target in own[name])
-    return Found(
+    return KernelChains(
         family=family,
         own=own,
         jumps=jumps,
@@ -158,7 +158,7 @@ def needs_look(changes: XtablesChanges) -> bool:
 
 
 def restore_series(
-    changes: XtablesChanges, found: Found | None = None, *, in_pieces: bool = False
+    changes: XtablesChanges, found: KernelChains | None = None, *, in_pieces: bool = False
 ) -> Iterator[Iterator[str]]:
     """What to restore, one after the other, each in blocks as `restore_blocks` gives them; mostly one. `in_pieces`: loads of
     many chains are cut up, which helps iptables on nf_tables and harms the legacy one, where each restore copies the whole
@@ -174,12 +174,12 @@ def restore_series(
             yield itertools.chain((first,), blocks)
 
 
-def restore_inputs(changes: XtablesChanges, found: Found | None = None, *, in_pieces: bool = False) -> list[str]:
+def restore_inputs(changes: XtablesChanges, found: KernelChains | None = None, *, in_pieces: bool = False) -> list[str]:
     """The same as whole texts."""
     return ["".join(blocks) for blocks in restore_series(changes, found, in_pieces=in_pieces)]
 
 
-def _without(changes: XtablesChanges, early: set[str], found: Found | None) -> XtablesChanges:
+def _without(changes: XtablesChanges, early: set[str], found: KernelChains | None) -> XtablesChanges:
     """What is left when some chains of table nat are written already."""
     removed = changes.removed
     if changes.replace and found is not None:
@@ -192,12 +192,12 @@ def _without(changes: XtablesChanges, early: set[str], found: Found | None) -> X
     return msgspec.structs.replace(changes, replace=False, written={**changes.written, "nat": rest}, removed=removed)
 
 
-def restore_input(changes: XtablesChanges, found: Found | None = None) -> str:
+def restore_input(changes: XtablesChanges, found: KernelChains | None = None) -> str:
     """The text for `iptables-restore --noflush`; empty when nothing is to be done."""
     return "".join(restore_blocks(changes, found))
 
 
-def restore_blocks(changes: XtablesChanges, found: Found | None = None) -> Iterator[str]:
+def restore_blocks(changes: XtablesChanges, found: KernelChains | None = None) -> Iterator[str]:
     """That text in blocks of whole lines, each made when it is asked for, so that the tool may read meanwhile.
 
     Within a table: chains are made or emptied, jumps set right, rules written, and unused chains removed at the end,
@@ -216,7 +216,7 @@ def restore_blocks(changes: XtablesChanges, found: Found | None = None) -> Itera
         yield "COMMIT\n"
 
 
-def _table_lines(table: str, changes: XtablesChanges, found: Found | None) -> Iterator[str]:
+def _table_lines(table: str, changes: XtablesChanges, found: KernelChains | None) -> Iterator[str]:
     written = changes.written.get(table, {})
     removed: Iterable[str] = changes.removed.get(table, ())
     if found is not None:
@@ -239,7 +239,7 @@ def _table_lines(table: str, changes: XtablesChanges, found: Found | None) -> It
         yield f"-X {name}"
 
 
-def _shared_lines(table: str, written: Mapping[str, Rules], found: Found | None) -> list[str] | None:
+def _shared_lines(table: str, written: Mapping[str, Rules], found: KernelChains | None) -> list[str] | None:
     """The guard behind what a shared KUBE-FIREWALL holds already; None when the chain is not shared."""
     if table != "filter" or found is None or not found.shared_firewall:
         return None
@@ -248,7 +248,7 @@ def _shared_lines(table: str, written: Mapping[str, Rules], found: Found | None)
     return chain_lines(names.FIREWALL, missing, found.family)
 
 
-def _jump_lines(table: str, changes: XtablesChanges, found: Found) -> Iterator[str]:
+def _jump_lines(table: str, changes: XtablesChanges, found: KernelChains) -> Iterator[str]:
     """Ours come first in their built-in chains, in their order. What is right already stays where it is."""
     assert changes.jumps is not None
     for chain in builtin_chains(table):

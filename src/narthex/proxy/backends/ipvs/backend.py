@@ -26,15 +26,22 @@ from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs.frame import NOBODY, IpvsFrame, Mask
 from narthex.proxy.backends.ipvs.rules import IpvsChanges, IpvsRules, diff, patch
-from narthex.proxy.backends.ipvs.service import Entry, Fragment, Settings, Way, fragment, settings_of
+from narthex.proxy.backends.ipvs.service import (
+    IpvsFragment,
+    IpvsServerSettings,
+    PlacedServer,
+    SetEntry,
+    fragment,
+    settings_of,
+)
 from narthex.proxy.backends.traits import IPVS
-from narthex.proxy.plan.ir import Deviation, HealthCheck, Plan
+from narthex.proxy.plan.ir import Deviation, Plan, ServiceHealthCheck
 
 _NO_PLAN = -1
 """The number of no plan, nor of a plan's missing parent."""
 
 K = TypeVar("K")
-Ways = MapMutation[ServerKey, Way]
+Ways = MapMutation[ServerKey, PlacedServer]
 
 
 class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,14 +49,14 @@ class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
 
     plan_number: int
     frame: IpvsFrame
-    settings: Settings
-    fragments: Map[ServicePortName, Fragment]
-    exact: Map[ServerKey, Way]
-    node: Map[ServerKey, Way]
-    counts: Map[Entry, int]
+    settings: IpvsServerSettings
+    fragments: Map[ServicePortName, IpvsFragment]
+    exact: Map[ServerKey, PlacedServer]
+    node: Map[ServerKey, PlacedServer]
+    counts: Map[SetEntry, int]
     """How often an entry is wanted: several ports of a Service have its address, several Services an endpoint."""
     masks: Map[Mask, int]
-    health_checks: Mapping[NamespacedName, HealthCheck]
+    health_checks: Mapping[NamespacedName, ServiceHealthCheck]
 
 
 class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
@@ -123,7 +130,7 @@ class _Turn:
         self._last = last
         self._previous = previous
         self._touched: set[ServerKey] = set()
-        self._counted: dict[Entry, int] = {}
+        self._counted: dict[SetEntry, int] = {}
         self._masks: dict[Mask, int] = {}
 
     def rules(self) -> tuple[IpvsRules, set[ServerKey]]:
@@ -177,12 +184,12 @@ class _Turn:
 
     # ---- fragments -------------------------------------------------------------------------------------------------
 
-    def _come(self, each: Fragment, exact: Ways, node: Ways) -> None:
+    def _come(self, each: IpvsFragment, exact: Ways, node: Ways) -> None:
         exact.update(each.exact)
         node.update(each.node)
         self._note(each, 1)
 
-    def _leave(self, each: Fragment, exact: Ways, node: Ways) -> None:
+    def _leave(self, each: IpvsFragment, exact: Ways, node: Ways) -> None:
         for ways, held in ((each.exact, exact), (each.node, node)):
             for key, way in ways.items():
                 # Another Service may have got the address and port in the same turn, and be there already.
@@ -190,7 +197,7 @@ class _Turn:
                     del held[key]
         self._note(each, -1)
 
-    def _note(self, each: Fragment, sign: int) -> None:
+    def _note(self, each: IpvsFragment, sign: int) -> None:
         self._touched.update(each.exact)
         self._touched.update(each.node)
         for entry in each.entries:
@@ -198,7 +205,7 @@ class _Turn:
         if each.mask is not None:
             self._masks[each.mask] = self._masks.get(each.mask, 0) + sign
 
-    def _count(self, entry: Entry, sign: int) -> None:
+    def _count(self, entry: SetEntry, sign: int) -> None:
         self._counted[entry] = self._counted.get(entry, 0) + sign
 
     def _count_health_checks(self) -> None:
@@ -225,7 +232,7 @@ class _Turn:
                 servers[key] = after.server
         return servers.finish()
 
-    def _sets(self, counts: Map[Entry, int]) -> dict[str, ipset.IpSet]:
+    def _sets(self, counts: Map[SetEntry, int]) -> dict[str, ipset.IpSet]:
         sets = dict(self._previous.sets) if self._previous else self._empty_sets()
         added: dict[str, set[str]] = {}
         removed: dict[str, set[str]] = {}

@@ -22,11 +22,11 @@ from narthex.proxy.plan.ir import (
     ServicePlan,
 )
 
-Entry = tuple[str, str]
+SetEntry = tuple[str, str]
 """A set by its IPv4 name, and an entry of it in the wording of `ipset save`."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class IpvsServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What every virtual server depends on besides its own Service."""
 
     scheduler: str
@@ -36,42 +36,42 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All of the node's own: never bound a second time."""
 
 
-def settings_of(plan: Plan, scheduler: str) -> Settings:
+def settings_of(plan: Plan, scheduler: str) -> IpvsServerSettings:
     """The settings of a plan."""
     answering = tuple(ip for ip in plan.node_addresses if _answers(plan.node_ports, ip))
-    return Settings(scheduler=scheduler, node_ports=answering, node_addresses=frozenset(plan.node_addresses))
+    return IpvsServerSettings(scheduler=scheduler, node_ports=answering, node_addresses=frozenset(plan.node_addresses))
 
 
 def _answers(node_ports: NodePorts, address: str) -> bool:
     return node_ports.cidrs is None or in_any(node_ports.cidrs, address)
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True):
+class PlacedServer(msgspec.Struct, frozen=True, kw_only=True):
     """A virtual server, and the entries of sets that are about its address and port."""
 
     server: VirtualServer
-    entries: tuple[Entry, ...]
+    entries: tuple[SetEntry, ...]
 
 
-class Fragment(msgspec.Struct, frozen=True, kw_only=True):
+class IpvsFragment(msgspec.Struct, frozen=True, kw_only=True):
     """All of one Service port."""
 
     service: ServicePlan
-    exact: Mapping[ServerKey, Way]
+    exact: Mapping[ServerKey, PlacedServer]
     """At addresses that frontends name."""
-    node: Mapping[ServerKey, Way]
+    node: Mapping[ServerKey, PlacedServer]
     """At the node's own addresses; an exact one of any Service goes before."""
-    entries: frozenset[Entry]
+    entries: frozenset[SetEntry]
     """Of no one address and port: node port numbers, endpoints of this node, addresses to bind."""
     mask: Mask | None
     """How the ClusterIP is masqueraded; None when it forwards nothing."""
 
 
-def fragment(service: ServicePlan, settings: Settings) -> Fragment:
+def fragment(service: ServicePlan, settings: IpvsServerSettings) -> IpvsFragment:
     """A Service port's virtual servers and entries."""
-    exact: dict[ServerKey, Way] = {}
-    node: dict[ServerKey, Way] = {}
-    entries: set[Entry] = set(_loop_back(service))
+    exact: dict[ServerKey, PlacedServer] = {}
+    node: dict[ServerKey, PlacedServer] = {}
+    entries: set[SetEntry] = set(_loop_back(service))
     mask: Mask | None = None
     for frontend in service.frontends:
         server = _server(service, frontend, settings)
@@ -86,10 +86,10 @@ def fragment(service: ServicePlan, settings: Settings) -> Fragment:
             entries.update(_node_port(frontend) if ways else ())
         if frontend.kind is FrontendKind.CLUSTER_IP and isinstance(frontend.pod, Forward):
             mask = _mask(frontend)
-    return Fragment(service=service, exact=exact, node=node, entries=frozenset(entries), mask=mask)
+    return IpvsFragment(service=service, exact=exact, node=node, entries=frozenset(entries), mask=mask)
 
 
-def _server(service: ServicePlan, frontend: Frontend, settings: Settings) -> VirtualServer:
+def _server(service: ServicePlan, frontend: Frontend, settings: IpvsServerSettings) -> VirtualServer:
     """The virtual server of a frontend, for no address yet."""
     return VirtualServer(
         address="",
@@ -113,9 +113,9 @@ def _reals(service: ServicePlan, frontend: Frontend) -> tuple[RealServer, ...]:
     return tuple(RealServer(endpoint.address, endpoint.port) for endpoint in service.pool(scope).endpoints)
 
 
-def _way(server: VirtualServer, frontend: Frontend, address: str) -> Way:
+def _way(server: VirtualServer, frontend: Frontend, address: str) -> PlacedServer:
     placed = msgspec.structs.replace(server, address=address)
-    return Way(server=placed, entries=tuple(_entries(frontend, address)))
+    return PlacedServer(server=placed, entries=tuple(_entries(frontend, address)))
 
 
 _SETS = {
@@ -135,7 +135,7 @@ _NODE_PORTS = {
 }
 
 
-def _entries(frontend: Frontend, address: str) -> Iterator[Entry]:
+def _entries(frontend: Frontend, address: str) -> Iterator[SetEntry]:
     at = f"{address},{frontend.protocol.lower}:{frontend.port}"
     local = _keeps_sources(frontend)
     for name in (_LOCAL_SETS if local else _SETS)[frontend.kind]:
@@ -158,7 +158,7 @@ def _keeps_sources(frontend: Frontend) -> bool:
     return isinstance(frontend.pod, Forward) and not frontend.pod.masquerade
 
 
-def _allowed(at: str, networks: Iterable[str]) -> Iterator[Entry]:
+def _allowed(at: str, networks: Iterable[str]) -> Iterator[SetEntry]:
     for cidr in networks:
         base, _, length = cidr.partition("/")
         if length == ("128" if ":" in cidr else "32"):
@@ -171,7 +171,7 @@ def _allowed(at: str, networks: Iterable[str]) -> Iterator[Entry]:
             yield names.BALANCER_SOURCE_CIDR, f"{at},{cidr}"
 
 
-def _node_port(frontend: Frontend) -> Iterator[Entry]:
+def _node_port(frontend: Frontend) -> Iterator[SetEntry]:
     """The number in the sets that ask for no address; SCTP has none such."""
     if frontend.protocol in _NODE_PORTS:
         every, local = _NODE_PORTS[frontend.protocol]
@@ -180,7 +180,7 @@ def _node_port(frontend: Frontend) -> Iterator[Entry]:
             yield local, str(frontend.port)
 
 
-def _loop_back(service: ServicePlan) -> Iterator[Entry]:
+def _loop_back(service: ServicePlan) -> Iterator[SetEntry]:
     """This node's endpoints, which may draw themselves (row 12.4)."""
     protocol = service.name.protocol.lower
     for endpoint in _endpoints(service):

@@ -29,7 +29,7 @@ from narthex.netfilter.ast import (
     UpdateSet,
     Verdict,
 )
-from narthex.proxy.backends.nftables.frame import Settings, by_sender
+from narthex.proxy.backends.nftables.frame import NftSettings, by_sender
 from narthex.proxy.backends.nftables.rows import NOT_SENT, Cells, chain_name
 from narthex.proxy.plan.ir import Scope, ServicePlan
 
@@ -61,7 +61,7 @@ def sticky_sets(service: ServicePlan) -> Iterator[Set]:
         yield Set(name=clients, key=_SOURCE, dynamic=True, timeout=timeout, size=MOST_CLIENTS)
 
 
-def sticky_chains(service: ServicePlan, rows: frozenset[Cells], settings: Settings) -> Iterator[Chain]:
+def sticky_chains(service: ServicePlan, rows: frozenset[Cells], settings: NftSettings) -> Iterator[Chain]:
     """The chains of the rows that the Service's frontends have, and all below them."""
     name = label(service.name)
     prefix = f"sticky-{name}"

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from narthex.model.names import ServicePortName
 from narthex.netfilter.ast import ElementData, ElementKey, Set
-from narthex.proxy.backends.counts import ConnectionCounter
-from narthex.proxy.backends.nftables.frame import NODEPORT_SERVICES, SERVICES, Settings, shared_sets
+from narthex.proxy.backends.counts import ConnectionCount
+from narthex.proxy.backends.nftables.frame import NODEPORT_SERVICES, SERVICES, NftSettings, shared_sets
 from narthex.proxy.backends.nftables.rows import ENDPOINT_MAPS
 from narthex.proxy.plan.ir import Forward, Plan
 
@@ -23,7 +23,7 @@ Element = tuple[str, ElementKey, ElementData, int]
 
 def counted_sets(plan: Plan, endpoints: bool) -> Mapping[str, Set]:
     """The maps whose elements count, declared; those of endpoints only when they are asked for."""
-    declared = shared_sets(Settings.of(plan))
+    declared = shared_sets(NftSettings.of(plan))
     return {name: declared[name] for name in (*_FRONTENDS, *(ENDPOINT_MAPS.values() if endpoints else ()))}
 
 
@@ -39,14 +39,14 @@ class NftCounterOwners:
                     key: ElementKey = (front.protocol.lower, front.port)
                     self._owners[key if front.address is None else (front.address, *key)] = service.name
 
-    def counted(self, elements: Iterable[Element]) -> Iterator[ConnectionCounter]:
+    def counted(self, elements: Iterable[Element]) -> Iterator[ConnectionCount]:
         """Counters of Service ports that the plan still has."""
         for name, key, data, packets in elements:
             if name in _FRONTENDS:
                 owner = self._owners.get(key)
                 if owner is not None:
-                    yield ConnectionCounter((name, key), owner, None, packets)
+                    yield ConnectionCount((name, key), owner, None, packets)
             else:
                 owner = self._owners.get(key[:-1])
                 if owner is not None and isinstance(data, tuple):
-                    yield ConnectionCounter((name, key, data), owner, data, packets)
+                    yield ConnectionCount((name, key, data), owner, data, packets)

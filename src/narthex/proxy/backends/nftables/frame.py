@@ -1,6 +1,6 @@
 """The constant part of table `narthex`: base chains, the chains they call, and all shared sets, still empty.
 
-Nothing here knows a Service. What the frame depends on is `Settings`. Layout (behaviour rows 23.3 to 23.5):
+Nothing here knows a Service. What the frame depends on is `NftSettings`. Layout (behaviour rows 23.3 to 23.5):
 
     firewall-prerouting, firewall-output   before DNAT: source ranges (rows 10.3, 10.14)
     nat-prerouting, nat-output             frontend -> chain that sends; an exact address wins over node ports
@@ -69,7 +69,7 @@ _NEW = CtState(("new",))
 _NOT_SENT = CtStatus(("dnat",), negate=True)
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class NftSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What of a plan shapes the constant part."""
 
     family: IPFamily
@@ -80,7 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     drop_invalid: bool = True
 
     @classmethod
-    def of(cls, plan: Plan) -> Settings:
+    def of(cls, plan: Plan) -> NftSettings:
         """Those of a plan. `node_ports.localhost` has no meaning here: nftables mode never answers on loopback
         (row 9.9)."""
         cidrs = plan.node_ports.cidrs
@@ -95,7 +95,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=8)
-def shared_sets(settings: Settings) -> Mapping[str, Set]:
+def shared_sets(settings: NftSettings) -> Mapping[str, Set]:
     """All sets and maps that Services share, declared; those that hold settings are filled."""
     sets = [
         _verdicts(SERVICES, ADDRESS_KEY, counter=True),
@@ -138,13 +138,13 @@ def _networks(name: str, field: Field, cidrs: tuple[str, ...]) -> Set:
     return Set(name=name, key=(field,), interval=True, elements=elements)
 
 
-def frame_chains(settings: Settings) -> dict[str, Chain]:
+def frame_chains(settings: NftSettings) -> dict[str, Chain]:
     """All chains that do not depend on Services."""
     chains = [*_base_chains(settings), *_nat_chains(settings), *_filter_chains(settings)]
     return {chain.name: chain for chain in chains}
 
 
-def _base_chains(settings: Settings) -> list[Chain]:
+def _base_chains(settings: NftSettings) -> list[Chain]:
     check_firewall = Rule((_NEW, _NOT_SENT, Jump("firewall-check")))
     send = Rule((Jump("services"),))
     refuse = Rule((_NEW, _NOT_SENT, Jump("service-endpoints-check")))
@@ -175,7 +175,7 @@ def _base(name: str, kind: str, hook: str, priority: int, *rules: Rule) -> Chain
     return Chain(name=name, hook=Hook(type=kind, hook=hook, priority=priority), rules=rules)
 
 
-def _nat_chains(settings: Settings) -> list[Chain]:
+def _nat_chains(settings: NftSettings) -> list[Chain]:
     allowed: Key = (*PORT_KEY, Field.SADDR)
     # Ranges of node ports are checked here, behind the look-up of exact addresses, which win.
     node_ports = (
@@ -193,7 +193,7 @@ def _nat_chains(settings: Settings) -> list[Chain]:
     ]
 
 
-def _filter_chains(settings: Settings) -> list[Chain]:
+def _filter_chains(settings: NftSettings) -> list[Chain]:
     allowed: Key = (*ADDRESS_KEY, Field.SADDR)
     firewall = Rule((InSet(ADDRESS_KEY, RESTRICTED), InSet(allowed, ALLOWED_SOURCES, True), DropPacket()))
     refuse = (
@@ -212,7 +212,7 @@ def _filter_chains(settings: Settings) -> list[Chain]:
     ]
 
 
-def _at_node_address(settings: Settings, then: Expression) -> tuple[Rule, ...]:
+def _at_node_address(settings: NftSettings, then: Expression) -> tuple[Rule, ...]:
     """`then` for packets to the addresses on which node ports answer (rows 9.1, 9.2, 9.8 to 9.10)."""
     cidrs = settings.node_port_cidrs
     if cidrs == ():
@@ -224,7 +224,7 @@ def _at_node_address(settings: Settings, then: Expression) -> tuple[Rule, ...]:
     return (Rule((*conditions, then)),)
 
 
-def by_sender(settings: Settings, pod: Expression, node: Expression, other: Expression) -> tuple[Rule, ...]:
+def by_sender(settings: NftSettings, pod: Expression, node: Expression, other: Expression) -> tuple[Rule, ...]:
     """Rules that end with one of three verdicts; the first class that fits counts. Classes that no rule has to tell
     apart are not told apart."""
     if not settings.pods.enabled:

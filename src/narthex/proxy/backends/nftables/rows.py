@@ -39,7 +39,7 @@ from narthex.proxy.backends.nftables.frame import (
     NODEPORT_ENDPOINTS_LOCAL,
     PORT_KEY,
     REJECT_CHAIN,
-    Settings,
+    NftSettings,
     by_sender,
 )
 from narthex.proxy.plan.ir import Decision, Drop, Forward, Frontend, Scope
@@ -62,7 +62,7 @@ ENDPOINT_MAPS = {
 """Where the endpoints of a pool stand, for frontends with an address and for node ports."""
 
 
-class Row(NamedTuple):
+class DecisionRow(NamedTuple):
     """A chain by what it does; equal rows are one chain."""
 
     kind: str
@@ -74,7 +74,7 @@ class Row(NamedTuple):
         return chain_name(self.kind, self.cells)
 
 
-class Count(NamedTuple):
+class EndpointCount(NamedTuple):
     """A number of endpoints that some frontends have in one endpoint map."""
 
     kind: str
@@ -93,7 +93,7 @@ def chain_name(prefix: str, cells: Cells) -> str:
     return f"{prefix}-{cells[0]}" if len(set(cells)) == 1 else "-".join((prefix, *cells))
 
 
-def decisions(frontend: Frontend, settings: Settings) -> tuple[Decision, Decision, Decision]:
+def decisions(frontend: Frontend, settings: NftSettings) -> tuple[Decision, Decision, Decision]:
     """For pods, this node, others. Without pod detection nobody is a pod, and the cell must make no difference."""
     return frontend.pod if settings.pods.enabled else frontend.node, frontend.node, frontend.other
 
@@ -110,14 +110,14 @@ def refuse_cell(decision: Decision) -> str:
     return "a" if isinstance(decision, Forward) else "d" if isinstance(decision, Drop) else "r"
 
 
-def refuse_verdict(row: Row) -> Verdict:
+def refuse_verdict(row: DecisionRow) -> Verdict:
     """What the maps of refused frontends hold for a row; the usual rows need no chain of their own."""
     if set(row.cells) == {"d"}:
         return DropPacket()
     return Goto(REJECT_CHAIN if set(row.cells) == {"r"} else row.chain)
 
 
-def row_chains(row: Row, settings: Settings) -> Iterator[Chain]:
+def row_chains(row: DecisionRow, settings: NftSettings) -> Iterator[Chain]:
     """The chain of a row, and those that mark before the draw."""
     if row.kind == REFUSE:
         if len(set(row.cells)) > 1:
@@ -131,7 +131,7 @@ def row_chains(row: Row, settings: Settings) -> Iterator[Chain]:
             yield Chain(name=f"{row.kind}-{cell}", rules=(Rule((MarkOr(settings.mark), draw)),))
 
 
-def draw_chains(counts: Iterable[Count]) -> Iterator[Chain]:
+def draw_chains(counts: Iterable[EndpointCount]) -> Iterator[Chain]:
     """The chains that send to one of the endpoints, each equally likely: a rule per count."""
     rules: dict[str, list[Rule]] = {}
     for count in sorted(counts, key=lambda one: one.number):
@@ -142,7 +142,7 @@ def draw_chains(counts: Iterable[Count]) -> Iterator[Chain]:
     return (Chain(name=name, rules=tuple(some)) for name, some in rules.items())
 
 
-def count_sets(counts: frozenset[Count]) -> Mapping[str, Set]:
+def count_sets(counts: frozenset[EndpointCount]) -> Mapping[str, Set]:
     """The sets of frontends by count, declared."""
     return {count.frontends: Set(name=count.frontends, key=_KEYS[count.kind]) for count in counts}
 

@@ -17,24 +17,24 @@ from narthex.model.names import ServicePortName
 from narthex.netfilter.ast import Ruleset, Set, Table
 from narthex.netfilter.netlink.slot_map import SlotMap
 from narthex.proxy.backends.nftables.changes import NftChanges, between, replacement, with_elements
-from narthex.proxy.backends.nftables.frame import TABLE, Settings, frame_chains, shared_sets
-from narthex.proxy.backends.nftables.rows import Count, Row, count_sets, draw_chains, row_chains
-from narthex.proxy.backends.nftables.service import SHARED, Fragment, Part, add, fragment
+from narthex.proxy.backends.nftables.frame import TABLE, NftSettings, frame_chains, shared_sets
+from narthex.proxy.backends.nftables.rows import DecisionRow, EndpointCount, count_sets, draw_chains, row_chains
+from narthex.proxy.backends.nftables.service import SHARED, NftFragment, TablePart, add, fragment
 from narthex.proxy.plan.ir import Plan
 
 
 class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Table `ip narthex` or `ip6 narthex`. Compares by content; elements of dynamic sets are no content."""
 
-    settings: Settings | None = None
+    settings: NftSettings | None = None
     """None: read from a kernel, or patched; then `spelled` holds all."""
-    fragments: Map[ServicePortName, Fragment] = Map()
+    fragments: Map[ServicePortName, NftFragment] = Map()
     shared: Mapping[str, Map[str, int]] = {}
     """How often each address is needed in sets where several Service ports may need the same (`SHARED`)."""
-    rows: frozenset[Row] = frozenset()
+    rows: frozenset[DecisionRow] = frozenset()
     """Rows in use, and those that were: a chain is kept while rules are rendered one from the other, so that a count
     that comes back finds it. Rules rendered without predecessor have only what they use."""
-    counts: frozenset[Count] = frozenset()
+    counts: frozenset[EndpointCount] = frozenset()
     """Numbers of endpoints, kept as rows are."""
     lineage: int = 0
     """Number of the plan's lineage."""
@@ -64,7 +64,7 @@ class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             return self.spelled[0]
         if self.spelled:
             return self.spelled.pop()
-        part = add(Part(self.settings), self.fragments.values())
+        part = add(TablePart(self.settings), self.fragments.values())
         return _spelled(self.settings, part, self.rows, self.counts)
 
     def ruleset(self) -> Ruleset:
@@ -79,7 +79,7 @@ def from_table(table: Table) -> NftRules:
 
 def render(plan: Plan) -> NftRules:
     """Return the rules of a plan, from scratch, with the table already spelled out."""
-    rules, table = _rendered(Settings.of(plan), plan, Map())
+    rules, table = _rendered(NftSettings.of(plan), plan, Map())
     rules.spelled.append(table)
     return rules
 
@@ -90,7 +90,7 @@ def advance(previous: NftRules | None, plan: Plan) -> tuple[NftRules, NftChanges
     Costs as much as Service ports changed since `previous`; all of them without it, when a setting changed, or when
     `previous` was read from a kernel.
     """
-    settings = Settings.of(plan)
+    settings = NftSettings.of(plan)
     if previous is None:
         rules, table = _rendered(settings, plan, Map())
         return rules, replacement(table)
@@ -101,12 +101,12 @@ def advance(previous: NftRules | None, plan: Plan) -> tuple[NftRules, NftChanges
     return rules, between(previous.spell_out(), table)
 
 
-def _rendered(settings: Settings, plan: Plan, before: Map[ServicePortName, Fragment]) -> tuple[NftRules, Table]:
+def _rendered(settings: NftSettings, plan: Plan, before: Map[ServicePortName, NftFragment]) -> tuple[NftRules, Table]:
     """Render all Service ports, with the slots that they had. Returns the table, too, which the rules do not keep."""
-    fragments: Map[ServicePortName, Fragment] = Map(
+    fragments: Map[ServicePortName, NftFragment] = Map(
         {name: fragment(service, before.get(name)) for name, service in plan.services.items()}
     )
-    part = add(Part(settings), fragments.values())
+    part = add(TablePart(settings), fragments.values())
     rows, counts = frozenset(part.rows), frozenset(part.counts)
     rules = NftRules(
         settings=settings,
@@ -119,10 +119,10 @@ def _rendered(settings: Settings, plan: Plan, before: Map[ServicePortName, Fragm
     return rules, _spelled(settings, part, rows, counts)
 
 
-def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> tuple[NftRules, NftChanges]:
+def _advanced(previous: NftRules, settings: NftSettings, plan: Plan) -> tuple[NftRules, NftChanges]:
     """The next rules from the previous ones, looking only at what changed."""
-    leaving: list[Fragment] = []
-    coming: list[Fragment] = []
+    leaving: list[NftFragment] = []
+    coming: list[NftFragment] = []
     with previous.fragments.mutate() as mutation:
         for name in plan.differing(previous.lineage, previous.fragments):
             before, service = previous.fragments.get(name), plan.services.get(name)
@@ -137,7 +137,7 @@ def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> tuple[NftRu
                 mutation[name] = now
                 coming.append(now)
     fragments = mutation.finish()
-    old, new = add(Part(settings), leaving), add(Part(settings), coming)
+    old, new = add(TablePart(settings), leaving), add(TablePart(settings), coming)
     shared = _counted(previous.shared, old, new)
     rows, counts = previous.rows | new.rows, previous.counts | new.counts
     # A shared set that only one side touches is not a set that comes or goes; the set of a new count does come.
@@ -164,12 +164,12 @@ def _advanced(previous: NftRules, settings: Settings, plan: Plan) -> tuple[NftRu
     return rules, between(have, want)
 
 
-def _counted(before: Mapping[str, Map[str, int]], old: Part, new: Part) -> Mapping[str, Map[str, int]]:
+def _counted(before: Mapping[str, Map[str, int]], old: TablePart, new: TablePart) -> Mapping[str, Map[str, int]]:
     """Addresses counted anew; those that come or go are put into the parts as elements."""
     return {name: _counted_in(name, before.get(name, Map()), old, new) for name in SHARED}
 
 
-def _counted_in(name: str, counts: Map[str, int], old: Part, new: Part) -> Map[str, int]:
+def _counted_in(name: str, counts: Map[str, int], old: TablePart, new: TablePart) -> Map[str, int]:
     leaving, coming, key = old.shared[name], new.shared[name], SHARED[name]
     touched = leaving.keys() | coming.keys()
     if not touched:
@@ -190,7 +190,12 @@ def _counted_in(name: str, counts: Map[str, int], old: Part, new: Part) -> Map[s
 
 
 def _partial(
-    settings: Settings, part: Part, rows: frozenset[Row], counts: frozenset[Count], *, with_shared: bool
+    settings: NftSettings,
+    part: TablePart,
+    rows: frozenset[DecisionRow],
+    counts: frozenset[EndpointCount],
+    *,
+    with_shared: bool,
 ) -> Table:
     """The table as far as a part touches it; `with_shared` adds what rows and counts need, touched or not."""
     chains = dict(part.chains)
@@ -206,11 +211,13 @@ def _partial(
 
 
 @lru_cache(maxsize=8)
-def _declared(settings: Settings, counts: frozenset[Count]) -> Mapping[str, Set]:
+def _declared(settings: NftSettings, counts: frozenset[EndpointCount]) -> Mapping[str, Set]:
     return {**shared_sets(settings), **count_sets(counts)}
 
 
-def _spelled(settings: Settings, part: Part, rows: frozenset[Row], counts: frozenset[Count]) -> Table:
+def _spelled(
+    settings: NftSettings, part: TablePart, rows: frozenset[DecisionRow], counts: frozenset[EndpointCount]
+) -> Table:
     """The whole table."""
     for name, addresses in part.shared.items():
         if addresses:

@@ -21,7 +21,7 @@ from narthex.proxy.backends.nftables.frame import (
     NODEPORT_SERVICES,
     RESTRICTED,
     SERVICES,
-    Settings,
+    NftSettings,
     element_network,
 )
 from narthex.proxy.backends.nftables.rows import (
@@ -30,8 +30,8 @@ from narthex.proxy.backends.nftables.rows import (
     REFUSE,
     SEND,
     Cells,
-    Count,
-    Row,
+    DecisionRow,
+    EndpointCount,
     decisions,
     refuse_cell,
     refuse_verdict,
@@ -43,7 +43,7 @@ SHARED: Mapping[str, Callable[[str], ElementKey]] = {CLUSTER_IPS: lambda ip: (ip
 """Sets of which several Service ports may need the same element, and that element for an address."""
 
 
-class Fragment(msgspec.Struct, frozen=True):
+class NftFragment(msgspec.Struct, frozen=True):
     """A Service port with the slots that its endpoints have."""
 
     service: ServicePlan
@@ -66,26 +66,26 @@ class _Way(msgspec.Struct, frozen=True):
     verdict: ElementData
     cells: Cells | None
     """Set where the Service has affinity, and so chains of its own."""
-    sends: tuple[tuple[Count, SlotMap], ...] = ()
+    sends: tuple[tuple[EndpointCount, SlotMap], ...] = ()
     """The endpoint maps that may be drawn from, each with a count of none."""
 
 
-class Part:
+class TablePart:
     """What several Service ports add together. Filled by `add`, then only read."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: NftSettings) -> None:
         self.settings = settings
         self.elements: dict[str, dict[ElementKey, ElementData]] = {}
         self.endpoints: dict[str, SlotMap] = {}
         """Elements of the endpoint maps."""
         self.shared: dict[str, dict[str, int]] = {name: {} for name in SHARED}
         """How often each address is needed in these sets."""
-        self.rows: set[Row] = set()
-        self.counts: set[Count] = set()
+        self.rows: set[DecisionRow] = set()
+        self.counts: set[EndpointCount] = set()
         self.chains: dict[str, Chain] = {}
         self.sets: dict[str, Set] = {}
         self._ways: dict[tuple[object, ...], _Way] = {}
-        self._counted: dict[tuple[Count, int], dict[ElementKey, ElementData]] = {}
+        self._counted: dict[tuple[EndpointCount, int], dict[ElementKey, ElementData]] = {}
 
     def of(self, name: str) -> dict[ElementKey, ElementData]:
         """The elements of one set, to be filled."""
@@ -99,7 +99,7 @@ class Part:
             way = self._ways[key] = self._made(frontend, sticky)
         return way
 
-    def counted(self, kind: Count, number: int) -> dict[ElementKey, ElementData]:
+    def counted(self, kind: EndpointCount, number: int) -> dict[ElementKey, ElementData]:
         """The elements of the set of frontends that draw from so many endpoints."""
         found = self._counted.get((kind, number))
         if found is None:
@@ -114,7 +114,7 @@ class Part:
         sends = [decision for decision in row if isinstance(decision, Forward)]
         refusals, refused = None, None
         if len(sends) < 3:
-            refusing = Row(REFUSE, (refuse_cell(row[0]), refuse_cell(row[1]), refuse_cell(row[2])))
+            refusing = DecisionRow(REFUSE, (refuse_cell(row[0]), refuse_cell(row[1]), refuse_cell(row[2])))
             self.rows.add(refusing)
             refusals = self.of(NO_ENDPOINT_NODEPORTS if node_port else NO_ENDPOINT_SERVICES)
             refused = refuse_verdict(refusing)
@@ -128,19 +128,19 @@ class Part:
         if sticky:
             return _Way(refusals, refused, services, None, cells)
         kind = NODEPORT if node_port else SEND
-        way = Row(kind, cells)
+        way = DecisionRow(kind, cells)
         self.rows.add(way)
         scopes = sorted({decision.scope for decision in sends}, key=lambda scope: scope.value)
-        drawn = [(Count(kind, scope, 0), self._slotted(ENDPOINT_MAPS[kind, scope])) for scope in scopes]
+        drawn = [(EndpointCount(kind, scope, 0), self._slotted(ENDPOINT_MAPS[kind, scope])) for scope in scopes]
         return _Way(refusals, refused, services, Goto(way.chain), None, tuple(drawn))
 
     def _slotted(self, name: str) -> SlotMap:
         return self.endpoints.setdefault(name, SlotMap())
 
 
-def fragment(service: ServicePlan, before: Fragment | None) -> Fragment:
+def fragment(service: ServicePlan, before: NftFragment | None) -> NftFragment:
     """The Service port with slots; endpoints that were there before keep theirs."""
-    return Fragment(
+    return NftFragment(
         service,
         arrange(before.cluster if before else (), service.cluster),
         arrange(before.local if before else (), service.local),
@@ -173,14 +173,14 @@ def arrange(before: Slots, pool: Pool | None) -> Slots:
     return tuple(dense)
 
 
-def add(part: Part, fragments: Iterable[Fragment]) -> Part:
+def add(part: TablePart, fragments: Iterable[NftFragment]) -> TablePart:
     """Put what the Service ports need into `part`, and return it."""
     for one in fragments:
         _add_service(part, one)
     return part
 
 
-def _add_service(part: Part, one: Fragment) -> None:
+def _add_service(part: TablePart, one: NftFragment) -> None:
     service = one.service
     sticky: set[Cells] = set()
     for frontend in service.frontends:
@@ -201,7 +201,7 @@ def _add_service(part: Part, one: Fragment) -> None:
         part.sets.update((clients.name, clients) for clients in sticky_sets(service))
 
 
-def _count(part: Part, name: str, address: str) -> None:
+def _count(part: TablePart, name: str, address: str) -> None:
     counts = part.shared[name]
     counts[address] = counts.get(address, 0) + 1
 
@@ -214,7 +214,7 @@ def _key(frontend: Frontend) -> ElementKey:
     return (protocol, frontend.port) if frontend.address is None else (frontend.address, protocol, frontend.port)
 
 
-def _add_ranges(part: Part, frontend: Frontend, ranges: tuple[str, ...]) -> None:
+def _add_ranges(part: TablePart, frontend: Frontend, ranges: tuple[str, ...]) -> None:
     node_port = frontend.address is None
     key = _key(frontend)
     part.of(NODEPORT_RESTRICTED if node_port else RESTRICTED)[key] = None
@@ -223,7 +223,7 @@ def _add_ranges(part: Part, frontend: Frontend, ranges: tuple[str, ...]) -> None
         allowed[(*key, element_network(cidr))] = None
 
 
-def _add_frontend(part: Part, one: Fragment, frontend: Frontend) -> Cells | None:
+def _add_frontend(part: TablePart, one: NftFragment, frontend: Frontend) -> Cells | None:
     """Elements of one frontend. Returns its cells when it needs chains for affinity."""
     way = part.way(frontend, one.service.affinity_seconds is not None)
     key = _key(frontend)

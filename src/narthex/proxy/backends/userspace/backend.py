@@ -32,11 +32,11 @@ from narthex.proxy.backends.iptables.refusals import (
 from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.backends.traits import USERSPACE
 from narthex.proxy.backends.userspace import names
-from narthex.proxy.backends.userspace.chains import Fragment, Ports, fragment, scopes_of
+from narthex.proxy.backends.userspace.chains import Ports, UserspaceFragment, fragment, scopes_of
 from narthex.proxy.backends.userspace.ports import FIRST, LAST, Whose, assign
 from narthex.proxy.backends.userspace.rules import (
-    Listener,
-    Listeners,
+    RelayListener,
+    RelayListeners,
     UserspaceChanges,
     UserspaceRules,
     diff,
@@ -55,7 +55,7 @@ class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
     """What one rendering leaves for the next."""
 
     frame: Frame
-    fragments: Mapping[ServicePortName, Fragment]
+    fragments: Mapping[ServicePortName, UserspaceFragment]
 
 
 class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
@@ -125,7 +125,9 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
         """A packet's way through the rules to the relay, and on from there."""
         return self.onwards(walk(rules.tables.ruleset, packet, host, memory, now), rules.listeners, memory, now)
 
-    def onwards(self, redirected: Trace, listeners: Listeners, memory: Memory | None = None, now: float = 0.0) -> Trace:
+    def onwards(
+        self, redirected: Trace, listeners: RelayListeners, memory: Memory | None = None, now: float = 0.0
+    ) -> Trace:
         """Where a packet goes on to that was redirected to one of these listeners."""
         packet = redirected.packet
         outcomes: list[Outcome] = []
@@ -146,19 +148,19 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
         return table_text(rules.listeners.values()) + save_text(rules.tables.ruleset)
 
 
-def _fragment(service: ServicePlan, frame: Frame, ports: Ports, known: Fragment | None) -> Fragment:
+def _fragment(service: ServicePlan, frame: Frame, ports: Ports, known: UserspaceFragment | None) -> UserspaceFragment:
     if known is not None and known.service is service and known.ports == ports:
         return known
     return fragment(service, frame, ports)
 
 
-def _listeners(plan: Plan, ports: Mapping[ServicePortName, Ports], known: Listeners) -> Listeners:
+def _listeners(plan: Plan, ports: Mapping[ServicePortName, Ports], known: RelayListeners) -> RelayListeners:
     """The relay's table; equal entries are taken over."""
-    found: dict[tuple[Protocol, int], Listener] = {}
+    found: dict[tuple[Protocol, int], RelayListener] = {}
     for name, by_scope in ports.items():
         service = plan.services[name]
         for scope, port in by_scope.items():
-            one = Listener(
+            one = RelayListener(
                 name=name,
                 scope=scope,
                 port=port,
@@ -184,7 +186,7 @@ def _unserved(plan: Plan, ports: Mapping[ServicePortName, Ports], count: int) ->
 # ---- tables --------------------------------------------------------------------------------------------------------
 
 
-def _tables(plan: Plan, frame: Frame, ordered: list[Fragment], known: XtablesRules | None) -> XtablesRules:
+def _tables(plan: Plan, frame: Frame, ordered: list[UserspaceFragment], known: XtablesRules | None) -> XtablesRules:
     portals = tuple(_portals(ordered))
     node_ports = tuple(line for each in ordered for line in each.node_ports)
     # The relay's own connections: an endpoint may have the address and port of a frontend, as host network pods do,
@@ -227,7 +229,7 @@ def _kept(chains: dict[str, Rules], known: XtablesRules | None, table: str) -> M
     return Map({name: before if (before := held.get(name)) == rules else rules for name, rules in chains.items()})
 
 
-def _portals(ordered: list[Fragment]) -> Iterator[Rule]:
+def _portals(ordered: list[UserspaceFragment]) -> Iterator[Rule]:
     taken = {number for each in ordered for number in each.refused.node_port_numbers}
     for each in ordered:
         yield from each.portals
@@ -238,7 +240,7 @@ def _to_node_ports(frame: Frame, chain: str) -> Iterable[Rule]:
     return (rule(*match, Jump(chain), comment=_LAST) for match in frame.node_port_matches)
 
 
-def _doors(plan: Plan, ordered: list[Fragment]) -> Iterator[Rule]:
+def _doors(plan: Plan, ordered: list[UserspaceFragment]) -> Iterator[Rule]:
     """Doors to what listens on this node. Nobody gets to the relay but by a frontend: whoever came straight to its port
     would go round policies and source ranges."""
     for service, check in sorted(plan.health_checks.items()):
@@ -273,7 +275,7 @@ def _jumps() -> dict[tuple[str, str], Rules]:
 
 
 def _relayed(
-    listener: Listener | None, outcome: Outcome, packet: Packet, memory: Memory | None, now: float
+    listener: RelayListener | None, outcome: Outcome, packet: Packet, memory: Memory | None, now: float
 ) -> Iterator[Outcome]:
     """Where the relay may go on to."""
     assert outcome.endpoint is not None
@@ -313,5 +315,5 @@ def _relayed(
         )
 
 
-def _record(listener: Listener, place: tuple[str, int]) -> str:
+def _record(listener: RelayListener, place: tuple[str, int]) -> str:
     return f"relay {listener.name} {listener.name.protocol.value} {join_port(*place)}"

@@ -14,7 +14,7 @@ from narthex.netfilter.ast import Expression, Field, Jump, Redirect, Return, Rul
 from narthex.proxy.backends.iptables.frame import FROM_SELF, Frame, Match, Rules, address_match, rule
 from narthex.proxy.backends.iptables.refusals import (
     PROTOCOLS,
-    Refused,
+    RefusalRules,
     Row,
     comment_text,
     destination,
@@ -32,7 +32,7 @@ _Cells = tuple[int, int, int]
 """Listen ports for pods, this node and others; 0: not redirected."""
 
 
-class Fragment(msgspec.Struct, frozen=True, kw_only=True):
+class UserspaceFragment(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of one Service port: chains of its own, and its lines in the chains that all share."""
 
     service: ServicePlan
@@ -43,11 +43,11 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     """Exact addresses; the same in both chains, for what comes in and for what is sent here."""
     node_ports: Rules = ()
     """Node ports, likewise."""
-    refused: Refused = Refused()
+    refused: RefusalRules = RefusalRules()
     """The filter table."""
 
 
-def fragment(service: ServicePlan, frame: Frame, ports: Ports) -> Fragment:
+def fragment(service: ServicePlan, frame: Frame, ports: Ports) -> UserspaceFragment:
     """The rules of one Service port. A Forward to endpoints for which there is no listen port becomes a Reject."""
     possible = _possible(service, ports)
     return _Writer(possible, frame, ports).fragment(service)
@@ -84,7 +84,7 @@ class _Writer:
         self._protocol = PROTOCOLS[service.name.protocol]
         self._chains: dict[str, Rules] = {}
 
-    def fragment(self, service: ServicePlan) -> Fragment:
+    def fragment(self, service: ServicePlan) -> UserspaceFragment:
         lines: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
         for frontend in self._service.frontends:
             cells = self._cells(row_of(frontend, self._frame))
@@ -93,7 +93,7 @@ class _Writer:
                 then = self._entry(frontend, cells)
                 lines[frontend.kind].append(rule(*destination(frontend), then, comment=text))
         exact = [kind for kind in FrontendKind if kind is not FrontendKind.NODE_PORT]
-        return Fragment(
+        return UserspaceFragment(
             service=service,
             ports=self._ports,
             chains=self._chains,

@@ -19,7 +19,7 @@ Place = tuple[str, int]
 """Address and port of an endpoint."""
 
 
-class Listener(msgspec.Struct, frozen=True, kw_only=True):
+class RelayListener(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the relay table: what becomes of connections that are redirected to one port.
 
     A Service port has one for each of its endpoint sets that some sender is forwarded to. Which sender may go where is
@@ -40,14 +40,14 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
         return self.name.protocol, self.port
 
 
-Listeners = Map[ListenKey, Listener]
+RelayListeners = Map[ListenKey, RelayListener]
 
 
 class UserspaceRules(msgspec.Struct, frozen=True, kw_only=True):
     """All of ours for one family. Equal when rules, listeners and the ports of others are."""
 
     tables: XtablesRules
-    listeners: Listeners = Map()
+    listeners: RelayListeners = Map()
     mark: int = 0
     """The relay's own connections have this bit of the packet mark, so that rules let them pass."""
     taken: frozenset[ListenKey] = frozenset()
@@ -79,7 +79,7 @@ class UserspaceChanges(msgspec.Struct, frozen=True, kw_only=True):
     """As in the rules."""
     replace: bool = False
     """The state is not known: a listener that is not among `listen` must go."""
-    listen: tuple[Listener, ...] = ()
+    listen: tuple[RelayListener, ...] = ()
     """New, or with another content."""
     close: tuple[ListenKey, ...] = ()
 
@@ -114,7 +114,7 @@ def diff(have: UserspaceRules | None, want: UserspaceRules) -> UserspaceChanges:
 def patch(have: UserspaceRules, changes: UserspaceChanges) -> UserspaceRules:
     """The rules after the changes."""
     tables = xtables.patch(have.tables, changes.tables)
-    listeners: Listeners = Map() if changes.replace else have.listeners
+    listeners: RelayListeners = Map() if changes.replace else have.listeners
     with listeners.mutate() as mutation:
         for key in changes.close:
             del mutation[key]
@@ -123,7 +123,7 @@ def patch(have: UserspaceRules, changes: UserspaceChanges) -> UserspaceRules:
     return UserspaceRules(tables=tables, listeners=listeners, mark=changes.mark, taken=have.taken)
 
 
-def _sorted(listeners: Mapping[ListenKey, Listener]) -> list[Listener]:
+def _sorted(listeners: Mapping[ListenKey, RelayListener]) -> list[RelayListener]:
     return [listeners[key] for key in sorted(listeners, key=_by_port)]
 
 

@@ -14,7 +14,7 @@ from immutables import Map
 from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol, family_of, join_port, split_port
 from narthex.proxy.backends.iptables.refusals import comment_text
-from narthex.proxy.backends.userspace.rules import Listener, Listeners
+from narthex.proxy.backends.userspace.rules import RelayListener, RelayListeners
 from narthex.proxy.plan.ir import Scope
 
 _LINE = re.compile(
@@ -24,16 +24,16 @@ _LINE = re.compile(
 )
 
 
-def table_text(listeners: Iterable[Listener]) -> str:
+def table_text(listeners: Iterable[RelayListener]) -> str:
     """One line for each, by port."""
     ordered = sorted(listeners, key=lambda one: (one.port, one.name.protocol.value))
     return "".join(_line(one) for one in ordered)
 
 
-def table_of(lines: Iterable[str], family: IPFamily) -> Listeners:
+def table_of(lines: Iterable[str], family: IPFamily) -> RelayListeners:
     """The listeners of a family among lines of a dump; others are passed over. Raises ValueError for a line that begins
     like one and cannot be read."""
-    found: dict[tuple[Protocol, int], Listener] = {}
+    found: dict[tuple[Protocol, int], RelayListener] = {}
     for line in lines:
         match = _LINE.fullmatch(line.strip())
         if match is None:
@@ -44,7 +44,7 @@ def table_of(lines: Iterable[str], family: IPFamily) -> Listeners:
         if any(family_of(address) is not family for address, _ in ends):
             continue
         service = NamespacedName(match["namespace"], match["name"])
-        one = Listener(
+        one = RelayListener(
             name=ServicePortName(service, match["port_name"] or "", Protocol(match["protocol"].upper())),
             scope=Scope(match["scope"]),
             port=int(match["port"]),
@@ -55,7 +55,7 @@ def table_of(lines: Iterable[str], family: IPFamily) -> Listeners:
     return Map(found)
 
 
-def _line(one: Listener) -> str:
+def _line(one: RelayListener) -> str:
     ends = ", ".join(join_port(*place) for place in one.endpoints)
     affinity = "" if one.affinity_seconds is None else f", affinity {one.affinity_seconds} s"
     where = f"# relay {one.name.protocol.lower} {one.port}"
