@@ -50,7 +50,7 @@ def with_source(command: Callable[..., Any]) -> Callable[..., Any]:
 def begin(given: Mapping[str, Any], config: Path | None) -> tuple[ProxySettings, ConfigurationFile | None]:
     """Settings by fields that were given and by a file, and that file, to be followed. From here on there is a log; it
     has the warnings. Raises SettingsError."""
-    from narthex.proxy.program.machine import check_machine
+    from narthex.proxy.program.dataplane import check_machine
     from narthex.proxy.program.reload import ConfigurationFile
     from narthex.proxy.program.settings import settings
     from narthex.runtime import logs

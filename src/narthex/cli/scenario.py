@@ -74,7 +74,7 @@ def run(
 def _not_here(asked: tuple[str, ...]) -> frozenset[str]:
     """Modes that this machine cannot run, said on standard error; one that was asked for is an error."""
     from narthex.proxy.backends import BACKENDS
-    from narthex.proxy.program.machine import refusal
+    from narthex.proxy.program.dataplane import refusal
 
     reasons = {mode: why for mode in asked or BACKENDS if (why := refusal(mode))}
     if asked and reasons:

@@ -4,10 +4,14 @@ import pytest
 
 from narthex.netfilter.ast import Set
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.backends.counts import ConnectionCount
-from narthex.proxy.backends.iptables import counts as iptables_counts
+from narthex.proxy.backends.counters import (
+    ConnectionCount,
+    NftCounterOwners,
+    XtablesCounterOwners,
+    counted_sets,
+    invalid_dropped,
+)
 from narthex.proxy.backends.iptables import names
-from narthex.proxy.backends.nftables import counts as nftables_counts
 from narthex.testing.build import endpoint, endpoint_slice, plan, port_name, service
 
 WEB = service("shop/web", "10.110.0.1", node_port=30001, type="NodePort")
@@ -20,10 +24,10 @@ def test_every_element_that_sends_counts_for_its_owner():
     """The declarations come from the layout itself, so a map that the layout drops fails here."""
     made = plan(WEB, SLICE, EMPTY)
     table = BACKENDS["nftables"].render(made).table()
-    declared = nftables_counts.counted_sets(made, True)
+    declared = counted_sets(made, True)
     assert all(one.counter for one in declared.values())
     elements = [(name, key, data, 7) for name in declared for key, data in table.sets[name].elements.items()]
-    found = list(nftables_counts.NftCounterOwners(made).counted(elements))
+    found = list(NftCounterOwners(made).counted(elements))
     assert {(each.name, each.endpoint) for each in found} == {
         (NAME, None),
         (NAME, ("10.64.1.5", 8080)),
@@ -36,15 +40,15 @@ def test_every_element_that_sends_counts_for_its_owner():
 def test_elements_that_only_refuse_do_not_count():
     made = plan(EMPTY)
     elements = [("services", ("10.110.0.9", "tcp", 80), None, 3), ("endpoints", ("10.110.0.9", "tcp", 80, 0), None, 3)]
-    assert list(nftables_counts.NftCounterOwners(made).counted(elements)) == []
+    assert list(NftCounterOwners(made).counted(elements)) == []
 
 
 def test_all_maps_with_counters_are_asked():
     made = plan(WEB, SLICE)
     sets = BACKENDS["nftables"].render(made).table().sets
     counting = {name for name, one in sets.items() if isinstance(one, Set) and one.counter}
-    assert nftables_counts.counted_sets(made, True).keys() == counting
-    assert nftables_counts.counted_sets(made, False).keys() == {"services", "nodeport-services"}
+    assert counted_sets(made, True).keys() == counting
+    assert counted_sets(made, False).keys() == {"services", "nodeport-services"}
 
 
 def save(*lines):
@@ -62,7 +66,7 @@ def test_the_rule_that_sends_counts_in_iptables_mode():
         "[8:480] -A KUBE-SEP-AAAAAAAAAAAAAAAA -p tcp -m tcp -j DNAT --to-destination 10.64.9.9:80",
         "[5:300] -A CNI-DN-1 -p tcp -j DNAT --to-destination 10.64.9.9:80",
     )
-    found = set(iptables_counts.XtablesCounterOwners(made).counted(text))
+    found = set(XtablesCounterOwners(made).counted(text))
     assert found == {
         ConnectionCount((one, "endpoint"), NAME, ("10.64.1.5", 8080), 3),
         ConnectionCount((one, "service"), NAME, None, 3),
@@ -77,12 +81,12 @@ def test_the_rule_against_invalid_packets_counts_what_it_drops():
     text += "[7:420] -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP\n"
     text += "[9:540] -A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT\n"
     text += "[5:300] -A FORWARD -m conntrack --ctstate INVALID -j DROP\nCOMMIT\n"
-    assert iptables_counts.invalid_dropped(text) == 7
-    assert iptables_counts.invalid_dropped("*filter\nCOMMIT\n") == 0
+    assert invalid_dropped(text) == 7
+    assert invalid_dropped("*filter\nCOMMIT\n") == 0
 
 
 @pytest.mark.parametrize("comment", ['-j DNAT "', "[5:1] -A KUBE-SEP-"])
 def test_a_comment_of_a_stranger_is_no_rule(comment):
     made = plan(WEB, SLICE)
     text = save(f'[5:300] -A FOREIGN -m comment --comment "{comment}" -j ACCEPT')
-    assert list(iptables_counts.XtablesCounterOwners(made).counted(text)) == []
+    assert list(XtablesCounterOwners(made).counted(text)) == []

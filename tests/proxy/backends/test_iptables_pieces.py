@@ -5,7 +5,7 @@ import pytest
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Goto, Jump
 from narthex.proxy.backends.iptables.backend import IptablesBackend
-from narthex.proxy.backends.iptables.pieces import MOST_CHAINS, pieces
+from narthex.proxy.backends.iptables.rules import MOST_CHAINS, pieces
 from narthex.proxy.backends.iptables.script import KernelChains, restore_inputs
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 

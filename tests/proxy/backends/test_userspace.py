@@ -10,7 +10,7 @@ from narthex.model.packet import Disposition, Packet
 from narthex.proxy.backends.userspace.backend import UserspaceBackend
 from narthex.proxy.backends.userspace.names import is_ours
 from narthex.proxy.backends.userspace.ports import FIRST, LAST, assign
-from narthex.proxy.backends.userspace.table import table_of
+from narthex.proxy.backends.userspace.rules import table_of
 from narthex.proxy.plan.ir import Scope
 from narthex.testing.build import HOST, NODE, endpoint, endpoint_slice, plan, service
 

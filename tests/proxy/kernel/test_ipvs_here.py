@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from narthex.linux import namespaces as netns
-from narthex.proxy.program.machine import check_machine, working_modes
+from narthex.proxy.program.dataplane import check_machine, working_modes
 from narthex.runtime.process import StartError
 
 pytestmark = [pytest.mark.kernel, pytest.mark.row("24.1")]

@@ -16,7 +16,7 @@ from narthex.linux import processes
 from narthex.linux.run import run
 from narthex.model.net import IPFamily, Protocol
 from narthex.proxy.backends.userspace.ports import FIRST, LAST
-from narthex.proxy.relay.inspect import shown
+from narthex.proxy.kernel.userspace import shown
 from narthex.testing.load import Load, OpenConnection, until
 
 pytestmark = pytest.mark.kernel

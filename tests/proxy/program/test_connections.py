@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
-from narthex.proxy.backends.counts import ConnectionCount
+from narthex.proxy.backends.counters import ConnectionCount
 from narthex.proxy.program.connections import REST, ConnectionCollector
 from narthex.runtime.configuration.values import OwnConfiguration
 from narthex.testing.build import endpoint, endpoint_slice, plan, port_name, service

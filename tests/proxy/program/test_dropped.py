@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
-from narthex.proxy.program.dropped import DroppedPacketCollector
+from narthex.proxy.program.connections import DroppedPacketCollector
 from narthex.testing.fakes import FakeClock
 
 NAME = "kubeproxy_iptables_ct_state_invalid_dropped_packets_total"

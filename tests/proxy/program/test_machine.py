@@ -9,8 +9,8 @@ from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel import dataplanes
 from narthex.proxy.kernel.ipvs import kernel
 from narthex.proxy.kernel.ipvs.kernel import NoIpvsError
-from narthex.proxy.program import machine as checks
-from narthex.proxy.program.machine import check_machine, working_modes
+from narthex.proxy.program import dataplane as checks
+from narthex.proxy.program.dataplane import check_machine, working_modes
 from narthex.runtime.process import StartError
 
 

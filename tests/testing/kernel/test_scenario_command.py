@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from narthex.cli import main
 from narthex.linux import namespaces as netns
-from narthex.proxy.program.machine import refusal
+from narthex.proxy.program.dataplane import refusal
 from narthex.testing.kernel.world import PREFIX
 
 pytestmark = pytest.mark.kernel

@@ -381,7 +381,7 @@ def _make_directories(directory: StateDirectory, *, keep: bool) -> Path:
 
 
 def _check_machine(mode: str) -> None:
-    from narthex.proxy.program.machine import refusal
+    from narthex.proxy.program.dataplane import refusal
 
     _check_root()
     for program, package in _NEEDED.items():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -24,13 +24,15 @@ from narthex.model.net import IPFamily
 from narthex.netfilter.xtables.values import builtin_chains
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.base import Backend, Target
-from narthex.proxy.backends.counts import ConnectionCount
 from narthex.proxy.backends.iptables.names import OWN_TABLES, ChainOwnership
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.kernel_settings import ipvs_settings
 from narthex.runtime.configuration.values import IpvsConfiguration
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.process import StartError
+
+if TYPE_CHECKING:
+    from narthex.proxy.backends.counters import ConnectionCount
 
 OLDEST_KERNEL = (5, 13)
 """Oldest kernel that mode nftables supports (row 23.1)."""
@@ -42,7 +44,7 @@ FEW_ELEMENTS = 50
 _PACKAGES = {"nft": "nftables", "ipset": "ipset"}
 """Package of a program; all other programs are part of iptables."""
 
-CounterReader = Callable[[Plan, bool], Iterable[ConnectionCount]]
+CounterReader = Callable[[Plan, bool], "Iterable[ConnectionCount]"]
 """Reads the kernel's counters for a plan that is in force. The second argument asks for the counters of single endpoints,
 which may cost much more. Raises ApplyError. A reader has its own socket and is not thread-safe."""
 
@@ -198,7 +200,7 @@ class NftablesDataplane(Dataplane):
 
     def counter_reader(self, family: IPFamily, namespace: str | None = None) -> CounterReader | None:
         """Return a reader of the counters of map elements."""
-        from narthex.proxy.backends.nftables.counts import NftCounterOwners, counted_sets
+        from narthex.proxy.backends.counters import NftCounterOwners, counted_sets
         from narthex.proxy.kernel.nftables import NftablesTarget
 
         nft = NftablesTarget(family, namespace)
@@ -249,7 +251,7 @@ class IptablesDataplane(Dataplane):
 
     def counter_reader(self, family: IPFamily, namespace: str | None = None) -> CounterReader | None:
         """Return a reader of the counters of endpoint chains."""
-        from narthex.proxy.backends.iptables.counts import XtablesCounterOwners
+        from narthex.proxy.backends.counters import XtablesCounterOwners
         from narthex.proxy.kernel.iptables import IptablesTarget
 
         iptables = IptablesTarget(family, namespace)
@@ -257,7 +259,7 @@ class IptablesDataplane(Dataplane):
 
     def invalid_drop_reader(self, family: IPFamily, namespace: str | None = None) -> Callable[[], int] | None:
         """Return a reader of the counter of the rule that drops invalid packets."""
-        from narthex.proxy.backends.iptables.counts import invalid_dropped
+        from narthex.proxy.backends.counters import invalid_dropped
         from narthex.proxy.kernel.iptables import IptablesTarget
 
         iptables = IptablesTarget(family, namespace)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import socket
 
 from immutables import Map
 
+from narthex.linux import namespaces as netns
 from narthex.linux.run import ApplyError
+from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
 from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables.rules import XtablesRules
@@ -19,10 +22,19 @@ from narthex.proxy.backends.userspace.rules import (
     UserspaceRules,
 )
 from narthex.proxy.kernel.iptables import IptablesTarget
-from narthex.proxy.relay.inspect import entry_of, shown
+from narthex.proxy.plan.ir import Scope
 from narthex.proxy.relay.process import RelayGoneError, RelayProcess, RelaySetup
 from narthex.proxy.relay.relay import UDP_IDLE_SECONDS
-from narthex.proxy.relay.wire import ADDRESS_FAMILIES, RelayAnswer, RelayCounts, RelayOrder
+from narthex.proxy.relay.wire import (
+    ADDRESS_FAMILIES,
+    RelayAnswer,
+    RelayCounts,
+    RelayOrder,
+    RelayPort,
+    RelayTable,
+    receive,
+    shown_at,
+)
 
 TEND_SECONDS = 2.0
 """How often to see whether the relay is well."""
@@ -196,3 +208,45 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
             raise ApplyError(f"the {self._family.label} {error}; it is started again soon") from error
         except OSError as error:
             raise ApplyError(f"the {self._family.label} relay could not be started: {error}") from error
+
+
+_PATIENCE = 5.0
+
+
+def shown(family: IPFamily, namespace: str | None) -> RelayListeners:
+    """What the relay there serves; nothing when there is none."""
+    with netns.entered(namespace):
+        sock = socket.socket(socket.AF_UNIX)
+    with sock:
+        sock.settimeout(_PATIENCE)
+        try:
+            sock.connect(shown_at(ADDRESS_FAMILIES[family.value]))
+            table = receive(sock, RelayTable)
+        except (OSError, EOFError):
+            return Map()
+    return Map({one.key: one for one in map(listener_of, table.entries)})
+
+
+def entry_of(listener: RelayListener) -> RelayPort:
+    """As the relay is told."""
+    service, port, protocol = listener.name
+    return RelayPort(
+        protocol=protocol.lower,
+        port=listener.port,
+        service=(*service, port),
+        endpoints=listener.endpoints,
+        affinity_seconds=listener.affinity_seconds,
+        scope=listener.scope.value,
+    )
+
+
+def listener_of(entry: RelayPort) -> RelayListener:
+    """As the rules have it."""
+    namespace, name, port = entry.service
+    return RelayListener(
+        name=ServicePortName(NamespacedName(namespace, name), port, Protocol(entry.protocol.upper())),
+        scope=Scope(entry.scope),
+        port=entry.port,
+        endpoints=entry.endpoints,
+        affinity_seconds=entry.affinity_seconds,
+    )

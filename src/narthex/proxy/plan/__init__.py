@@ -1,1 +1,1 @@
-"""Policy: Snapshot to Plan. The only place where a decision about traffic is made. Pure."""
+"""The plan: decisions for every Service port, computed from the objects of the cluster. Pure."""

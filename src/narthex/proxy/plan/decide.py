@@ -1,6 +1,6 @@
-"""Service and its endpoints to frontends and decisions. All policy on traffic is in this file and in `select`.
+"""Decisions for the ports of a Service. All traffic policy is in this file and in `select`.
 
-For every way in, three cells say what happens to pods, to this node, and to all others (rows of groups 5 to 13).
+For each frontend, three decisions say what happens to packets of pods, of this node, and of others (rows of groups 5 to 13).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     family: IPFamily
     place: ProxyLocation
     node_ip: str = ""
-    """The node's primary address of the family, empty while unknown."""
+    """The node's primary address of the family, empty if unknown."""
     detect_pods: bool = True
     masquerade_all: bool = False
     external_ips: bool = True
@@ -54,41 +54,45 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """See `NodeConfig.strict_source_ranges`."""
 
 
-class _Ways(msgspec.Struct, frozen=True):
+class _Addresses(msgspec.Struct, frozen=True):
     """What all ports of a Service have in common."""
 
     key: NamespacedName
     address: str
     """The ClusterIP."""
     external_ips: tuple[str, ...]
-    balancers: tuple[str, ...]
+    load_balancer_ips: tuple[str, ...]
     allow_from: tuple[str, ...] | None
 
 
 def decide(
     key: NamespacedName, service: Service, slices: tuple[EndpointSlice, ...], context: Context
 ) -> tuple[ServicePlan, ...]:
-    """One plan for each port of the Service that can be reached over this family; () when none can. `key` is the Service's,
-    so that many plans hold one and the same."""
+    """Return one plan for each port of the Service that is reachable over this family; () if none is.
+
+    `key` is the name of the Service, passed in so that many plans share one object.
+    """
     family = context.family
     address = cluster_ip(service, family)
     if not address:
         return ()
-    balancers: tuple[str, ...] = ()
+    load_balancer_ips: tuple[str, ...] = ()
     if service.ingress:
-        balancers = tuple([each.ip for each in service.ingress if not each.proxy and family_of(each.ip) is family])
-    ways = _Ways(
+        load_balancer_ips = tuple(
+            [each.ip for each in service.ingress if not each.proxy and family_of(each.ip) is family]
+        )
+    addresses = _Addresses(
         key,
         address,
         tuple([ip for ip in service.external_ips if family_of(ip) is family]) if service.external_ips else (),
-        balancers,
-        _allow_from(service, balancers, context) if service.source_ranges else None,
+        load_balancer_ips,
+        _allow_from(service, load_balancer_ips, context) if service.source_ranges else None,
     )
-    return tuple([_decide_port(service, port, ways, slices, context) for port in service.ports])
+    return tuple([_decide_port(service, port, addresses, slices, context) for port in service.ports])
 
 
 def cluster_ip(service: Service, family: IPFamily) -> str:
-    """The Service's ClusterIP of the family; empty when the proxy has nothing to do with it (rows 1.1 to 1.5)."""
+    """Return the Service's ClusterIP of the family; empty if the proxy does not handle the Service (rows 1.1 to 1.5)."""
     found = _cluster_ip(service.cluster_ips, service.ip_families, family)
     if not found or service.type == "ExternalName" or service.headless:
         return ""
@@ -99,7 +103,7 @@ def cluster_ip(service: Service, family: IPFamily) -> str:
 
 
 def _cluster_ip(ips: tuple[str, ...], families: tuple[IPFamily, ...], family: IPFamily) -> str:
-    """Asked of every Service in both families; most have one address."""
+    """Return the address of the family. Called for every Service in both families; most have one address."""
     if not families:
         return ips[0] if ips and family_of(ips[0]) is family else ""
     for of, ip in zip(families, ips, strict=False):
@@ -109,9 +113,9 @@ def _cluster_ip(ips: tuple[str, ...], families: tuple[IPFamily, ...], family: IP
 
 
 def _decide_port(
-    service: Service, port: ServicePort, ways: _Ways, slices: tuple[EndpointSlice, ...], context: Context
+    service: Service, port: ServicePort, addresses: _Addresses, slices: tuple[EndpointSlice, ...], context: Context
 ) -> ServicePlan:
-    external = bool(port.node_port or ways.external_ips or ways.balancers)
+    external = bool(port.node_port or addresses.external_ips or addresses.load_balancer_ips)
     external_local = external and service.external_policy_local
     found = candidates(slices, port, context.family, context.place)
     selection = select(
@@ -121,41 +125,45 @@ def _decide_port(
         local=service.internal_policy_local or external_local,
     )
     row = _inside_row(service, selection, context)
-    frontends: tuple[Frontend, ...] = (_frontend(FrontendKind.CLUSTER_IP, ways.address, port, port.port, None, row),)
+    frontends: tuple[Frontend, ...] = (
+        _frontend(FrontendKind.CLUSTER_IP, addresses.address, port, port.port, None, row),
+    )
     used = row.scopes
     if external:
         row = _outside_row(external_local, selection)
-        if others := _outside(frontends[0], port, ways, row, context):
+        if others := _outside(frontends[0], port, addresses, row, context):
             frontends += others
             used |= row.scopes
     return ServicePlan(
-        name=ServicePortName(ways.key, port.name, port.protocol),
+        name=ServicePortName(addresses.key, port.name, port.protocol),
         frontends=frontends,
         cluster=selection.cluster if Scope.CLUSTER in used else None,
         local=selection.local if Scope.LOCAL in used else None,
         serving=_serving(found, selection),
-        resting=() if found.all_ready else found.where(_is_resting).endpoints,
+        not_serving=() if found.all_ready else found.where(_is_not_serving).endpoints,
         affinity_seconds=service.affinity_seconds,
     )
 
 
-def _outside(inside: Frontend, port: ServicePort, ways: _Ways, row: _Row, context: Context) -> tuple[Frontend, ...]:
-    """The ways in besides the ClusterIP; of two for one address and port the first counts."""
-    beside = ways.allow_from if context.strict_source_ranges else None
+def _outside(
+    inside: Frontend, port: ServicePort, addresses: _Addresses, row: _Row, context: Context
+) -> tuple[Frontend, ...]:
+    """Return the frontends other than the ClusterIP; of two for one address and port the first counts."""
+    other_sources = addresses.allow_from if context.strict_source_ranges else None
     found: dict[tuple[str | None, int], Frontend] = {(inside.address, inside.port): inside}
-    external_ips = ways.external_ips if context.external_ips else ()
-    wishes = [(FrontendKind.EXTERNAL_IP, ip, port.port, beside) for ip in external_ips]
-    wishes += [(FrontendKind.LOAD_BALANCER, ip, port.port, ways.allow_from) for ip in ways.balancers]
-    for kind, to, number, allow_from in wishes:
+    external_ips = addresses.external_ips if context.external_ips else ()
+    exact = [(FrontendKind.EXTERNAL_IP, ip, port.port, other_sources) for ip in external_ips]
+    exact += [(FrontendKind.LOAD_BALANCER, ip, port.port, addresses.allow_from) for ip in addresses.load_balancer_ips]
+    for kind, to, number, allow_from in exact:
         if (to, number) not in found:
             found[to, number] = _frontend(kind, to, port, number, allow_from, row)
     if port.node_port:
-        found[None, port.node_port] = _frontend(FrontendKind.NODE_PORT, None, port, port.node_port, beside, row)
+        found[None, port.node_port] = _frontend(FrontendKind.NODE_PORT, None, port, port.node_port, other_sources, row)
     return tuple(found.values())[1:]
 
 
 class _Row:
-    """What becomes of pods, this node, others. Rows are few, so each is made once."""
+    """Decisions for pods, this node, and others. There are few distinct rows, so each object is created once."""
 
     __slots__ = ("node", "other", "pod", "scopes")
 
@@ -181,7 +189,7 @@ def _frontend(
 
 
 def health_check(service: Service, slices: Iterable[EndpointSlice], context: Context) -> ServiceHealthCheck | None:
-    """What balancers are told of the Service on this node; None when it has no health check port (rows 16.1, 16.3)."""
+    """Return the health check of the Service on this node; None without a health check port (rows 16.1, 16.3)."""
     if service.type != "LoadBalancer" or not service.external_policy_local or not service.health_check_node_port:
         return None
     if not cluster_ip(service, context.family):
@@ -200,12 +208,12 @@ def _is_serving(state: SliceEndpoint) -> bool:
     return state.ready or state.serving
 
 
-def _is_resting(state: SliceEndpoint) -> bool:
+def _is_not_serving(state: SliceEndpoint) -> bool:
     return not (state.serving or state.ready)
 
 
 def _serving(found: Candidates, selection: Selection) -> tuple[Endpoint, ...]:
-    """All that serve; the same tuple as the cluster pool's when that is all of them, as it mostly is."""
+    """Return all serving endpoints; the tuple of the cluster pool if it is the same, which is the usual case."""
     serving = found.endpoints if found.all_ready else found.where(_is_serving).endpoints
     if selection.cluster is not None and selection.cluster.endpoints == serving:
         return selection.cluster.endpoints
@@ -213,7 +221,7 @@ def _serving(found: Candidates, selection: Selection) -> tuple[Endpoint, ...]:
 
 
 def _inside_row(service: Service, selection: Selection, context: Context) -> _Row:
-    """The ClusterIP: cells for pods, this node, others (groups 5 and 8)."""
+    """Return the decisions for the ClusterIP (groups 5 and 8)."""
     scope = Scope.LOCAL if service.internal_policy_local else Scope.CLUSTER
     pool = selection.local if service.internal_policy_local else selection.cluster
     if pool is None:
@@ -232,7 +240,7 @@ def _sent_inside(scope: Scope, pods_masked: bool, strangers_masked: bool) -> _Ro
 
 
 def _outside_row(external_local: bool, selection: Selection) -> _Row:
-    """Node port, external IP and balancer: cells for pods, this node, others (group 7)."""
+    """Return the decisions for node port, external IP, and load balancer IP (group 7)."""
     if not selection.any_usable:
         return _REJECTED
     if not external_local:
@@ -249,13 +257,15 @@ _KEPT_LOCAL = _Row(_PLAIN, _MASKED, Forward(Scope.LOCAL, masquerade=False))
 _LOCAL_MISSING = _Row(_PLAIN, _MASKED, Drop())
 
 
-def _allow_from(service: Service, balancers: tuple[str, ...], context: Context) -> tuple[str, ...] | None:
-    """Who may use the balancer addresses, by the ranges of their own family (rows 10.3 to 10.9); under strict source
-    ranges, the node port and external IPs too."""
+def _allow_from(service: Service, load_balancer_ips: tuple[str, ...], context: Context) -> tuple[str, ...] | None:
+    """Return the allowed sources for load balancer addresses, by the ranges of their family (rows 10.3 to 10.9).
+
+    Under strict source ranges they apply to node ports and external IPs, too.
+    """
     ranges = tuple(cidr for cidr in service.source_ranges if family_of(cidr) is context.family)
     if not ranges or any(is_zero_prefix(cidr) for cidr in ranges):
         return None
     if context.node_ip and any(contains(cidr, context.node_ip) for cidr in ranges):
         # A process on this node that talks to an address bound here has such an address as its source (row 10.6).
-        ranges += tuple(host_network(ip) for ip in balancers)
+        ranges += tuple(host_network(ip) for ip in load_balancer_ips)
     return collapse(ranges)

@@ -1,17 +1,17 @@
-"""The plan: what must happen to every packet that concerns a Service, decided once. Read this file first.
+"""The plan: what happens to every packet to a Service, decided once. Read this file first.
 
-A plan speaks Service, not netfilter. For every frontend and every class of sender it holds a decision, so no backend
-has anything to interpret: it only says how these decisions look in its kernel tool. One plan covers one IP family of
-one node. ADR 0001 tells why the cut is here.
+A plan speaks of Services, not of netfilter. For every frontend and every class of sender it holds a decision, so a backend does
+not interpret policy: it expresses these decisions for its kernel tool. One plan covers one IP family of one node. ADR 0001
+explains why the cut is here.
 
-A packet's fate is one look-up:
+The handling of a packet is one lookup:
 
-1. Find the frontend by destination address, protocol and port; an exact address wins over the node's addresses.
-2. `allow_from` that does not hold the source: dropped, whatever the rest says.
-3. The sender's class picks the decision: `pod`, `node` or `other`; the first class that fits counts.
-4. Forward: one endpoint of the pool, each equally likely, or the one remembered when the Service has affinity. The
-   source is masqueraded when the decision says so, and always when the endpoint drawn is the sender itself (hairpin).
-5. No frontend: a known ClusterIP rejects, a free address of a ServiceCIDR drops, and nothing else is ours.
+1. Find the frontend by destination address, protocol, and port. An exact address takes precedence over the node's addresses.
+2. If `allow_from` does not contain the source, drop the packet, whatever the decisions say.
+3. The class of the sender selects the decision: `pod`, `node`, or `other`. The first class that matches counts.
+4. Forward: select one endpoint of the pool, each with the same probability, or the remembered one when the Service has session
+   affinity. Masquerade the source if the decision says so, and always if the endpoint is the sender itself (hairpin).
+5. No frontend: reject at a known ClusterIP, drop at a free address of a ServiceCIDR, and leave everything else alone.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from narthex.model.net import IPFamily, Protocol, in_any
 
 
 class Sender(enum.Enum):
-    """Who sent the packet. First match wins."""
+    """Class of the sender of a packet. The first member that matches counts."""
 
     POD = "pod"
-    """A pod of this cluster, by the detect-local mode (rows of group 6)."""
+    """A pod of this cluster, according to the detect-local mode (rows of group 6)."""
     NODE = "node"
     """This node: the source is one of its own addresses."""
     OTHER = "other"
-    """Anyone else."""
+    """Any other sender."""
 
     __hash__ = object.__hash__  # as `model.net.IPFamily`
 
 
 class Scope(enum.Enum):
-    """Which of a Service port's two endpoint sets."""
+    """One of the two endpoint sets of a Service port: of the whole cluster, or of this node."""
 
     CLUSTER = "cluster"
     LOCAL = "local"
@@ -57,18 +57,18 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True):
-    """Throw away in silence: endpoints exist, but policy leaves none (row 13.3)."""
+    """Discard the packet: endpoints exist, but policy leaves none (row 13.3)."""
 
 
 class Reject(msgspec.Struct, frozen=True, tag=True):
-    """Refuse at once: no endpoint anywhere (row 13.1)."""
+    """Refuse the connection with an error: there is no endpoint in the cluster (row 13.1)."""
 
 
 Decision = Forward | Drop | Reject
 
 
 class FrontendKind(enum.Enum):
-    """How a Service is reached; the value is how people say it."""
+    """Kind of address at which a Service is reached. The value is used in messages."""
 
     CLUSTER_IP = "cluster IP"
     EXTERNAL_IP = "external IP"
@@ -79,92 +79,96 @@ class FrontendKind(enum.Enum):
 
 
 class Frontend(msgspec.Struct, frozen=True, kw_only=True):
-    """One way in, and what becomes of each class of sender there."""
+    """An address and port of a Service, and the decision for each class of sender."""
 
     kind: FrontendKind
     address: str | None
-    """None: the node's addresses, as `Plan.node_ports` limits them."""
+    """None: the addresses of the node, as limited by `Plan.node_ports`."""
     protocol: Protocol
     port: int
     allow_from: tuple[str, ...] | None = None
-    """Networks that may use it, without overlap; None: everyone. Others are dropped (row 10.3)."""
+    """Source networks that may connect, without overlaps; None: all. Packets from other sources are dropped (row 10.3).
+    """
     pod: Decision
     node: Decision
     other: Decision
 
     def decision(self, sender: Sender) -> Decision:
-        """The cell for one class of sender."""
+        """Return the decision for one class of sender."""
         return self.pod if sender is Sender.POD else self.node if sender is Sender.NODE else self.other
 
     @property
     def match(self) -> Match:
-        """What a packet must have to arrive here."""
+        """Destination address, protocol, and port of the packets that arrive here."""
         return self.address, self.protocol, self.port
 
 
 Match = tuple[str | None, Protocol, int]
-"""Destination address (None: the node's), protocol and port."""
+"""Destination address (None: the node's addresses), protocol, and port."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, gc=False):
-    """One address and port that connections are sent to."""
+    """Address and port of a backend of a Service."""
 
     address: str
     port: int
     local: bool = False
-    """It runs on this node."""
+    """The endpoint runs on this node."""
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
-    """The endpoints that a decision may draw from; never empty, sorted by address text and port (row 2.12)."""
+    """Endpoints that a decision may select from; never empty, sorted by address text and port (row 2.12)."""
 
     endpoints: tuple[Endpoint, ...]
     reason: str = ""
-    """Why just these: for people ("ready", "ready and hinted for zone a", "terminating, none is ready")."""
+    """Why these endpoints, for people: "ready", "ready and hinted for zone a", "terminating, none is ready"."""
 
 
 class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All about one Service port. An unchanged Service keeps the identical object from plan to plan."""
+    """All decisions for one Service port. An unchanged Service port keeps the identical object from plan to plan."""
 
     name: ServicePortName
     frontends: tuple[Frontend, ...]
     cluster: Pool | None = None
-    """None when no decision uses it."""
+    """None if no decision uses it."""
     local: Pool | None = None
     serving: tuple[Endpoint, ...] = ()
-    """All endpoints of the Service port that serve, whatever policy and topology choose: a connection to one of these
-    may live on (rows 18.2, 18.6)."""
-    resting: tuple[Endpoint, ...] = ()
-    """Endpoints that the Service port has but that do not serve. Nothing new is sent there; what was begun with TCP or
-    SCTP may still end well (row 3.11)."""
+    """All serving endpoints of the Service port, regardless of policy and topology. Established connections to them may continue
+    (rows 18.2, 18.6).
+    """
+    not_serving: tuple[Endpoint, ...] = ()
+    """Endpoints that are not serving. They get no new connections; established TCP and SCTP connections may still end properly (row
+    3.11).
+    """
     affinity_seconds: int | None = None
-    """ClientIP affinity: a client keeps its endpoint while it returns within this time, across all frontends of the
-    Service port on this node (rows 14.1, 14.2), as long as the endpoint is in the pool that the decision names."""
+    """ClientIP session affinity: a client keeps its endpoint if it returns within this time, across all frontends of the Service
+    port on this node (rows 14.1, 14.2), as long as the endpoint is in the pool that the decision names.
+    """
 
     def pool(self, scope: Scope) -> Pool:
-        """The pool of a Forward decision."""
+        """Return the pool of a Forward decision."""
         pool = self.cluster if scope is Scope.CLUSTER else self.local
         assert pool is not None, f"{self.name}: a decision names the pool {scope.value}, which is not there"
         return pool
 
 
 class PodDetector(msgspec.Struct, frozen=True, kw_only=True):
-    """How a pod is told from others. At most one of the three is set; none: detection is off (row 5.3)."""
+    """How packets from pods are recognized. At most one of the three is set; none: detection is off (row 5.3)."""
 
     cidrs: tuple[str, ...] = ()
-    """Modes ClusterCIDR and NodeCIDR: the source lies in one of these (of this family)."""
+    """Modes ClusterCIDR and NodeCIDR: the source is in one of these networks of the family."""
     interface: str = ""
-    """Mode BridgeInterface: came in on exactly this interface."""
+    """Mode BridgeInterface: the packet arrived on this interface."""
     interface_prefix: str = ""
-    """Mode InterfaceNamePrefix: came in on an interface whose name begins so."""
+    """Mode InterfaceNamePrefix: the packet arrived on an interface with this name prefix."""
 
     @property
     def enabled(self) -> bool:
-        """Whether pods can be told from others at all."""
+        """True if pods can be recognized at all."""
         return bool(self.cidrs or self.interface or self.interface_prefix)
 
     def matches(self, source: str, iif: str) -> bool:
-        """Whether a packet with this source, come in on this interface (empty: made here), is from a pod."""
+        """Return True if a packet with this source and input interface (empty: sent by this node) comes from a pod."""
         if self.cidrs:
             return in_any(self.cidrs, source)
         if self.interface:
@@ -173,25 +177,25 @@ class PodDetector(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
-    """On which of the node's own addresses node ports answer (rows of group 9)."""
+    """The node's own addresses on which node ports answer (rows of group 9)."""
 
     cidrs: tuple[str, ...] | None = None
-    """Own addresses inside one of these, read at the moment of the packet; None: all own addresses; (): none."""
+    """Own addresses in one of these networks, evaluated when the packet arrives; None: all own addresses; (): none."""
     localhost: bool = False
-    """127.0.0.0/8 too, always masqueraded (row 9.9). Without it loopback never answers; `::1` never does."""
+    """127.0.0.0/8 as well, always masqueraded (row 9.9). Otherwise loopback never answers; `::1` never does."""
 
 
 class ServiceHealthCheck(msgspec.Struct, frozen=True):
-    """What a balancer is told that asks this node for a Service (rows of group 16)."""
+    """The answer of this node to the health check of an external load balancer for a Service (rows of group 16)."""
 
     port: int
     """`healthCheckNodePort`."""
     local_ready: int
-    """Distinct addresses of ready endpoints on this node; terminating ones do not count (row 16.3)."""
+    """Distinct addresses of ready endpoints on this node; terminating endpoints do not count (row 16.3)."""
 
 
 class FrontendConflict(msgspec.Struct, frozen=True, kw_only=True):
-    """Two Service ports claim one match; `winner` has it (by kind, then by name; never by arrival)."""
+    """Two Service ports claim the same match. `winner` gets it, decided by kind and then by name, never by arrival."""
 
     match: Match
     kind: FrontendKind
@@ -200,9 +204,9 @@ class FrontendConflict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lineage:
-    """Which plan this one was made from and which Service ports differ from it, so that later stages skip the rest.
+    """The previous plan, and the Service ports that differ from it, so that later stages can skip all others.
 
-    Only ever a short cut: two plans with different lineage are equal when their content is.
+    A shortcut only: plans with different lineage are equal if their content is.
     """
 
     __slots__ = ("changed", "number", "parent")
@@ -221,10 +225,11 @@ class Lineage:
 
 
 class RenderedService(typing.Protocol):
-    """What a later stage keeps of one Service port."""
+    """What a backend keeps of one Service port."""
 
     @property
-    def service(self) -> ServicePlan: ...
+    def service(self) -> ServicePlan:
+        """The plan of the Service port that was rendered."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,23 +241,29 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     pods: PodDetector = PodDetector()
     node_ports: NodePorts = NodePorts()
     node_addresses: tuple[str, ...] = ()
-    """This node's own addresses of the family as they were when the plan was made, without loopback and without those
-    that only Services have. For dataplanes that cannot ask the kernel at the moment of the packet."""
+    """The node's own addresses of the family when the plan was made, without loopback and without addresses of Services. For
+    dataplanes that cannot ask the kernel when a packet arrives.
+    """
     service_cidrs: tuple[str, ...] = ()
-    """Known ServiceCIDRs of this family: an address in them that no Service has is dropped (row 5.9)."""
+    """Known ServiceCIDRs of the family. Packets to a free address in them are dropped (row 5.9)."""
     masquerade_mark: int = 0x4000
-    """The one bit of the packet mark that may be touched."""
+    """The only bit of the packet mark that may be changed."""
     drop_invalid: bool = True
-    """What connection tracking calls invalid must not end a connection (rows 19.7, 30.9). Off where the kernel is told
-    to be liberal: then such packets are none of ours to judge."""
+    """Packets that connection tracking considers invalid must not end a connection (rows 19.7, 30.9). False if the kernel is set to
+    be liberal: then such packets are not filtered.
+    """
     conflicts: tuple[FrontendConflict, ...] = ()
     health_checks: Mapping[NamespacedName, ServiceHealthCheck] = {}
-    """LoadBalancer Services with Local policy that have a health check port."""
+    """LoadBalancer Services with Local policy and a health check node port."""
     lineage: Lineage = msgspec.field(default_factory=Lineage)
 
     def differing(self, number: int, known: Mapping[ServicePortName, RenderedService]) -> Iterable[ServicePortName]:
-        """Service ports that may differ from what was rendered of the plan with this lineage number (0: nobody knows
-        which), when `known` is what was rendered of each."""
+        """Return the Service ports that may differ from an earlier rendering.
+
+        Args:
+            number: Lineage number of the plan that was rendered; 0: unknown.
+            known: What was rendered of each Service port.
+        """
         if self.lineage.number == number:
             return ()
         if number and self.lineage.parent == number:
@@ -267,16 +278,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deviation(enum.Enum):
-    """A cell of the table that a backend cannot, or on purpose does not, express as the plan says.
+    """A decision that a backend cannot express, or on purpose does not express, as the plan says.
 
-    A backend lists its deviations as data; `evaluate` takes them into account, and the tests demand exactly them. Each
-    has a name and a sentence for people, which says what happens where the backend deviates.
+    A backend lists its deviations as data. `evaluate` takes them into account, and the tests demand exactly these. Each member has a
+    name and a sentence for people.
     """
 
     words: str
 
     def __new__(cls, value: str, words: str) -> Deviation:
-        """A member with its sentence."""
+        """Create a member with its sentence."""
         member = object.__new__(cls)
         member._value_ = value
         member.words = words

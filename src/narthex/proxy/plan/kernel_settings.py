@@ -1,4 +1,4 @@
-"""Kernel settings: `conntrack` of the configuration (group 19), and what mode ipvs relies on (row 24.5)."""
+"""Kernel settings that the configuration asks for: `conntrack` (group 19), and what mode ipvs relies on (row 24.5)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from narthex.model.kernel_setting import KernelSetting
 
 MOST_ENTRIES = 1 << 20
-"""More than so many tracked connections are never asked for, whatever the configuration says (row 19.1)."""
+"""Upper limit for the number of tracked connections that is asked for, whatever the configuration says (row 19.1)."""
 ENTRIES_PER_BUCKET = 4
 
 _CONNTRACK = "net/netfilter/nf_conntrack_"
@@ -16,26 +16,39 @@ TCP_BE_LIBERAL = _CONNTRACK + "tcp_be_liberal"
 
 
 class ConntrackOptions(Protocol):
-    """The configuration's section; times in seconds. Zero leaves the kernel's value as it is."""
+    """The section `conntrack` of the configuration; times in seconds. Zero leaves the kernel's value unchanged."""
 
     @property
-    def max_per_core(self) -> int: ...
+    def max_per_core(self) -> int:
+        """Tracked connections per core."""
+
     @property
-    def min(self) -> int: ...
+    def min(self) -> int:
+        """Minimum number of tracked connections."""
+
     @property
-    def tcp_established_timeout(self) -> float: ...
+    def tcp_established_timeout(self) -> float:
+        """Timeout of established TCP connections."""
+
     @property
-    def tcp_close_wait_timeout(self) -> float: ...
+    def tcp_close_wait_timeout(self) -> float:
+        """Timeout of TCP connections in state CLOSE_WAIT."""
+
     @property
-    def tcp_be_liberal(self) -> bool: ...
+    def tcp_be_liberal(self) -> bool:
+        """True: packets out of the TCP window are not invalid."""
+
     @property
-    def udp_timeout(self) -> float: ...
+    def udp_timeout(self) -> float:
+        """Timeout of UDP flows without answer."""
+
     @property
-    def udp_stream_timeout(self) -> float: ...
+    def udp_stream_timeout(self) -> float:
+        """Timeout of UDP flows with answers."""
 
 
 def conntrack_settings(conntrack: ConntrackOptions, cores: int) -> Iterator[KernelSetting]:
-    """The settings for a machine with so many cores, in the order in which they are to be made."""
+    """Yield the settings for a machine with this number of cores, in the order in which they must be made."""
     if conntrack.max_per_core:
         most = min(max(conntrack.max_per_core * cores, conntrack.min), MOST_ENTRIES)
         unasked = "conntrack.maxPerCore: 0"
@@ -57,8 +70,9 @@ def conntrack_settings(conntrack: ConntrackOptions, cores: int) -> Iterator[Kern
 
 _IPVS = "net/ipv4/vs/"
 _REUSE_MATTERS = (4, 1), (5, 9)
-"""From the first of these kernels until before the second, IPVS delayed a connection from a port that was used shortly
-before by a second, or gave it to a real server that had left."""
+"""From the first of these kernels until before the second, IPVS delayed a connection from a recently used port by a second, or sent
+it to a real server that had left.
+"""
 
 
 def ipvs_settings(kernel: tuple[int, int], strict_arp: bool = False) -> Iterator[KernelSetting]:

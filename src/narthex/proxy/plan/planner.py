@@ -1,4 +1,4 @@
-"""Snapshot and NodeConfig to Plan, one family each, reusing all that did not change."""
+"""Computes plans from snapshots and the node's configuration, and reuses everything that did not change."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ ZONE_LABEL = "topology.kubernetes.io/zone"
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the configuration that decisions depend on; modes have their defaults filled in already."""
+    """The part of the configuration that decisions depend on, with the defaults of the mode filled in."""
 
     node_name: str
     detect_local_mode: str = "ClusterCIDR"
-    """ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix, or empty for no detection."""
+    """ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix, or empty: no detection."""
     cluster_cidrs: tuple[str, ...] = ()
     """The first of each family counts (row 6.1)."""
     bridge_interface: str = ""
@@ -41,33 +41,35 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     masquerade_all: bool = False
     masquerade_bit: int = 14
     node_port_addresses: tuple[str, ...] | None = None
-    """None: every local address; ("primary",); or networks."""
+    """None: all local addresses; ("primary",); or networks."""
     localhost_node_ports: bool = False
     node_addresses: tuple[str, ...] = ()
-    """See `Plan.node_addresses`, of both families; (): those that the Node object has, of its machine or by name."""
+    """See `Plan.node_addresses`, of both families; (): those of the Node object."""
     bind_address: str = ""
-    """Says which address the node has, when it is set and not unspecified (row 15.6)."""
+    """Names the node's address if it is set and not unspecified (row 15.6)."""
     allow_service_external_ips: bool = True
     strict_source_ranges: bool = False
-    """`loadBalancerSourceRanges` holds for node ports and external IPs too, not for balancer addresses alone (rows
-    10.4, 29.16)."""
+    """`loadBalancerSourceRanges` applies to node ports and external IPs, too, not only to load balancer addresses (rows 10.4, 29.16).
+    """
     drop_invalid: bool = True
     """See `Plan.drop_invalid`."""
 
 
 class _Decided(msgspec.Struct, frozen=True):
-    """One Service: what it was last decided from, kept to see by identity that nothing changed, and what it would get if no
-    other were there."""
+    """The decisions for one Service, and the objects that they were made from.
+
+    Identical objects need no new decision. `claims` are the decisions as if no other Service existed.
+    """
 
     service: Service
     slices: Slices | None
-    wishes: tuple[ServicePlan, ...]
+    claims: tuple[ServicePlan, ...]
 
 
 class Planner:
-    """Keeps what was decided before, so that a change costs what changed.
+    """Computes plans and keeps earlier decisions, so that a change costs what changed.
 
-    `plan` is a function of the snapshot alone: any sequence of calls ends in the plan that a new Planner would make.
+    `plan` is a function of the snapshot alone: any sequence of calls ends in the plan that a new Planner would compute.
     """
 
     def __init__(self, config: NodeConfig, family: IPFamily) -> None:
@@ -80,8 +82,10 @@ class Planner:
         self._plan: Plan | None = None
 
     def plan(self, snapshot: Snapshot, changed: frozenset[NamespacedName] | None = None) -> Plan:
-        """The plan for a snapshot. `changed` names the Services that may differ since the last call; None: look at
-        all. Returns the identical Plan when nothing is different."""
+        """Return the plan for a snapshot; the identical Plan if nothing differs.
+
+        `changed` names the Services that may differ since the last call; None: any may.
+        """
         context = _context(self._config, self._family, snapshot)
         fresh = context != self._context
         self._context = context
@@ -98,7 +102,7 @@ class Planner:
                     self._forget(name, ports)
                 else:
                     self._redecide(name, present, slices.get(name), fresh, ports)
-        # All wishes are known now, so what others claim, too, can be settled.
+        # All claims are known now, so what others claim, too, can be settled.
         for port in self._claims.take_doubtful():
             ports[port] = self._granted(port)
         return self._assemble(snapshot, ports)
@@ -117,30 +121,30 @@ class Planner:
         if last is not None and not fresh and last.service is service and last.slices is slices:
             return
         ordered = slices.ordered if slices is not None else ()
-        wishes = decide(name, service, ordered, self._context)
+        claims = decide(name, service, ordered, self._context)
         if service.health_check_node_port or name in self._health:
             self._note_health(name, health_check(service, ordered, self._context))
-        before = last.wishes if last is not None else ()
-        if before and wishes:
+        before = last.claims if last is not None else ()
+        if before and claims:
             # What is as before stays the identical object.
-            known = {wish.name: wish for wish in before}
-            wishes = tuple([held if (held := known.get(wish.name)) == wish else wish for wish in wishes])
-        self._decided[name] = _Decided(service, slices, wishes)
-        self._note_wishes(before, wishes, ports)
+            known = {claim.name: claim for claim in before}
+            claims = tuple([held if (held := known.get(claim.name)) == claim else claim for claim in claims])
+        self._decided[name] = _Decided(service, slices, claims)
+        self._note_claims(before, claims, ports)
 
     def _forget(self, name: NamespacedName, ports: dict[ServicePortName, ServicePlan | None]) -> None:
-        """A Service is gone, if it was ever there."""
+        """Remove the decisions for a deleted Service, if there are any."""
         last = self._decided.pop(name, None)
         if last is not None:
             self._note_health(name, None)
-            self._note_wishes(last.wishes, (), ports)
+            self._note_claims(last.claims, (), ports)
 
     def _note_health(self, name: NamespacedName, check: ServiceHealthCheck | None) -> None:
         if self._health.get(name) == check:
             return
         self._health = self._health.delete(name) if check is None else self._health.set(name, check)
 
-    def _note_wishes(
+    def _note_claims(
         self,
         before: tuple[ServicePlan, ...],
         after: tuple[ServicePlan, ...],
@@ -148,29 +152,29 @@ class Planner:
     ) -> None:
         if before:
             kept = set(map(id, after))
-            for wish in before:
-                if id(wish) not in kept:
-                    ports[wish.name] = None
-                    self._claims.release(wish)
+            for claim in before:
+                if id(claim) not in kept:
+                    ports[claim.name] = None
+                    self._claims.release(claim)
             known = set(map(id, before))
-            after = tuple([wish for wish in after if id(wish) not in known])
-        for wish in after:
-            ports[wish.name] = wish
-            self._claims.claim(wish)
+            after = tuple([claim for claim in after if id(claim) not in known])
+        for claim in after:
+            ports[claim.name] = claim
+            self._claims.claim(claim)
 
     def _granted(self, name: ServicePortName) -> ServicePlan | None:
-        """The port's plan without the frontends that others won; None when nothing is left."""
+        """Return the port's plan without the frontends that other ports won; None if nothing is left."""
         decided = self._decided.get(name.service)
-        wish = next((wish for wish in decided.wishes if wish.name == name), None) if decided is not None else None
-        if wish is None:
+        claim = next((claim for claim in decided.claims if claim.name == name), None) if decided is not None else None
+        if claim is None:
             return None
-        frontends = tuple([front for front in wish.frontends if self._claims.has(wish, front.match)])
-        if len(frontends) == len(wish.frontends):
-            return wish
-        return msgspec.structs.replace(wish, frontends=frontends) if frontends else None
+        frontends = tuple([front for front in claim.frontends if self._claims.has(claim, front.match)])
+        if len(frontends) == len(claim.frontends):
+            return claim
+        return msgspec.structs.replace(claim, frontends=frontends) if frontends else None
 
     def _assemble(self, snapshot: Snapshot, ports: dict[ServicePortName, ServicePlan | None]) -> Plan:
-        """A plan in which some ports are other than in the last one, or the last one when none is."""
+        """Return a plan in which some ports differ from the last one; the last plan itself if none does."""
         assert self._context is not None
         last = self._plan
         services: Map[ServicePortName, ServicePlan] = last.services if last else Map()  # type: ignore[assignment]
@@ -211,12 +215,12 @@ class Planner:
 
 
 def plan_once(snapshot: Snapshot, config: NodeConfig, family: IPFamily) -> Plan:
-    """The plan for one snapshot, from scratch."""
+    """Return the plan for one snapshot, from scratch."""
     return Planner(config, family).plan(snapshot)
 
 
 def _frame(plan: Plan) -> tuple[object, ...]:
-    """All of a plan but its Services."""
+    """Return everything in a plan except its Services."""
     return (
         plan.pods,
         plan.node_ports,
@@ -246,7 +250,7 @@ def _context(config: NodeConfig, family: IPFamily, snapshot: Snapshot) -> Contex
 
 
 def _node_ip(config: NodeConfig, family: IPFamily, node: Node | None) -> str:
-    """The node's primary address of a family: bindAddress, else InternalIP, else ExternalIP (row 15.6)."""
+    """Return the node's primary address of a family: bindAddress, else InternalIP, else ExternalIP (row 15.6)."""
     if config.bind_address not in ("", "0.0.0.0", "::"):
         bound = address(config.bind_address)
         if family_of(bound) is family:
@@ -256,7 +260,7 @@ def _node_ip(config: NodeConfig, family: IPFamily, node: Node | None) -> str:
 
 
 def _detector(config: NodeConfig, family: IPFamily, snapshot: Snapshot) -> PodDetector:
-    """How pods are told on this node; off for a family without a CIDR (row 6.2)."""
+    """Return how pods are recognized on this node; off for a family without a CIDR (row 6.2)."""
     mode = config.detect_local_mode
     if mode == "ClusterCIDR":
         return PodDetector(cidrs=tuple(cidr for cidr in config.cluster_cidrs if family_of(cidr) is family)[:1])
@@ -271,8 +275,11 @@ def _detector(config: NodeConfig, family: IPFamily, snapshot: Snapshot) -> PodDe
 
 
 def _node_ports(config: NodeConfig, family: IPFamily, node_ip: str) -> NodePorts:
-    """Where node ports answer. What is not known fails closed: an unknown primary address, or a list that names the
-    other family only, opens nothing (upstream opens everything; rows 9.4, 9.5, 29.2)."""
+    """Return where node ports answer.
+
+    Unknown input fails closed: an unknown primary address, or a list that names the other family only, opens nothing. kube-proxy opens
+    everything (rows 9.4, 9.5, 29.2).
+    """
     words = config.node_port_addresses
     cidrs: tuple[str, ...] | None
     if words is None:

@@ -1,4 +1,4 @@
-"""Which endpoints a Service port may use: readiness, termination, topology hints, locality (rows of groups 2 to 4)."""
+"""Selects the endpoints of a Service port: readiness, termination, topology hints, locality (groups 2 to 4)."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ HEADLESS_LABEL = "service.kubernetes.io/headless"
 
 
 class ProxyLocation(msgspec.Struct, frozen=True):
-    """Where the proxy runs, as far as the choice of endpoints depends on it."""
+    """The node and zone of the proxy, which the selection of endpoints depends on."""
 
     node_name: str
     zone: str = ""
-    """The Node's `topology.kubernetes.io/zone`, empty when it has none."""
+    """The Node's `topology.kubernetes.io/zone`; empty if it has none."""
 
 
 class Candidates(msgspec.Struct, frozen=True):
-    """The endpoints of a Service port, whatever their state, sorted by text; each address and port once."""
+    """The endpoints of a Service port in any state, sorted by text, each address and port once."""
 
     endpoints: tuple[Endpoint, ...]
     states: tuple[SliceEndpoint, ...]
-    """What the slices say of each."""
+    """The conditions of each endpoint in its slice."""
     all_ready: bool
 
     def where(self, holds: Callable[[SliceEndpoint], bool]) -> Candidates:
-        """Those whose state fits."""
+        """Return the endpoints whose state satisfies the predicate."""
         kept = [pair for pair in zip(self.endpoints, self.states, strict=True) if holds(pair[1])]
         states = tuple([state for _, state in kept])
         return Candidates(tuple([end for end, _ in kept]), states, all(state.ready for state in states))
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """The two sets that decisions draw from."""
+    """The two endpoint sets that decisions select from."""
 
     cluster: Pool | None
     local: Pool | None
     any_usable: bool
-    """Some endpoint of the cluster could be used, so a policy that leaves none means DROP, not REJECT (row 3.7)."""
+    """Some endpoint of the cluster is usable, so a policy that leaves none means Drop, not Reject (row 3.7)."""
 
 
 def candidates(
     slices: Iterable[EndpointSlice], port: ServicePort, family: IPFamily, place: ProxyLocation
 ) -> Candidates:
-    """The endpoints of one Service port in all its slices.
+    """Return the endpoints of one Service port in all its slices.
 
-    Slices match by port name and protocol (row 2.4). Of two entries for one address and port the one that is not
-    terminating counts: the address was given to a new pod at once (row 2.8).
+    Slices match by port name and protocol (row 2.4). Of two entries for one address and port the one that is not terminating counts: the
+    address was given to a new pod at once (row 2.8).
     """
     parts: list[tuple[int, tuple[SliceEndpoint, ...]]] = []
     for endpoint_slice in slices:
@@ -98,7 +98,7 @@ def _by_text(key: tuple[str, int]) -> tuple[str, str]:
 
 
 def select(found: Candidates, place: ProxyLocation, *, cluster: bool, local: bool) -> Selection:
-    """The sets that a Service port needs; `cluster` and `local` say which (row 3.6)."""
+    """Return the endpoint sets that a Service port needs; `cluster` and `local` say which (row 3.6)."""
     ready = found if found.all_ready else found.where(is_ready)
     fading = _NOBODY if found.all_ready else found.where(_is_fading)
     return Selection(
@@ -112,12 +112,12 @@ _NOBODY = Candidates((), (), True)
 
 
 def is_ready(state: SliceEndpoint) -> bool:
-    """New connections may go there."""
+    """Return True if new connections may go to the endpoint."""
     return state.ready
 
 
 def _is_fading(state: SliceEndpoint) -> bool:
-    """Serving and terminating: used only when nothing is ready (row 3.2)."""
+    """Return True if the endpoint is serving and terminating: used only if no endpoint is ready (row 3.2)."""
     return state.serving and state.terminating and not state.ready
 
 
@@ -139,7 +139,7 @@ def _local_pool(ready: Candidates, fading: Candidates) -> Pool | None:
 
 
 def _by_hints(ready: Candidates, place: ProxyLocation) -> tuple[Candidates, str]:
-    """Node hints, then zone hints; a kind of hint counts only when every ready endpoint has it and one fits."""
+    """Apply node hints, then zone hints. A kind of hint counts only if every ready endpoint has it and one matches."""
     first = ready.states[0]
     if first.for_nodes and all(state.for_nodes for state in ready.states):
         near = ready.where(lambda state: place.node_name in state.for_nodes)

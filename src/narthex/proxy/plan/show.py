@@ -26,8 +26,10 @@ Row = tuple[str, ...]
 
 
 def table(plan: Plan, all_endpoints: bool = False) -> str:
-    """The plan as aligned text, ordered by Service port name; ends with a newline. A star marks this node's own
-    endpoints; long lists are cut unless `all_endpoints`."""
+    """Return the plan as aligned text, ordered by Service port name; ends with a newline.
+
+    A star marks endpoints of this node. Long lists are cut unless `all_endpoints` is set.
+    """
     services = [plan.services[name] for name in sorted(plan.services, key=lambda name: name.sort_key)]
     rows: list[Row] = [_HEAD]
     for service in services:
@@ -43,20 +45,20 @@ def table(plan: Plan, all_endpoints: bool = False) -> str:
 
 
 def decision_text(decision: Decision) -> str:
-    """One cell: "cluster", "local, masquerade", "drop" or "reject"."""
+    """Return the text of a decision: "cluster", "local, masquerade", "drop", or "reject"."""
     if isinstance(decision, Forward):
         return f"{decision.scope.value}, masquerade" if decision.masquerade else decision.scope.value
     return "drop" if isinstance(decision, Drop) else "reject"
 
 
 def frontend_text(frontend: Frontend) -> str:
-    """How a Service is reached: "cluster IP 10.0.0.5:80/TCP", "node port 30001/TCP"."""
+    """Return the text of a frontend: "cluster IP 10.0.0.5:80/TCP", "node port 30001/TCP"."""
     where = str(frontend.port) if frontend.address is None else join_port(frontend.address, frontend.port)
     return f"{frontend.kind.value} {where}/{frontend.protocol.value}"
 
 
 def conflict_text(conflict: FrontendConflict) -> str:
-    """Who claims what, and who has it."""
+    """Return which Service ports claim a match, and which one gets it."""
     return (
         f"conflict: {match_text(conflict.match)} is claimed by {conflict.winner} and {conflict.loser}; "
         f"{conflict.winner} has it"
@@ -64,7 +66,7 @@ def conflict_text(conflict: FrontendConflict) -> str:
 
 
 def match_text(match: Match) -> str:
-    """Address, port and protocol of a frontend."""
+    """Return address, port, and protocol of a match as text."""
     address, protocol, port = match
     return f"{join_port(address, port) if address else f'node port {port}'}/{protocol.value}"
 
@@ -81,7 +83,7 @@ def _about(plan: Plan, services: Sequence[ServicePlan]) -> list[str]:
 
 
 def _health_lines(plan: Plan) -> Iterable[str]:
-    """What balancers are told that ask this node."""
+    """Yield the answers to health checks of external load balancers."""
     for name, check in sorted(plan.health_checks.items()):
         answer = "200" if check.local_ready else "503"
         ready = _count(check.local_ready, "ready endpoint")
@@ -152,5 +154,5 @@ def _aligned(rows: Sequence[Row]) -> list[str]:
 
 
 def visible(text: str) -> str:
-    """The text with characters that would move a terminal's cursor or colours made harmless."""
+    """Return the text without characters that could move a terminal's cursor or change its colors."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,12 +1,12 @@
-"""Which tracked connections of a node are stale: they lead where a Service does not lead any more (group 18, row 29.3).
+"""Finds stale tracked connections: those that lead where a Service no longer leads (group 18, row 29.3).
 
-A connection keeps the endpoint that it was given for as long as the kernel remembers it, and UDP has no end. So an
-entry whose endpoint is gone sends its client into nothing. Narrower than kube-proxy in one way, wider in two:
+A connection keeps its endpoint for as long as the kernel tracks it, and UDP has no end. The packets of an entry whose endpoint is
+gone are lost. Compared with kube-proxy, the search is narrower in one way and wider in two:
 
-* A node port's entries are looked for on the node's own addresses only (row 29.4).
-* TCP and SCTP count too, once the endpoint is gone from the Service altogether. An endpoint that is there without
-  serving may still finish what it began (row 3.11); UDP, which has nothing to finish, leaves it (row 18.2).
-* Entries of frontends that are gone count, when they lead to an endpoint that the frontend had.
+* Entries of a node port are searched on the node's own addresses only (row 29.4).
+* TCP and SCTP count, too, once the endpoint is gone from the Service. An endpoint that is listed but not serving may still finish
+  its connections (row 3.11); UDP, which has nothing to finish, leaves it (row 18.2).
+* Entries of deleted frontends count if they lead to an endpoint that the frontend had.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ Place = tuple[str, int]
 
 
 class StaleReason(enum.Enum):
-    """Why an entry is stale; the value is a metric's label."""
+    """Why an entry is stale; the value is the label of a metric."""
 
     ENDPOINT_GONE = "endpoint-gone"
-    """The frontend is there, its endpoint is not."""
+    """The frontend exists, its endpoint does not."""
     FRONTEND_GONE = "frontend-gone"
-    """The Service, or this way in, is not there any more."""
+    """The Service or the frontend no longer exists."""
     BLACK_HOLE = "black-hole"
-    """UDP to a frontend that was never sent to an endpoint: begun before there were rules (row 18.5)."""
+    """UDP to a frontend that was never translated to an endpoint: it began before there were rules (row 18.5)."""
 
 
 class MatchOwners:
-    """Who has each match, kept from plan to plan once somebody has asked: a cluster where connections lose their endpoints
-    all the time is not to be looked through each time."""
+    """The Service port of each match, kept from plan to plan after first use.
+
+    It avoids a pass over all Services for each search in clusters where connections lose their endpoints all the time.
+    """
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
@@ -43,13 +45,13 @@ class MatchOwners:
         self._known: dict[Match, ServicePlan] = {}
 
     def of(self, plan: Plan) -> Mapping[Match, ServicePlan]:
-        """Those of a plan."""
+        """Return the Service ports of a plan by match."""
         if self._plan is not plan:
             self._plan, self._known = plan, _owners(plan)
         return self._known
 
     def follow(self, plan: Plan) -> None:
-        """Go over to the next plan. Costs what differs."""
+        """Advance to the next plan. Costs what differs."""
         before = self._plan
         if before is None or before is plan:
             return
@@ -70,7 +72,7 @@ def _frontends(service: ServicePlan | None) -> tuple[Frontend, ...]:
 
 
 class StaleSearch:
-    """What to look for after the kernel was brought from one plan to another, of one family."""
+    """What to search for after the kernel advanced from one plan to another, for one family."""
 
     def __init__(
         self,
@@ -83,10 +85,17 @@ class StaleSearch:
         gentle: bool = False,
         owners: MatchOwners | None = None,
     ) -> None:
-        """`changed` are the Service ports that differ from `before`. `everything`: whatever happened meanwhile was not
-        seen, so each Service port is looked at, as when the node proxy starts. `relayed`: what leads to this node leads
-        to a relay, which ends its connections itself. `gentle`: TCP connections to endpoints that leave a Service go on to
-        their end (row 24.8). `owners`, when it is kept from search to search."""
+        """Prepare the search.
+
+        Args:
+            plan: The plan in force.
+            before: The plan that was in force; None: unknown.
+            changed: The Service ports that differ.
+            everything: Changes may have been missed, so each Service port is searched, as when the node proxy starts.
+            relayed: Connections to this node lead to a relay, which ends its connections itself.
+            gentle: TCP connections to endpoints that leave a Service continue until they end (row 24.8).
+            owners: Kept from search to search.
+        """
         self._plan = plan
         self._gentle = gentle
         self._relayed = relayed
@@ -117,7 +126,7 @@ class StaleSearch:
 
     @property
     def towards(self) -> frozenset[tuple[Protocol, int]]:
-        """Protocols and ports that a stale entry can have been sent to; empty: there can be none."""
+        """Protocols and ports that a stale entry can have as its destination; empty: there is no stale entry."""
         fronts = [front for plan in self._unseen for service in plan.services.values() for front in service.frontends]
         return frozenset(
             [(protocol, port) for _, protocol, port in self._matches]
@@ -125,7 +134,7 @@ class StaleSearch:
         )
 
     def reason(self, flow: ConntrackFlow, own: Collection[str]) -> StaleReason | None:
-        """Why the entry is stale; None: it is not, or not ours. `own` are all addresses of this node."""
+        """Return why the entry is stale; None if it is not, or not ours. `own` are all addresses of this node."""
         if self._unseen:
             *before, now = map(_owners, self._unseen)
             self._near, self._former = now, before[0] if before else {}
@@ -170,36 +179,36 @@ class StaleSearch:
 
 
 def _owners(plan: Plan) -> dict[Match, ServicePlan]:
-    """Who has each match."""
+    """Return the Service port of each match."""
     return {front.match: service for service in plan.services.values() for front in service.frontends}
 
 
 def _gone_from_the_relay(
     flow: ConntrackFlow, owner: ServicePlan | None, former: ServicePlan | None
 ) -> StaleReason | None:
-    """A UDP client that goes on talking would be led to the relay's old port for ever (row 18.11)."""
+    """Return the reason if a UDP entry leads to a port that the relay has given up (row 18.11)."""
     if flow.protocol is not Protocol.UDP or former is None or (owner is not None and owner.name == former.name):
         return None
     return StaleReason.FRONTEND_GONE
 
 
 def _lost(old: ServicePlan | None, new: ServicePlan | None) -> bool:
-    """Whether a connection may have lost its endpoint."""
+    """Return True if a connection may have lost its endpoint."""
     return old is not None and (new is None or not _alive(old) <= _alive(new))
 
 
 def _alive(service: ServicePlan) -> frozenset[Place]:
-    """Where connections of this Service port may live on."""
+    """Return the endpoints to which connections of this Service port may continue."""
     return _places(service, serving_only=service.name.protocol is Protocol.UDP)
 
 
 def _places(service: ServicePlan, *, serving_only: bool) -> frozenset[Place]:
-    ends = service.serving if serving_only else (*service.serving, *service.resting)
+    ends = service.serving if serving_only else (*service.serving, *service.not_serving)
     return frozenset((end.address, end.port) for end in ends)
 
 
 def _takes_node_ports(node_ports: NodePorts, address: str, own: Collection[str]) -> bool:
-    """Whether node ports answer on the address (rows 9.1 to 9.10)."""
+    """Return True if node ports answer on the address (rows 9.1 to 9.10)."""
     if address not in own or (node_ports.cidrs is not None and not in_any(node_ports.cidrs, address)):
         return False
     return node_ports.localhost or not contains(family_of(address).loopback, address)

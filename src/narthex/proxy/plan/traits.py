@@ -1,7 +1,7 @@
-"""What sets dataplanes apart that no single packet shows: questions here, answers with each backend.
+"""Differences between dataplanes that no single packet shows: the questions. Each backend answers them.
 
-A backend answers every question in words. Two backends do the same where their words are the same, so a sentence that
-several give is written once (`narthex.proxy.backends.traits`).
+Two backends behave alike where their answers are the same text, so a shared answer is written once
+(`narthex.proxy.backends.traits`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from narthex.proxy.plan.ir import ServicePlan
 
 
 class Trait(enum.Enum):
-    """One question; `words` is how people are asked it."""
+    """One question; `words` is its text."""
 
     words: str
     concerns: Callable[[ServicePlan], bool]
-    """Whether the answer means anything to a Service port."""
+    """Returns True if the answer is relevant to a Service port."""
 
     def __new__(cls, value: str, words: str, concerns: Callable[[ServicePlan], bool]) -> Trait:
-        """A member with its question and whom it concerns."""
+        """Create a member with its question and the test of relevance."""
         member = object.__new__(cls)
         member._value_ = value
         member.words = words

@@ -33,15 +33,13 @@ from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.plan.ir import Deviation
 from narthex.proxy.plan.planner import Planner, plan_once
 from narthex.proxy.program.cleanup import LeftoverRemover
-from narthex.proxy.program.connections import ConnectionCollector
-from narthex.proxy.program.dataplane import RunningDataplane, dataplane_of
-from narthex.proxy.program.dropped import DroppedPacketCollector
+from narthex.proxy.program.connections import ConnectionCollector, DroppedPacketCollector
+from narthex.proxy.program.dataplane import RunningDataplane, check_machine, dataplane_of
 from narthex.proxy.program.explain_service import ServiceExplainer
 from narthex.proxy.program.flows import StaleFlowRemover
 from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.kernel_settings import KernelSettings, kernel_settings, with_kernel
 from narthex.proxy.program.loop import EventInbox, Proxy
-from narthex.proxy.program.machine import check_machine
 from narthex.proxy.program.metrics import ProxyMetrics
 from narthex.proxy.program.own_node import NodeCompleter
 from narthex.proxy.program.reload import ConfigurationFile

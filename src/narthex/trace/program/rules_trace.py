@@ -113,7 +113,7 @@ def _arrival(inputs: NodeInputs, source: AddressOwner, sent_from: str) -> str:
 
 def _relay_table(dump: WalkInput, family: IPFamily) -> Any:
     """The relay's listeners among the comments of a dump."""
-    from narthex.proxy.backends.userspace.table import table_of
+    from narthex.proxy.backends.userspace.rules import table_of
 
     try:
         return table_of(dump.comments, family)

@@ -323,7 +323,7 @@ def _nowhere(
 
 
 def _why_not(service: ServicePlan, endpoint: tuple[str, int], decision: Decision) -> str:
-    if any((each.address, each.port) == endpoint for each in service.resting):
+    if any((each.address, each.port) == endpoint for each in service.not_serving):
         return "is there but not ready"
     if any((each.address, each.port) == endpoint for each in service.serving):
         return "serves, but is not among those that policy and topology choose here"
@@ -332,7 +332,7 @@ def _why_not(service: ServicePlan, endpoint: tuple[str, int], decision: Decision
 
 def _alive(service: ServicePlan) -> set[tuple[str, int]]:
     pools = [pool.endpoints for pool in (service.cluster, service.local) if pool is not None]
-    return {(each.address, each.port) for held in (*pools, service.serving, service.resting) for each in held}
+    return {(each.address, each.port) for held in (*pools, service.serving, service.not_serving) for each in held}
 
 
 def _scope(decision: Decision) -> object:

@@ -412,4 +412,4 @@ def _places(service: ServicePlan) -> Iterable[tuple[str, tuple[Endpoint, ...]]]:
     yield "cluster", service.cluster.endpoints if service.cluster else ()
     yield "local", service.local.endpoints if service.local else ()
     yield "serving", service.serving
-    yield "resting", service.resting
+    yield "resting", service.not_serving

@@ -19,8 +19,7 @@ from narthex.netfilter.xtables.print import chain_lines, chain_words, rule_text
 from narthex.netfilter.xtables.values import builtin_chains
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import guard_rule
-from narthex.proxy.backends.iptables.pieces import pieces
-from narthex.proxy.backends.iptables.rules import Rules, Sysctl, XtablesChanges, XtablesRules
+from narthex.proxy.backends.iptables.rules import Rules, Sysctl, XtablesChanges, XtablesRules, pieces
 
 _TO_FIREWALL = Rule((Jump(names.FIREWALL),))
 

@@ -41,8 +41,8 @@ from narthex.proxy.backends.userspace.rules import (
     UserspaceRules,
     diff,
     patch,
+    table_text,
 )
-from narthex.proxy.backends.userspace.table import table_text
 from narthex.proxy.plan.ir import Deviation, Plan, Scope, ServicePlan
 
 RELAYED = (Protocol.TCP, Protocol.UDP)
