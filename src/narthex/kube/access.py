@@ -1,7 +1,7 @@
-"""Who the API server is and who we are to it: kubeconfig, `--master`, or the service account of a pod.
+"""Where the API server is and which credentials to use: kubeconfig, `--master`, or the service account of a pod.
 
-Reading these and making the HTTP client of them is lightkube's work; it is imported with the first use, since that takes
-a third of a second. What its readers leave out is added here: `proxy-url`, `tls-server-name`, and exec plugins of v1.
+lightkube reads these and builds the HTTP client; it takes a third of a second to import, so it is imported at the
+first use. This module adds what lightkube leaves out: `proxy-url`, `tls-server-name`, and exec plugins of v1.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ _EXEC = "client.authentication.k8s.io"
 
 
 class AccessError(ValueError):
-    """The server cannot be found or spoken to with what was given; the message says why."""
+    """The configured server or credentials cannot be used; the message states the reason."""
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """What was given."""
+    """The configured server and credentials, before any file is read."""
 
     connection: ClientConnection = ClientConnection()
-    """`kubeconfig`, `qps` and `burst` count; what is sent and received is always JSON."""
+    """Only `kubeconfig`, `qps`, and `burst` have an effect; the content type is always JSON."""
     master: str = ""
     """URL of the server; it overrides the kubeconfig's (`--master`)."""
 
     @property
     def origin(self) -> str:
-        """What to name in a message."""
+        """Return the source of the configuration, for messages."""
         return self.connection.kubeconfig or self.master or "the service account of this pod"
 
 
 class ServerConnection(msgspec.Struct, frozen=True):
-    """A client, and what it was made of."""
+    """An HTTP client and the files it was built from."""
 
     client: AsyncClient
     server: str
     extensions: dict[str, Any]
-    """For each request."""
+    """Passed with each request."""
     files: tuple[Path, ...]
-    """When one of these changes, another client is needed."""
+    """A change of one of these files requires a new client."""
 
 
 def open_connection(access: Access) -> ServerConnection:
-    """A client for the server. Raises AccessError. To be closed by the caller."""
+    """Return a client for the server, to be closed by the caller. Raises AccessError."""
     try:
         return _open(access)
     except AccessError:
@@ -98,7 +98,7 @@ def _open(access: Access) -> ServerConnection:
 
 
 def _direct(config: SingleConfig, timeout: Timeout) -> dict[str, Any]:
-    """What to make a client of that goes through our own transport."""
+    """Return the arguments of a client that uses our own transport."""
     from lightkube.config.client_adapter import ConnectionParams, user_auth
 
     from narthex.kube.transport import ApiTransport
@@ -112,7 +112,7 @@ def _direct(config: SingleConfig, timeout: Timeout) -> dict[str, Any]:
 
 
 def _environment_names_proxies() -> bool:
-    """Whether httpx2 may find a proxy there; then it has to choose."""
+    """Return True if the environment may name a proxy; httpx2 must then select the transport."""
     from urllib.request import getproxies
 
     proxies = getproxies()
@@ -156,7 +156,7 @@ def _raw_cluster(raw: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _with_exec(config: SingleConfig, raw: dict[str, Any]) -> SingleConfig:
-    """A plugin is told which version of its protocol is meant, and found where the kubeconfig says."""
+    """Set the protocol version for an exec plugin and resolve its path relative to the kubeconfig."""
     from lightkube.config.models import NameValue
 
     user = config.user

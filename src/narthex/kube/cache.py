@@ -1,7 +1,7 @@
-"""The objects of one kind that are held, and what is wrong with those that cannot be used. Pure.
+"""The objects of one list, and the problems of those that cannot be used. Pure.
 
-An object that cannot be decoded counts as absent, whatever it was before: what is held depends on what the server has
-now and never on what was seen on the way.
+An object that cannot be decoded counts as absent, whatever it was before. The content depends only on what the server
+has now, never on the order of events.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from narthex.model.store import Delete, Event, Upsert
 from narthex.model.wire import AnyWire
 
 _Key = NamespacedName | None
-"""None: nobody can tell which object it was."""
+"""None if the object's identity cannot be read."""
 
 
 class ListCache:
-    """What one list held, and what its watch told since."""
+    """The content of one list, kept up to date by its watch."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -35,21 +35,21 @@ class ListCache:
 
     @property
     def objects(self) -> Collection[AnyObject]:
-        """All that can be used."""
+        """Return all usable objects."""
         return self._objects.values()
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """All that is wrong with objects now."""
+        """Return the present problems of objects."""
         return tuple(problem for problems in self._problems.values() for problem in problems)
 
     @property
     def broken(self) -> int:
-        """How many objects cannot be used."""
+        """Return the number of objects that cannot be used."""
         return sum(any(each.severity == "error" for each in problems) for problems in self._problems.values())
 
     def put(self, raw: AnyWire | msgspec.Raw) -> Event | None:
-        """An object is there, in its shape or as JSON."""
+        """Add or replace an object, given as a shape of `model.wire` or as JSON; return the event, if any."""
         decoded = self._decode(raw)
         key = self._key(decoded)
         if decoded.problems:
@@ -65,7 +65,7 @@ class ListCache:
         return Upsert(new)
 
     def drop(self, raw: AnyWire | msgspec.Raw) -> Event | None:
-        """An object is gone; its last state. Raises Garbled when nobody can tell which it was."""
+        """Remove an object, given its last state. Raises MalformedResponse if its identity cannot be read."""
         key = self._key(self._decode(raw))
         if key is None:
             raise MalformedResponse("a deleted object has no readable name")
@@ -73,7 +73,7 @@ class ListCache:
         return Delete(self._kind, key) if self._objects.pop(key, None) is not None else None
 
     def replace(self, fresh: ListCache) -> list[Event]:
-        """All that there is, is this: the difference."""
+        """Replace the whole content and return the differences as events."""
         events: list[Event] = [Delete(self._kind, key) for key in self._objects if key not in fresh._objects]
         before, self._objects = self._objects, {}
         for key, new in fresh._objects.items():

@@ -1,6 +1,6 @@
-"""Bodies in the chunked coding of HTTP/1.1 (RFC 9112, section 7.1). Pure.
+"""Decoder of the chunked coding of HTTP/1.1 (RFC 9112, section 7.1). Pure.
 
-A server sends each line of a watch as a chunk of its own, and what came together is handed on together here.
+A server sends each line of a watch as one chunk. The decoder returns together what arrived together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f]*)?")
 
 
 class ChunkError(ValueError):
-    """What was received is not in this coding."""
+    """The received bytes violate the chunked coding."""
 
 
 class _Next(Enum):
@@ -26,7 +26,7 @@ class _Next(Enum):
 
 
 class ChunkDecoder:
-    """Takes the coding off, in pieces of any size."""
+    """Decodes a chunked body that arrives in pieces of any size."""
 
     def __init__(self) -> None:
         self._next = _Next.SIZE
@@ -37,16 +37,16 @@ class ChunkDecoder:
 
     @property
     def ended(self) -> bool:
-        """Whether the body is complete."""
+        """Return True once the body is complete."""
         return self._next is _Next.NOTHING
 
     @property
     def beyond(self) -> bytes:
-        """What came after the body's end."""
+        """Return the bytes that followed the end of the body."""
         return self._rest if self.ended else b""
 
     def feed(self, data: bytes) -> bytes:
-        """The content in these bytes, perhaps none. Raises BadChunk."""
+        """Return the content in `data`, which may be empty. Raises ChunkError."""
         data, at = self._rest + data if self._rest else data, 0
         found: list[bytes] = []
         while not self.ended:
@@ -77,7 +77,7 @@ class ChunkDecoder:
         return found[0] if len(found) == 1 else b"".join(found)
 
     def _line(self, line: bytes) -> None:
-        """The head of a chunk, or a trailer."""
+        """Process the head of a chunk or a trailer line."""
         if self._next is _Next.SIZE:
             match = _SIZE.fullmatch(line)
             if match is None:

@@ -1,4 +1,4 @@
-"""Requests to the API server: one HTTP client for all of them, made anew when its files change (rotated certificates)."""
+"""Requests to the API server through one HTTP client, which is rebuilt when its files change (rotated certificates)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _LONGEST_REFUSAL = 65536
 
 
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
-"""A peer that has vanished without a word is noticed within a minute, also on a watch where nothing happens."""
+"""TCP keepalive detects a vanished peer within a minute, even on an idle watch."""
 
 
 class Unreachable(Exception):
-    """No answer, or none that is whole; the message says why."""
+    """The server sent no complete response; the message states the reason."""
 
 
 class StreamedResponse:
-    """An answer whose head is there."""
+    """A response whose head has arrived."""
 
     def __init__(self, response: Response) -> None:
         self._response = response
@@ -37,16 +37,16 @@ class StreamedResponse:
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds, when the server names them."""
+        """Return the seconds of the Retry-After header, or None."""
         value = self._response.headers.get("Retry-After", "")
         return float(value) if value.isascii() and value.isdigit() else None
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes, unpacked."""
+        """Yield the decoded body as it arrives."""
         return self._response.aiter_bytes()
 
     async def refusal(self) -> bytes:
-        """The body of an answer that says no, or the beginning of it."""
+        """Return the body of an error response, cut at a limit."""
         parts: list[bytes] = []
         async for chunk in self.chunks():
             parts.append(chunk)
@@ -56,7 +56,7 @@ class StreamedResponse:
 
 
 class ApiClient:
-    """Speaks to one API server. To be used within one asyncio loop, and closed there."""
+    """A client of one API server, to be used and closed within one asyncio loop."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
@@ -66,24 +66,24 @@ class ApiClient:
 
     @asynccontextmanager
     async def get(self, request: WatchRequest) -> AsyncIterator[StreamedResponse]:
-        """The answer to a request. Raises Unreachable, also while the answer is read."""
+        """Send a GET request and yield the response. Raises Unreachable, also while the body is read."""
         async with self._send("GET", request.path, params=request.query) as answer:
             yield answer
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Make an object from JSON; the status and body of the answer. Raises Unreachable."""
+        """Create an object from JSON; return the status and body of the response. Raises Unreachable."""
         headers = {"Content-Type": "application/json"}
         async with self._send("POST", path, content=body, headers=headers) as answer:
             return answer.code, await answer.refusal()
 
     async def exchange(self, method: str, path: str, body: bytes | None, content_type: str) -> tuple[int, bytes]:
-        """Any request whose answer is one object; its status and body. Raises Unreachable."""
+        """Send a request whose response is one object; return its status and body. Raises Unreachable."""
         fields = {"content": body, "headers": {"Content-Type": content_type}} if body is not None else {}
         async with self._send(method, path, **fields) as answer:
             return answer.code, b"".join([chunk async for chunk in answer.chunks()])
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         way, self._way = self._way, None
         if way is not None:
             await way.client.aclose()
@@ -108,7 +108,7 @@ class ApiClient:
             raise Unreachable(f"{where}: {str(error) or type(error).__name__}") from error
 
     async def _ready(self) -> ServerConnection:
-        """A client made of the files as they are now."""
+        """Return a client built from the current files."""
         if self._way is not None and self._stamps != tuple(map(file_stamp, self._way.files)):
             with contextlib.suppress(OSError, RuntimeError):
                 await self.close()
@@ -119,7 +119,7 @@ class ApiClient:
 
 
 def _keep_alive(response: Response) -> None:
-    """Have the kernel ask now and then whether the other side is still there."""
+    """Enable TCP keepalive."""
     stream = response.extensions.get("network_stream")
     sock = stream.get_extra_info("socket") if stream is not None else None
     if sock is not None:
@@ -132,7 +132,10 @@ DEFAULT_QPS, DEFAULT_BURST = 5.0, 10
 
 
 class RateLimiter:
-    """A bucket of tokens. 0 stands for the defaults, a negative `qps` for no limit."""
+    """A token bucket for `clientConnection.qps` and `burst` (row 27.2).
+
+    0 selects the default; a negative `qps` means no limit.
+    """
 
     def __init__(self, qps: float, burst: int) -> None:
         self._qps = qps or DEFAULT_QPS
@@ -141,7 +144,7 @@ class RateLimiter:
         self._at: float | None = None
 
     def wait(self, now: float) -> float:
-        """Take a token; the seconds until it may be used."""
+        """Take a token and return the seconds until the request may be sent."""
         if self._qps < 0:
             return 0.0
         passed = now - self._at if self._at is not None else 0.0

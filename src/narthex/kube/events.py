@@ -1,4 +1,4 @@
-"""What the cluster is told in Events (events.k8s.io/v1), in kube-proxy's words (rows 26.4, 24.13)."""
+"""Kubernetes Events (events.k8s.io/v1) with kube-proxy's reasons and texts (rows 26.4, 24.13)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from narthex.model.names import NamespacedName
 from narthex.runtime.logs import LOGGER
 
 _MOST_WAITING = 100
-"""Events that wait for an API server that does not answer; more are only in the log."""
+"""Events queued for an API server that does not respond; further ones are only logged."""
 _ATTEMPTS = 5
 _AGAIN_SECONDS = 5.0
 _LONGEST_NOTE = 1024
-"""Bytes; the API's own limit."""
+"""Bytes; the limit of the API."""
 _CONTROLLER = "kube-proxy"
-"""Named as the program whose place this takes, since that is what people look for."""
+"""The reporting controller. Users search for the name of the program that this one replaces."""
 
 
 class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to tell of a Node or a Service."""
+    """An occurrence to report about a Node, Service, or other object."""
 
     kind: str
     object: NamespacedName
@@ -35,34 +35,35 @@ class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     note: str = ""
     api_version: str = "v1"
-    """Of the kind."""
+    """API version of `kind`."""
 
 
 class ClusterEventRecorder(Protocol):
-    """Whom to tell."""
+    """A recorder of Events."""
 
     def tell(self, happening: ClusterEvent) -> None:
-        """Never blocks, never raises."""
+        """Record an event. Never blocks and never raises."""
         ...
 
 
 class EventCreator(Protocol):
-    """An API server that takes Events."""
+    """An API server that stores Events."""
 
     def create_event(self, namespace: str, event: dict[str, Any]) -> None:
-        """POST it. Raises OSError or RuntimeError when that did not work."""
+        """Send a POST request with the event. Raises OSError or RuntimeError if it fails."""
         ...
 
 
 class LogOnlyRecorder:
-    """Where there is no API server: the log has all of it anyway."""
+    """A recorder for programs without an API server: events go to the debug log."""
 
     def tell(self, happening: ClusterEvent) -> None:
+        """Log an event."""
         LOGGER.debug("event %s: %s", happening.reason, happening.note)
 
 
 class EventWriter:
-    """Writes Events in a thread of its own, so that an API server that is slow or away holds nobody up."""
+    """A recorder that writes Events from a thread of its own, so that a slow API server delays nothing else."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class EventWriter:
         controller: str = _CONTROLLER,
         most_waiting: int = _MOST_WAITING,
     ) -> None:
-        """`controller` is who tells, and `node_name` which one of them."""
+        """Prepare a recorder. `controller` and `node_name` become the reporting controller and its instance."""
         self._creator = creator
         self._node_name = node_name
         self._controller = controller
@@ -81,14 +82,14 @@ class EventWriter:
         self._stop = threading.Event()
 
     def tell(self, happening: ClusterEvent) -> None:
-        """Have it written soon."""
+        """Queue an event."""
         try:
             self._waiting.put_nowait((happening, self._clock.wall()))
         except queue.Full:
             LOGGER.warning("the event %s is not told: %d wait already", happening.reason, self._waiting.maxsize)
 
     def running(self, seconds: float = 2.0) -> AbstractContextManager[None]:
-        """Write while the block lasts. At its end what still waits is tried once more, for so many seconds at most."""
+        """Write events while the block runs, then retry the queued ones once, for at most `seconds`."""
         return in_background("events", self._run, self._end, patience=seconds)
 
     def _end(self) -> None:
@@ -115,7 +116,7 @@ class EventWriter:
 
 
 def event_object(happening: ClusterEvent, wall: float, node_name: str, controller: str = _CONTROLLER) -> dict[str, Any]:
-    """The Event as the API takes it. `wall`: when it happened, in seconds since the epoch."""
+    """Return the Event object for an occurrence at `wall` seconds since the epoch."""
     from datetime import UTC, datetime
 
     about = happening.object
@@ -141,7 +142,7 @@ def event_object(happening: ClusterEvent, wall: float, node_name: str, controlle
 
 
 def starting(node_name: str) -> ClusterEvent:
-    """The proxy of a node starts."""
+    """Return the event for the start of a node's proxy."""
     return ClusterEvent(
         kind="Node",
         object=NamespacedName("", node_name),
@@ -153,14 +154,14 @@ def starting(node_name: str) -> ClusterEvent:
 
 
 def cannot_serve(node_name: str, purpose: str, note: str) -> ClusterEvent:
-    """A status port cannot be had, and the process ends for it. `purpose` is `health` or `metrics`."""
+    """Return the event for a status port that cannot be opened. `purpose` is `health` or `metrics`."""
     reason = {"health": "FailedToStartProxierHealthcheck", "metrics": "FailedToStartMetricServer"}[purpose]
     node = NamespacedName("", node_name)
     return ClusterEvent(kind="Node", object=node, uid=node_name, reason=reason, action="StartKubeProxy", note=note)
 
 
 def ipvs_deprecated(node_name: str) -> ClusterEvent:
-    """Mode ipvs runs, which Kubernetes is about to drop (row 24.13)."""
+    """Return the warning that Kubernetes deprecates mode ipvs (row 24.13)."""
     return ClusterEvent(
         kind="Node",
         object=NamespacedName("", node_name),
@@ -172,7 +173,7 @@ def ipvs_deprecated(node_name: str) -> ClusterEvent:
 
 
 def cannot_check(service: NamespacedName, note: str) -> ClusterEvent:
-    """A health check node port cannot be had."""
+    """Return the event for a health check node port that cannot be opened."""
     return ClusterEvent(
         kind="Service",
         object=service,

@@ -1,4 +1,4 @@
-"""What a watch is told, and what it wants: inputs, steps, times and counts. Pure."""
+"""Inputs, steps, timeouts, and counters of the watch protocol. Pure."""
 
 from __future__ import annotations
 
@@ -9,73 +9,73 @@ from narthex.model.store import Event
 
 
 class WatchTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds."""
+    """Timeouts and periods of a watch, in seconds."""
 
     backoff: Backoff = Backoff(0.4, 30.0, jitter=1.0)
     """Between a failure and the next request."""
     steady: float = 10.0
-    """A watch that lived this long ends the counting of failures."""
+    """A watch of this duration resets the backoff."""
     list_silence: float = 60.0
-    """A list, and a watch's first answer, from which nothing comes for so long is given up."""
+    """Idle timeout of a list and of a watch's first response."""
     stream_silence: float = 15.0
-    """So is a streaming list: a server that sends no end of it may be one that only watches."""
+    """Idle timeout of a WatchList request: a server that never ends the initial events may not support it."""
     watch: float = 300.0
-    """A server is asked to end a watch after so long or up to twice that; it is asked again at once."""
+    """The requested duration of a watch is between this and twice this; a new watch follows at once."""
     watch_grace: float = 30.0
-    """A watch that is still open so long after it should have ended is half closed."""
+    """A watch that is still open this long after its requested end is considered half closed."""
     bookmark_silence: float = 150.0
-    """So is one from a server that has sent bookmarks (they come once a minute) and stays silent for so long."""
+    """So is a silent watch whose server has sent bookmarks before, which come once a minute."""
     relist: float = 900.0
-    """Everything is listed again this often, to find what a lost watch missed..."""
+    """Period of full lists, which find what a lost watch missed."""
     relist_objects: int = 1000
-    """...and more seldom where there is more: so many objects in that time."""
+    """The period applies to this many objects and grows in proportion."""
 
 
 WATCH_TIMES = WatchTimes()
 
 
 class WatchRequest(msgspec.Struct, frozen=True):
-    """To be sent with GET; whatever was running for this list before is over."""
+    """A GET request to send. It replaces the running request of this list."""
 
     path: str
     query: tuple[tuple[str, str], ...]
     lines: bool
-    """The answer is a stream of lines, not a body."""
+    """The response is a stream of lines, not a single body."""
 
 
 class WatchStarted(msgspec.Struct, frozen=True):
-    """Begin."""
+    """The watch starts."""
 
 
 class ResponseOpened(msgspec.Struct, frozen=True):
-    """The answer begins, with status 200."""
+    """The response started with status 200."""
 
 
 class BytesReceived(msgspec.Struct, frozen=True):
-    """Some of the answer's bytes came; of a stream they come as Lines, too, when a line is whole."""
+    """Part of the response arrived. Complete lines of a stream also come as LinesReceived."""
 
 
 class ResponseBody(msgspec.Struct, frozen=True):
-    """The whole answer to a list."""
+    """The complete response to a list request."""
 
     data: bytes
 
 
 class LinesReceived(msgspec.Struct, frozen=True):
-    """Whole lines of a watch, one or more."""
+    """One or more complete lines of a watch."""
 
     data: bytes
 
 
 class StreamEnded(msgspec.Struct, frozen=True):
-    """The connection is over, or could not be made. What was left of a line is worth nothing."""
+    """The connection ended or failed; an incomplete line is discarded."""
 
     reason: str = ""
-    """Empty when the server ended the answer in order."""
+    """Empty if the server completed the response."""
 
 
 class RequestRefused(msgspec.Struct, frozen=True):
-    """An answer with another status."""
+    """A response with a status other than 200."""
 
     code: int
     body: bytes = b""
@@ -84,7 +84,7 @@ class RequestRefused(msgspec.Struct, frozen=True):
 
 
 class DeadlineReached(msgspec.Struct, frozen=True):
-    """It is `wake_at`. A request that is running was given up."""
+    """`wake_at` has passed. The driver aborted the running request."""
 
 
 WatchInput = (
@@ -100,24 +100,24 @@ WatchInput = (
 
 
 class WatchStep(msgspec.Struct, frozen=True):
-    """What is to be done about an input."""
+    """The reaction to an input."""
 
     events: tuple[Event, ...] = ()
     request: WatchRequest | None = None
     over: bool = False
-    """The running request is not wanted any more. Without a new one: wait until `wake_at`."""
+    """Abort the running request. Without a new request, wait until `wake_at`."""
 
 
 class WatchCounts(msgspec.Struct):
-    """What has happened since the start."""
+    """Counters of one watch since the start."""
 
     heard: int = 0
-    """Pieces of answers, of whatever."""
+    """Parts of responses, of any kind."""
     events: int = 0
-    """Objects added, changed or deleted."""
+    """Objects added, changed, or deleted."""
     bookmarks: int = 0
     lists: int = 0
-    """Complete ones, streaming ones among them."""
+    """Complete lists, including those of WatchList."""
     watches: int = 0
     failures: dict[str, int] = {}
-    """By status code, `garbled`, `silent`, `lost`, `expired` or `older`."""
+    """By status code, or `garbled`, `silent`, `lost`, `expired`, or `older`."""

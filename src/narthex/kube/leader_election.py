@@ -1,4 +1,7 @@
-"""Keeps the Lease of a controller: asks and renews in a thread of its own, so that slow work never costs the Lease."""
+"""Leader election: acquires and renews a controller's Lease.
+
+It runs in a thread of its own, so that slow work does not delay a renewal.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,12 @@ _REQUEST_SECONDS = 4.0
 
 
 def moment() -> Moment:
-    """Now. The steady clock goes on while the machine sleeps."""
+    """Return the present time. The steady clock includes the time that the machine sleeps."""
     return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
 
 class Leader:
-    """One candidate for one Lease. May be asked from any thread."""
+    """One candidate for one Lease. Its state may be read from any thread."""
 
     def __init__(
         self, access: Access, namespace: str, name: str, identity: str, times: LeaseTimes = LEASE_TIMES
@@ -48,21 +51,23 @@ class Leader:
 
     @property
     def term(self) -> int:
-        """Which of its terms this is; 0 while it does not lead."""
+        """Return the number of the present term, or 0 if this process does not lead."""
         return self._elector.term if self._elector.allowance(moment()) > 0 else 0
 
     @property
     def holder(self) -> str:
-        """Who leads, as far as is known."""
+        """Return the identity of the last known leader."""
         return self._elector.holder
 
     def allowance(self, term: int) -> float:
-        """Seconds for which something may be written in a term; not positive: nothing may."""
+        """Return the seconds for which writes are allowed in this term; not positive if they are not."""
         return self._elector.allowance(moment()) if self._elector.term == term else 0.0
 
     def running(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
-        """Stand for election while the block lasts; `notice` is called when this may have begun or ended to lead. At the
-        end the Lease is released: nothing may be written any more then."""
+        """Take part in the election while the block runs, then release the Lease.
+
+        `notice` is called when leadership may have begun or ended. Nothing may be written after the block.
+        """
         return in_background("leader", lambda: self._run(notice), self._stop.set)
 
     def _run(self, notice: Callable[[], None]) -> None:
@@ -92,7 +97,7 @@ class Leader:
                     await self._write(writer, last.record)
 
     async def _rest(self, until: float) -> None:
-        """Until then, or until it is to end."""
+        """Wait until a point in time, or until the election ends."""
         await asyncio.to_thread(self._stop.wait, max(0.0, until - moment().steady))
 
     async def _do(self, writer: ApiWriter, action: ReadLease | WriteLease) -> None:

@@ -1,11 +1,11 @@
-"""Who of several controllers may write: one Lease, read and written like everybody's (client-go's election), without I/O.
+"""Leader election by one Lease, compatible with client-go. Pure.
 
-    Read ── somebody else renews it ──> Rest ──> Read ...
-      └──── free, or not renewed for its whole time ──> Write ── done ──> lead, Rest, Write, Rest, Write ...
+    ReadLease ── another holder renews it ──> WaitUntil ──> ReadLease ...
+      └──── free or expired ──> WriteLease ── stored ──> lead, WaitUntil, WriteLease, WaitUntil, ...
 
-Nobody compares clocks of two machines. Whoever waits measures, on its own clock, for how long the Lease has not changed;
-whoever leads measures from the moment before it sent what was accepted, and stops writing well before the others may begin.
-A machine that slept through that is found out by its wall clock.
+The clocks of two machines are never compared. A waiting candidate measures on its own clock for how long the Lease
+has not changed. The leader measures from the moment before it sent the accepted renewal, and stops writing well
+before another may acquire the Lease. The wall clock reveals a machine that slept through that.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import msgspec
 
 
 class LeaseTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds; `renew` is less than `lease`, and `retry` much less than that."""
+    """Durations in seconds; `retry` is much less than `renew`, which is less than `lease`."""
 
     lease: float = 15.0
-    """For so long nobody else may take it after a renewal."""
+    """After a renewal, no other candidate may acquire the Lease for this long."""
     renew: float = 10.0
-    """For so long the holder acts on a renewal."""
+    """The holder acts on a renewal for this long."""
     retry: float = 2.0
-    """Between two looks or renewals."""
+    """Between two reads or renewals."""
 
 
 LEASE_TIMES = LeaseTimes()
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A Lease as it is on the server."""
+    """The content of a Lease object."""
 
     version: str = ""
-    """`resourceVersion`; empty: there is none yet."""
+    """`resourceVersion`; empty if there is no Lease yet."""
     holder: str = ""
     seconds: float = 0.0
     acquired: str = ""
@@ -43,16 +43,16 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """A moment."""
+    """A point in time on two clocks."""
 
     steady: float
-    """Seconds on a clock that nobody sets."""
+    """Seconds on a monotonic clock."""
     wall: float
-    """Seconds since 1970."""
+    """Seconds since the epoch."""
 
 
 class WaitUntil(msgspec.Struct, frozen=True):
-    """Nothing to do until then, on the steady clock."""
+    """Wait until this time on the steady clock."""
 
     until: float
 
@@ -62,7 +62,7 @@ class ReadLease(msgspec.Struct, frozen=True):
 
 
 class WriteLease(msgspec.Struct, frozen=True):
-    """Write this, if the Lease is still of the record's version (empty: create it); then call `wrote` or `refused`."""
+    """Write the Lease if its version is unchanged (empty: create it), then call `wrote` or `refused`."""
 
     record: LeaseRecord
 
@@ -71,14 +71,14 @@ LeaseAction = WaitUntil | ReadLease | WriteLease
 
 
 class Elector:
-    """One candidate. Driven by one thread; `allowance` may be asked from any."""
+    """The state machine of one candidate. One thread drives it; `allowance` may be called from any."""
 
     def __init__(self, identity: str, times: LeaseTimes = LEASE_TIMES) -> None:
-        """`identity` must be this process's alone."""
+        """Prepare a candidate. `identity` must be unique to this process."""
         self.identity = identity
         self.times = times
         self.term = 0
-        """Counts how often it has begun to lead."""
+        """Number of terms so far."""
         self._leading = False
         self._seen: LeaseRecord | None = None
         self._changed_at = 0.0
@@ -87,21 +87,21 @@ class Elector:
 
     @property
     def leading(self) -> bool:
-        """Whether it has the Lease, as far as it knows."""
+        """Return True if this candidate holds the Lease, as far as it knows."""
         return self._leading
 
     @property
     def holder(self) -> str:
-        """Who had the Lease when it was last seen; empty when nobody had."""
+        """Return the holder when the Lease was last read; empty if it had none."""
         return self._seen.holder if self._seen is not None else ""
 
     def allowance(self, now: Moment) -> float:
-        """Seconds for which this candidate may write; not positive: not at all."""
+        """Return the seconds for which this candidate may write; not positive if it may not."""
         # Both clocks must agree: the steady one does not see a machine that was stopped, the wall clock may be set.
         return min(self._until.steady - now.steady, self._until.wall - now.wall) if self._leading else 0.0
 
     def act(self, now: Moment) -> LeaseAction:
-        """What to do now."""
+        """Return the next action."""
         if self._leading and now.steady >= self._until.steady:
             self._lose()
         if isinstance(self._next, WaitUntil) and now.steady >= self._next.until:
@@ -111,7 +111,7 @@ class Elector:
         return self._next
 
     def read(self, record: LeaseRecord | None, now: Moment) -> None:
-        """The Lease as it was read; None: there is none."""
+        """Process the Lease that was read; None if there is none."""
         record = record or LeaseRecord()
         if self._seen is None or record != self._seen:
             self._seen, self._changed_at = record, now.steady
@@ -124,7 +124,7 @@ class Elector:
             self._rest(now)
 
     def wrote(self, record: LeaseRecord, sent: Moment, now: Moment) -> None:
-        """The Lease as it was stored, and when that was sent."""
+        """Process the Lease that was stored, and the time at which it was sent."""
         self._seen, self._changed_at = record, now.steady
         if record.holder != self.identity:
             self._lose()
@@ -136,23 +136,23 @@ class Elector:
         self._rest(now)
 
     def refused(self, now: Moment) -> None:
-        """The Lease was of another version: somebody else wrote it."""
+        """Process a conflict: another process has written the Lease."""
         del now
         self._next = ReadLease()
 
     def failed(self, now: Moment) -> None:
-        """No answer, or one that says nothing: try again; what was written may be there or not."""
+        """Process a missing or useless response. The write may have succeeded."""
         self._next = WaitUntil(now.steady + self.times.retry)
 
     def release(self, now: Moment) -> WriteLease | None:
-        """What to write so that others need not wait, once nothing more will be written here; None: nothing."""
+        """Return the write that releases the Lease, or None. Nothing else may be written afterwards."""
         if not self._leading or self._seen is None:
             return None
         self._lose()
         return WriteLease(msgspec.structs.replace(self._seen, holder="", seconds=1.0, renewed=time_text(now.wall)))
 
     def _mine(self, now: Moment) -> LeaseRecord:
-        """The Lease as it is to be."""
+        """Return the record that this candidate writes."""
         seen, text = self._seen or LeaseRecord(), time_text(now.wall)
         again = seen.holder == self.identity
         return LeaseRecord(
@@ -173,12 +173,12 @@ class Elector:
 
 
 def time_text(wall: float) -> str:
-    """A moment as Leases have it."""
+    """Return a time in the format of Leases (MicroTime)."""
     return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def spec_of(record: LeaseRecord) -> dict[str, Any]:
-    """`spec` of the Lease."""
+    """Return the `spec` of a Lease."""
     return {
         "holderIdentity": record.holder,
         "leaseDurationSeconds": max(1, round(record.seconds)),
@@ -189,7 +189,7 @@ def spec_of(record: LeaseRecord) -> dict[str, Any]:
 
 
 def record_of(raw: dict[str, Any]) -> LeaseRecord:
-    """The record of a Lease as JSON has it. What others may have left out counts as empty."""
+    """Return the record of a Lease object. Absent fields count as empty."""
     spec, meta = raw.get("spec") or {}, raw.get("metadata") or {}
     return LeaseRecord(
         version=str(meta.get("resourceVersion") or ""),

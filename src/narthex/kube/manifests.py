@@ -1,8 +1,8 @@
-"""Manifests on disk as a source: a file, or a directory with all `.yaml`, `.yml` and `.json` files below it.
+"""Manifests on disk as a source: a file, or a directory with all `.yaml`, `.yml`, and `.json` files below it.
 
-Level-triggered: `scan` looks at what is there now and returns the difference to what it told last. Watching only says
-when to look. What cannot be read never deletes anything: a file that breaks keeps its last good objects, an object
-that breaks keeps its last good state, and both are in `problems` until they are mended. A deleted file does delete.
+Level-triggered: `scan` reads the present state and returns the difference to the previous scan; watching only says
+when to scan. Read errors delete nothing: a broken file keeps its last valid objects, a broken object its last valid
+state, and both are in `problems` until they are repaired. Deleting a file deletes its objects.
 """
 
 from __future__ import annotations
@@ -26,33 +26,38 @@ from narthex.model.store import Delete, Event, Synced, Upsert
 SUFFIXES = (".yaml", ".yml", ".json")
 
 DEBOUNCE_MS = 40
-"""Changes closer together than this are looked at together, at the latest this long after the first."""
+"""Changes within this time are scanned together."""
 LOOK_AGAIN_SECONDS = 1.0
-"""inotify says nothing of a directory that was replaced, nor of what a symbolic link outside it leads to."""
+"""Scan period: inotify does not report a replaced directory, nor changes behind a symbolic link that leads outside."""
 _RACY_NS = 100_000_000
-"""A file written again within the same tick of the file system's clock looks unchanged, so young ones are read again."""
+"""A file that is written twice within one tick of the file system's clock looks unchanged, so recent files are read
+again.
+"""
 
 Signature = tuple[int, int, int, int]
 
 
 class _File(msgspec.Struct):
-    """What is known of one file."""
+    """The known state of one file."""
 
     signature: Signature | None
-    """Modification time and change time in ns, size, inode; None: read it again at the next look."""
+    """Modification time and change time in ns, size, and inode; None forces another read."""
     digest: bytes
     objects: dict[Identity, AnyObject]
-    """In the order of the file, the last good state of each."""
+    """The last valid state of each object, in the order of the file."""
     repeated: list[AnyObject]
-    """Objects that stand in the file a second time."""
+    """Objects that the file contains twice."""
     problems: tuple[Problem, ...]
 
 
 class ManifestSource:
-    """Reads manifests below a path. Not safe for threads: one thread scans or watches."""
+    """Reads manifests below a path. Not thread-safe: one thread scans or watches."""
 
     def __init__(self, path: str | os.PathLike[str], decoding: DecodeFunction = decode) -> None:
-        """`decoding` makes the objects; whatever it makes has a `key`, an `origin` and a kind (`identity_of`)."""
+        """Prepare a source.
+
+        `decoding` makes the objects, which have a `key`, an `origin`, and a kind (`identity_of`).
+        """
         self.path = Path(path)
         self._decoding = decoding
         self._files: dict[str, _File] = {}
@@ -63,13 +68,13 @@ class ManifestSource:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """All that is wrong now, by file name and line."""
+        """Return all present problems, by file name and line."""
         return self._problems
 
     def scan(self) -> list[Event]:
-        """What has changed since the last scan; the first one that finds the path ends with Synced.
+        """Return the changes since the last scan; the first scan that finds the path ends with Synced.
 
-        An object that only moved to another line or file has not changed.
+        An object that only moved to another line or file is unchanged.
         """
         started = time.monotonic()
         found, unreadable = self._find()
@@ -92,9 +97,9 @@ class ManifestSource:
         return events
 
     def changes(self, stop: threading.Event) -> Iterator[list[Event]]:
-        """Block until something changes, and yield the events, again and again until `stop` is set.
+        """Block until something changes and yield the events, until `stop` is set.
 
-        Also yields, maybe an empty list, when only `problems` changed.
+        Also yields, possibly an empty list, when only `problems` changed.
         """
         while not stop.is_set():
             for _ in self._wake_ups(stop):
@@ -104,7 +109,7 @@ class ManifestSource:
                     yield events
 
     async def watch(self) -> AsyncIterator[list[Event]]:
-        """`changes` for asyncio. The scan itself runs in the loop's thread."""
+        """Yield the same as `changes`, for asyncio. The scan itself runs in the loop's thread."""
         import asyncio
 
         stop = threading.Event()
@@ -124,7 +129,7 @@ class ManifestSource:
                 yield True
 
     def _wake_ups(self, stop: threading.Event) -> Iterator[None]:
-        """Moments to look, until something else must be watched or this cannot be watched."""
+        """Yield when to scan, until another path must be watched or watching is impossible."""
         import watchfiles
 
         try:
@@ -151,7 +156,7 @@ class ManifestSource:
             yield None
 
     def _find(self) -> tuple[dict[str, Path], dict[str, Problem]]:
-        """The files by their name below the path, sorted, and the places that could not be read ("" is the path)."""
+        """Return the files by name, sorted, and the unreadable directories ("" is the path itself)."""
         found: dict[str, Path] = {}
         unreadable: dict[str, Problem] = {}
         try:
@@ -200,7 +205,7 @@ class ManifestSource:
         self._keep(name, known, settled, digest, load(data, str(path), self._decoding))
 
     def _keep(self, name: str, known: _File | None, signature: Signature | None, digest: bytes, loaded: Loaded) -> None:
-        """Take in what a file holds now, with the last good state of what is broken in it."""
+        """Store the content of a file, with the last valid state of broken objects."""
         objects: dict[Identity, AnyObject] = {}
         repeated = []
         for item in loaded.objects:
@@ -215,7 +220,7 @@ class ManifestSource:
         self._files[name] = _File(signature, digest, objects, repeated, loaded.problems)
 
     def _settle(self) -> tuple[dict[Identity, AnyObject], list[Problem]]:
-        """One object for each identity: the first by file name and line."""
+        """Select one object for each identity: the first by file name and line."""
         objects: dict[Identity, AnyObject] = {}
         problems = []
         for name in sorted(self._files):
@@ -243,12 +248,12 @@ class ManifestSource:
 
 
 def _identity_of(item: AnyObject) -> Identity:
-    """Kind and name. What stands for objects of many kinds says by itself of which it is."""
+    """Return kind and name. Objects that represent several kinds define their own."""
     return getattr(item, "kind", "") or type(item).__name__, item.key
 
 
 def _same(one: AnyObject, other: AnyObject) -> bool:
-    """Equal in all but where they were read."""
+    """Return True if two objects are equal except for their origin."""
     return one == msgspec.structs.replace(other, origin=one.origin)
 
 
@@ -290,6 +295,6 @@ def _signature(path: Path) -> Signature:
 
 
 def _read(path: Path) -> bytes:
-    """The content, cut one byte above the limit: `load` says that it is too long, without reading it all."""
+    """Return the content, cut one byte above the limit, so that `load` reports the excess without reading it all."""
     with path.open("rb") as file:
         return file.read(MAX_BYTES + 1)

@@ -1,4 +1,4 @@
-"""What the API server sends around objects: lists, lines of a watch, and statuses. Pure."""
+"""Messages of the API server around objects: lists, watch events, and statuses. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class MalformedResponse(ValueError):
-    """What was received is not what a server says."""
+    """The received data is not a message of the Kubernetes API."""
 
 
 class ListMeta(msgspec.Struct, frozen=True, rename={"next": "continue", "version": "resourceVersion"}):
@@ -31,7 +31,7 @@ class ListMeta(msgspec.Struct, frozen=True, rename={"next": "continue", "version
 
 
 class ListPage(msgspec.Struct, frozen=True):
-    """A list, or a part of one."""
+    """A list, or one page of it."""
 
     metadata: ListMeta
     items: list[msgspec.Raw] | None = None
@@ -46,15 +46,15 @@ class WatchEvent(msgspec.Struct, Generic[T], frozen=True):
     type: str
     """One of TYPES, or ERROR."""
     object: T
-    """A shape of `model.wire`, or JSON; a Status in an ERROR."""
+    """A shape of `model.wire` or JSON; a Status if the type is ERROR."""
 
 
 TYPES = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
-"""What lines of a watch are, unless it ends with an ERROR."""
+"""Types of watch events, except ERROR, which ends the watch."""
 
 
 class _Meta(msgspec.Struct, frozen=True):
-    """As in `model.wire`, but whatever else is wrong with an object, its version can be read."""
+    """As in `model.wire`, but the version is readable whatever else is wrong with an object."""
 
     resourceVersion: str | None = None
     annotations: Any = None
@@ -74,7 +74,7 @@ class _Details(msgspec.Struct, frozen=True, rename={"retry_after": "retryAfterSe
 
 
 class ApiStatus(msgspec.Struct, frozen=True):
-    """Why something was refused."""
+    """The reason for an error response."""
 
     code: int = 0
     reason: str | None = None
@@ -83,7 +83,7 @@ class ApiStatus(msgspec.Struct, frozen=True):
 
     @property
     def too_large(self) -> bool:
-        """The server has not come to the resourceVersion that it was asked for: it lags, or lost its newest data."""
+        """Return True if the server has not reached the requested resourceVersion: it lags or lost data."""
         causes = (self.details.causes if self.details is not None else None) or ()
         # Servers before 1.17 and some in between have the words only.
         return any(cause.reason == "ResourceVersionTooLarge" for cause in causes) or (
@@ -92,17 +92,17 @@ class ApiStatus(msgspec.Struct, frozen=True):
 
     @property
     def gone(self) -> bool:
-        """The resourceVersion or the continue token is too old."""
+        """Return True if the resourceVersion or the continue token is too old."""
         return self.code == 410 or self.reason in ("Expired", "Gone")
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds to wait, when the server says so."""
+        """Return the seconds to wait, or None."""
         return self.details.retry_after if self.details is not None else None
 
 
 def read_page(body: bytes) -> ListPage:
-    """A list. Raises Garbled."""
+    """Decode a list. Raises MalformedResponse."""
     try:
         page = msgspec.json.decode(body, type=ListPage)
     except _UNREADABLE as error:
@@ -113,9 +113,9 @@ def read_page(body: bytes) -> ListPage:
 
 
 def read_lines(data: bytes, shape: type[T]) -> Iterable[WatchEvent[T]] | Iterable[WatchEvent[msgspec.Raw]]:
-    """Lines of a watch, with their objects in a shape of `model.wire`, or as JSON when one of them does not fit it.
+    """Yield the events of a watch. Objects that do not fit their shape of `model.wire` are JSON.
 
-    Raises Garbled when the line that is none is reached.
+    Raises MalformedResponse at the first invalid line.
     """
     try:
         found: list[WatchEvent[T]] = _reader(shape).decode_lines(data)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ def _read_line(data: bytes) -> WatchEvent[msgspec.Raw]:
 
 
 def read_status(data: bytes | msgspec.Raw, code: int = 0) -> ApiStatus:
-    """A Status, with the code of the answer where it is not a readable one."""
+    """Decode a Status; an unreadable one has only the code of the response."""
     try:
         status = msgspec.json.decode(data, type=ApiStatus)
     except _UNREADABLE:
@@ -149,9 +149,11 @@ def read_status(data: bytes | msgspec.Raw, code: int = 0) -> ApiStatus:
 
 
 def version_of(object: Any) -> tuple[str, bool]:
-    """resourceVersion of an object or bookmark, and whether it ends the initial events. Raises Garbled.
+    """Return the resourceVersion of an object or bookmark, and whether it ends the initial events.
 
-    `object` is what a line told: a shape of `model.wire`, or JSON.
+    Raises MalformedResponse.
+
+    `object` is a shape of `model.wire` or JSON.
     """
     if isinstance(object, msgspec.Raw):
         try:
@@ -166,20 +168,20 @@ def version_of(object: Any) -> tuple[str, bool]:
 
 
 def is_older(version: str, than: str) -> bool:
-    """Whether one resourceVersion comes before another; False where they cannot be compared (KEP-5504)."""
+    """Return True if one resourceVersion precedes another; False if they cannot be compared (KEP-5504)."""
     if not (version.isascii() and version.isdigit() and than.isascii() and than.isdigit()):
         return False
     return int(version) < int(than)
 
 
 class LineSplitter:
-    """Bytes as they come, to whole lines."""
+    """Splits a stream of bytes into complete lines."""
 
     def __init__(self) -> None:
         self._rest: list[bytes] = []
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that are whole now; empty when none is."""
+        """Return the lines that are now complete; empty if there is none."""
         end = data.rfind(b"\n") + 1
         if not end:
             self._rest.append(data)
@@ -190,7 +192,11 @@ class LineSplitter:
 
 
 def prepare_decoders() -> None:
-    """Let msgspec work out all forms of objects and of what an API server says around them. Takes some milliseconds."""
+    """Build msgspec's decoders of all objects and messages. Takes some milliseconds.
+
+    msgspec builds the decoder of a type at its first use, and two threads that do so at once crash the process
+    (SIGSEGV in 0.22). The parts of a node decode in several threads; a proxy alone decodes in one.
+    """
     for module in (wire, messages):
         for found in vars(module).values():
             if (

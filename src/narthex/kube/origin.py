@@ -1,4 +1,7 @@
-"""Where a program gets its objects: an API server or another source, with the metrics of its lists and a way to post Events."""
+"""The origin of a program's objects: an API server or another source.
+
+It includes the metrics of the followed lists and a way to post Events.
+"""
 
 from __future__ import annotations
 
@@ -25,32 +28,37 @@ _EVENT_SECONDS = 10.0
 
 
 class Origin(NamedTuple):
-    """Where a proxy's objects come from, and whom it can tell of itself."""
+    """The source of a program's objects and the API server behind it."""
 
     source: EventSource
     creator: EventCreator | None = None
-    """An API server that takes Events; None: there is none, and nodes need not have a Node object."""
+    """Stores Events. None: there is no API server, and nodes need no Node object."""
     collectors: tuple[Collector, ...] = ()
-    """What the source counts."""
+    """Metrics of the source."""
     access: Access | None = None
-    """How to reach the API server behind it, for parts that follow other lists or write. None: there is none, and all
-    objects come from `source`."""
+    """The API server, for parts that follow other lists or write objects. None: all objects come from `source`."""
 
 
 def api_origin(access: Access, node_name: str, relist: float, wall: Callable[[], float]) -> Origin:
-    """The lists that a node proxy needs, listed again every `relist` seconds. `wall` tells the time of day."""
+    """Return the lists of a node proxy at an API server, with a full list every `relist` seconds.
+
+    `wall` returns the time of day.
+    """
     source = KubeSource(access, of_a_proxy(node_name), times=msgspec.structs.replace(WATCH_TIMES, relist=relist))
     return Origin(source, EventPoster(access), (SourceMetrics(source.followed, wall),), access)
 
 
 class EventPoster:
-    """Posts Events, one connection each: they are rare. For one thread at a time that has no asyncio loop."""
+    """Posts Events, each over a connection of its own, since they are rare.
+
+    For one thread at a time, without an asyncio loop.
+    """
 
     def __init__(self, access: Access) -> None:
         self._access = access
 
     def create_event(self, namespace: str, event: dict[str, Any]) -> None:
-        """Raises RuntimeError when the server did not take it."""
+        """Post an event. Raises RuntimeError if the server did not store it."""
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         try:
             code, said = asyncio.run(self._post(path, msgspec.json.encode(event)))
@@ -69,14 +77,14 @@ class EventPoster:
 
 
 class SourceMetrics:
-    """How fresh the lists are, for a scrape."""
+    """A collector of metrics about the lists of a source."""
 
     def __init__(self, followed: Sequence[FollowedList], wall: Callable[[], float]) -> None:
         self._followed = followed
         self._wall = wall
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus-client."""
+        """Return the metrics, for prometheus-client."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         now = self._wall()

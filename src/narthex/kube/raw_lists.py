@@ -1,4 +1,4 @@
-"""Lists as the API server prints them, for those who pass them on."""
+"""Lists as the API server returns them, for programs that pass them on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECONDS = 60.0
 
 
 def read_lists(access: Access) -> dict[str, dict[str, Any] | str]:
-    """Each list by its plural, or why it could not be had."""
+    """Return each list by the plural of its kind, or the reason why it could not be read."""
     return asyncio.run(_read(access))
 
 

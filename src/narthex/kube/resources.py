@@ -1,28 +1,28 @@
-"""What a node proxy asks the API server for, with kube-proxy's selectors (rows 1.1, 1.3, 2.2)."""
+"""The lists that programs follow at the API server, with kube-proxy's selectors (rows 1.1, 1.3, 2.2)."""
 
 from __future__ import annotations
 
 import msgspec
 
 NOT_OURS = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
-"""Label selector: no slices of headless Services, nothing that another proxy is told to serve."""
+"""Label selector that excludes slices of headless Services and Services of another proxy."""
 
 
 class WatchedResource(msgspec.Struct, frozen=True, kw_only=True):
-    """One list that is kept up."""
+    """One list to follow."""
 
     kind: str
-    """As in `model.events.Delete`."""
+    """As in `model.store.Delete`."""
     paths: tuple[str, ...]
-    """Where the server may have it, the newest version first. A server that lacks one answers 404."""
+    """Paths by API version, the newest first. A server without that version answers 404."""
     labels: str = ""
     """Label selector."""
     fields: str = ""
     """Field selector that every server knows."""
     fields_if_known: str = ""
-    """Field selector that only saves traffic; a server that does not know it answers 400 and is asked without."""
+    """Field selector that only saves traffic. If the server answers 400, the list is requested without it."""
     optional: bool = False
-    """A server without it, or one that does not let us see it, counts as one that has no object of it."""
+    """A list that the server lacks or forbids counts as empty."""
 
 
 SERVICES = WatchedResource(
@@ -43,35 +43,37 @@ SERVICE_CIDRS = WatchedResource(
     optional=True,
 )
 PODS = WatchedResource(kind="Pod", paths=("/api/v1/pods",), optional=True)
-"""For commands that know pods by name; no proxy asks for them."""
+"""For commands that know pods by name; a proxy does not list them."""
 
 ALL_SERVICES = WatchedResource(kind="Service", paths=SERVICES.paths)
-"""Also those that no node proxy serves: each can hold a load balancer's address."""
+"""Also those that no node proxy serves, since each may hold a load balancer address."""
 LISTED_SLICES = WatchedResource(
     kind="EndpointSlice", paths=ENDPOINT_SLICES.paths, labels="!service.kubernetes.io/headless"
 )
 """Of all Services that have an address."""
 NAMESPACES = WatchedResource(kind="Namespace", paths=("/api/v1/namespaces",))
 ADDRESS_POOLS = WatchedResource(kind="IPAddressPool", paths=("/apis/metallb.io/v1beta1/ipaddresspools",))
-"""Not optional: a server that hides them for a moment must not look like one whose pools are gone."""
+"""Not optional: a server that hides them for a moment must not look like one without pools."""
 L2_ADVERTISEMENTS = WatchedResource(
     kind="L2Advertisement", paths=("/apis/metallb.io/v1beta1/l2advertisements",), optional=True
 )
 
 
 def own_node(name: str) -> WatchedResource:
-    """The one Node with this name."""
+    """Return the list that contains only the Node with this name."""
     return msgspec.structs.replace(NODES, fields=f"metadata.name={name}")
 
 
 def of_a_proxy(node_name: str) -> tuple[WatchedResource, ...]:
-    """All that a node proxy needs."""
+    """Return the lists of a node proxy."""
     return SERVICES, ENDPOINT_SLICES, own_node(node_name), SERVICE_CIDRS
 
 
 def of_names(*, endpoints: bool = True, pods: bool = False) -> tuple[WatchedResource, ...]:
-    """What a DNS server answers from: headless Services too, and those that other proxies serve. `pods`: only those that
-    may have an address to keep (row D24)."""
+    """Return the lists of a DNS server, including headless Services and those of other proxies.
+
+    `pods` selects only pods that may have an address to keep (row D24).
+    """
     slices = msgspec.structs.replace(ENDPOINT_SLICES, labels="")
     living = "status.phase!=Succeeded,status.phase!=Failed,status.phase!=Unknown"
     watched = msgspec.structs.replace(PODS, fields_if_known=living, optional=False)
@@ -79,11 +81,14 @@ def of_names(*, endpoints: bool = True, pods: bool = False) -> tuple[WatchedReso
 
 
 def of_an_announcer(*, pools: bool = True) -> tuple[WatchedResource, ...]:
-    """What decides who answers for a load balancer's address. Without `pools` those come from somewhere else."""
+    """Return the lists that determine the announcer of a load balancer address.
+
+    Without `pools`, these come from a file.
+    """
     return ALL_SERVICES, LISTED_SLICES, NODES, *([ADDRESS_POOLS, L2_ADVERTISEMENTS] if pools else [])
 
 
 def of_a_cluster(*, pods: bool = False) -> tuple[WatchedResource, ...]:
-    """What a look at a cluster from any of its nodes needs."""
+    """Return the lists for an inspection of a cluster from any of its nodes."""
     pools = msgspec.structs.replace(ADDRESS_POOLS, optional=True)
     return SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS, pools, L2_ADVERTISEMENTS, *([PODS] if pods else [])

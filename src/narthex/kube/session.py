@@ -1,4 +1,4 @@
-"""Drives watches over the network: makes their requests, hands them what comes, and waits when they want to."""
+"""The driver of watches: sends their requests, passes them the responses, and waits between requests."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from narthex.model.store import Event
 
 
 class StreamOpener(Protocol):
-    """The way to the server."""
+    """A client that sends GET requests."""
 
     def get(self, request: WatchRequest) -> AbstractAsyncContextManager[StreamedResponse]:
-        """The answer to a request; Unreachable when there is none."""
+        """Send a GET request and yield the response. Raises Unreachable."""
         ...
 
 
 _TOLERANCE = 0.05
-"""Seconds by which a request may be given up too soon; setting the time for each chunk anew costs more than decoding it."""
+"""Seconds by which a request may be aborted too early; moving the timeout for each chunk costs more than decoding it.
+"""
 
 EventHandler = Callable[[Watch, tuple[Event, ...]], object]
-"""Called with what a watch has found out, perhaps nothing but a change of its own state."""
+"""Receives the events of a watch; none if only the state of the watch changed."""
 
 
 async def follow(watch: Watch, api: StreamOpener, tell: EventHandler) -> None:
-    """Keep one list up, until cancelled."""
+    """Keep one list up to date until cancelled."""
     await _Follower(watch, api, tell).run()
 
 
@@ -55,6 +56,7 @@ class _Follower:
         self._events: list[Event] = []
 
     async def run(self) -> None:
+        """Drive the watch until cancelled."""
         try:
             step = self._watch.take(WatchStarted(), self._now())
             while True:
@@ -75,7 +77,7 @@ class _Follower:
         self._tell(self._watch, events)
 
     async def _request(self, request: WatchRequest) -> WatchStep:
-        """Make a request; the step that ends it."""
+        """Send a request and return the step that ends it."""
         try:
             async with asyncio.timeout_at(self._watch.wake_at) as limit, self._api.get(request) as answer:
                 if answer.code != 200:
@@ -116,7 +118,7 @@ class _Follower:
         return self._take(ResponseBody(b"".join(parts)))
 
     def _put_off(self, limit: asyncio.Timeout) -> None:
-        """Wait until `wake_at` now."""
+        """Move the timeout to `wake_at`."""
         if abs(self._watch.wake_at - (limit.when() or 0.0)) > _TOLERANCE:
             limit.reschedule(self._watch.wake_at)
 

@@ -1,4 +1,4 @@
-"""One look at a cluster through its API server, for commands that show something and end."""
+"""One-time reads of a cluster through its API server, for commands that print something and exit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TIMES = msgspec.structs.replace(WATCH_TIMES, backoff=Backoff(0.2, 2.0, jitter=1
 def read_once(
     access: Access, resources: Sequence[WatchedResource], seconds: float = PATIENCE_SECONDS
 ) -> tuple[list[Event], tuple[Problem, ...]]:
-    """All objects of these lists, as they are now, and what is wrong with some. Raises Unreachable."""
+    """Return the objects of these lists and the problems of those that cannot be used. Raises Unreachable."""
     return asyncio.run(_read(access, resources, seconds))
 
 

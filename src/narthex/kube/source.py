@@ -1,4 +1,4 @@
-"""What the proxy plugs in: objects of an API server as events, and what is known of the lists they come from."""
+"""The lists of an API server as a source of events, and the state of each list."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from narthex.model.problem import Problem
 from narthex.model.store import Event, Synced
 
 GATHER_SECONDS = 0.1
-"""Changes are told at once, but not more often than this: a burst of them is one."""
+"""Least time between two batches of events; the first event after a pause is passed on at once."""
 
 
 class FollowedList(msgspec.Struct, kw_only=True):
-    """What is known of one list, for metrics. Times are of the wall clock, None: never."""
+    """The state of one list, for metrics. Times are in seconds since the epoch; None means never."""
 
     kind: str
     counts: WatchCounts
     last_list: float | None = None
     """The last complete list."""
     last_event: float | None = None
-    """The last object that was added, changed or deleted."""
+    """The last object that was added, changed, or deleted."""
     last_heard: float | None = None
-    """The last sign of life of the watch, bookmarks among them."""
+    """The last data of the watch, including bookmarks."""
     objects: int = 0
     broken: int = 0
-    """Objects that cannot be used; they are among the problems."""
+    """Objects that cannot be used; `problems` has the reasons."""
     synced: bool = False
     trouble: bool = False
-    """The list cannot be kept up at present."""
+    """The list cannot be kept up to date at present."""
 
 
 class KubeSource:
-    """Follows lists of one API server. One thread at a time runs `changes`; the rest may be read from any."""
+    """Follows lists of one API server. One thread at a time runs `changes`; any thread may read the rest."""
 
     def __init__(
         self,
@@ -58,8 +58,11 @@ class KubeSource:
         chance: Callable[[], float] = random.random,
         gather: float = GATHER_SECONDS,
     ) -> None:
-        """Nothing is asked before `changes`. `streaming` tries streaming lists before ordinary ones. `newest`: the first
-        lists are to be what is true now, not what the server has at hand."""
+        """Prepare a source; requests begin with `changes`.
+
+        `streaming` tries WatchList before ordinary lists. `newest` makes the first lists consistent reads instead of
+        reads from the server's cache.
+        """
         self._access = access
         self._watches = [Watch(each, chance, times, streaming=streaming, newest=newest) for each in resources]
         self.followed = tuple(FollowedList(kind=each.resource.kind, counts=each.counts) for each in self._watches)
@@ -73,17 +76,17 @@ class KubeSource:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What is wrong now: with the server, then with objects."""
+        """Return the present problems: first those of the server, then those of objects."""
         return self._problems
 
     def scan(self) -> list[Event]:
-        """Nothing: what there is comes with `changes`, so that a proxy is up while its server is not."""
+        """Return no events: all come from `changes`, so that a proxy starts while its server is down."""
         return []
 
     def changes(self, stop: threading.Event) -> Iterator[list[Event]]:
-        """Connect, and yield what is new until `stop` is set; Synced when all lists have been complete once.
+        """Connect and yield events until `stop` is set; Synced follows once all lists have been complete.
 
-        Also yields an empty list when only `problems` changed. Called again after it broke off, it lists anew.
+        Also yields an empty list when only `problems` changed. A second call lists everything anew.
         """
         with asyncio.Runner() as runner:
             self._something = asyncio.Event()
@@ -110,7 +113,7 @@ class KubeSource:
         return [asyncio.create_task(follow(watch, api, self._tell)) for watch in self._watches]
 
     async def _next(self, running: Sequence[asyncio.Task[None]], stop: threading.Event) -> list[Event]:
-        """What is new, when there is something."""
+        """Return the next batch of events."""
         something = asyncio.create_task(self._something.wait())
         await asyncio.wait([something, *running], return_when=asyncio.FIRST_COMPLETED)
         something.cancel()
@@ -139,7 +142,7 @@ class KubeSource:
             self._something.set()
 
     def _note(self, watch: Watch) -> None:
-        """Put down when things have happened."""
+        """Update the state of a list."""
         index = self._watches.index(watch)
         noted, before, counts = self.followed[index], self._seen[index], watch.counts
         now = time.time()

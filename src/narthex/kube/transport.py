@@ -1,8 +1,8 @@
-"""HTTP/1.1 below the client that lightkube makes, for servers that are reached without a proxy.
+"""HTTP/1.1 transport of the API client, for servers that are reached without a proxy.
 
-httpx2's own transport hands each chunk of an answer through a dozen layers, and a watch has a chunk for each line: that
-costs more than decoding all that is in them. This one hands out what came together. Requests and the heads of answers
-are h11's, TLS and its checks are those of the context that lightkube makes; retries and patience are our callers'.
+httpx2's own transport passes each chunk of a response through a dozen layers, and a watch sends a chunk for each
+line, which costs more than decoding the objects. This transport returns together what arrived together. h11 handles
+requests and the heads of responses; TLS settings come from lightkube; retries and timeouts belong to the callers.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import httpx2
 from narthex.kube.chunks import ChunkDecoder, ChunkError
 
 _MOST_WAITING = 1024 * 1024
-"""Bytes that wait for their reader; then the server has to."""
+"""Bytes that may wait for their reader before the socket is paused."""
 _KEPT_SECONDS = 5.0
-"""An idle connection is not used again after this; servers end theirs later."""
+"""An idle connection is not reused after this; servers close theirs later."""
 
 _Origin = tuple[str, str, int]
 
 
 class ApiTransport(httpx2.AsyncBaseTransport):
-    """For one asyncio loop. Connections are kept while they are of use."""
+    """A transport for one asyncio loop, with reuse of idle connections."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
-        """`context` is for servers with https, which are refused without. Nothing is opened yet."""
+        """Prepare a transport. Without `context`, https is refused."""
         self._context = context
         self._idle: list[tuple[float, _Connection]] = []
         self._open: set[_Connection] = set()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send it, and read the head of the answer. Raises httpx2.TransportError."""
+        """Send a request and read the head of the response. Raises httpx2.TransportError."""
         times = request.extensions.get("timeout", {})
         port = request.url.port or (443 if request.url.scheme == "https" else 80)
         origin = request.url.scheme, request.url.raw_host.decode("ascii"), port
@@ -65,7 +65,7 @@ class ApiTransport(httpx2.AsyncBaseTransport):
         )
 
     async def aclose(self) -> None:
-        """End all connections, also those that are used."""
+        """Close all connections, also those in use."""
         for connection in tuple(self._open):
             self._drop(connection)
         while self._open:  # The loop closes their sockets in its next turns, and there may be none after this.
@@ -85,7 +85,7 @@ class ApiTransport(httpx2.AsyncBaseTransport):
         return connection
 
     def _kept(self, origin: _Origin) -> _Connection | None:
-        """An idle connection that the server has not ended yet."""
+        """Return an idle connection that the server has not closed."""
         now, idle, self._idle = asyncio.get_running_loop().time(), self._idle, []
         found = None
         for until, connection in idle:
@@ -98,7 +98,7 @@ class ApiTransport(httpx2.AsyncBaseTransport):
         return found
 
     def done(self, connection: _Connection, *, good: bool) -> None:
-        """An answer has been read, or not all of it."""
+        """Reuse a connection whose response was read completely; close others."""
         if good and not connection.spent:
             self._idle.append((asyncio.get_running_loop().time() + _KEPT_SECONDS, connection))
         else:
@@ -110,10 +110,10 @@ class ApiTransport(httpx2.AsyncBaseTransport):
 
 
 class _Connection(asyncio.Protocol):
-    """Sends one request after another."""
+    """A connection that carries one request after another."""
 
     def __init__(self, origin: _Origin, open: set[_Connection]) -> None:
-        """It is in `open` while it has a socket."""
+        """Prepare a connection. It is in `open` while it has a socket."""
         self.origin = origin
         self._open = open
         self.wire: asyncio.Transport
@@ -123,14 +123,16 @@ class _Connection(asyncio.Protocol):
         self._ended = False
         self._error: Exception | None = None
         self._turn: asyncio.Future[None] | None = None
-        """Done when something has come, or may be sent again."""
+        """Done once data has arrived or sending may continue."""
         self._full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Store the socket's transport."""
         self.wire = cast(asyncio.Transport, transport)
         self._open.add(self)
 
     def data_received(self, data: bytes) -> None:
+        """Queue received data."""
         self._came.append(data)
         self._size += len(data)
         if self._size >= _MOST_WAITING:
@@ -138,18 +140,22 @@ class _Connection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
+        """Note the end of the stream."""
         self._ended = True
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Note the end of the connection."""
         self._open.discard(self)
         self._ended, self._error = True, error
         self._wake()
 
     def pause_writing(self) -> None:
+        """Note that the send buffer is full."""
         self._full = True
 
     def resume_writing(self) -> None:
+        """Note that the send buffer has room."""
         self._full = False
         self._wake()
 
@@ -164,11 +170,11 @@ class _Connection(asyncio.Protocol):
 
     @property
     def spent(self) -> bool:
-        """Whether the server has ended it, or said something that nobody asked for."""
+        """Return True if the server has closed the connection or sent unrequested data."""
         return self._ended or bool(self._came) or self.wire.is_closing()
 
     async def send(self, request: httpx2.Request) -> None:
-        """All of a request."""
+        """Send a complete request."""
         self._machine = machine = h11.Connection(h11.CLIENT)
         asked = h11.Request(method=request.method, target=request.url.raw_path, headers=request.headers.raw)
         head = machine.send(asked)
@@ -179,7 +185,7 @@ class _Connection(asyncio.Protocol):
             await self._wait()
 
     async def head(self) -> tuple[h11.Response, bytes]:
-        """The head of the answer, and what came after it."""
+        """Return the head of the response and the bytes that followed it."""
         while True:
             event = self._machine.next_event()
             if isinstance(event, h11.Response):
@@ -190,7 +196,7 @@ class _Connection(asyncio.Protocol):
                 self._machine.receive_data(data)
 
     async def read(self) -> bytes:
-        """All that has come; empty at the end."""
+        """Return all data that has arrived; empty at the end of the stream."""
         while not self._came:
             if self._error is not None:
                 raise self._error
@@ -203,7 +209,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Body(httpx2.AsyncByteStream):
-    """What follows the head of an answer. Read once, and closed by its reader."""
+    """The body of a response. Read once, and closed by its reader."""
 
     def __init__(
         self, transport: ApiTransport, connection: _Connection, request: httpx2.Request, head: h11.Response, rest: bytes
@@ -214,7 +220,7 @@ class _Body(httpx2.AsyncByteStream):
         self._rest = rest
         fields = dict(head.headers)
         self._chunked = b"transfer-encoding" in fields
-        """h11 refuses any other coding than this."""
+        """h11 refuses any other transfer coding."""
         self._length: int | None = None
         if request.method == "HEAD" or head.status_code in (204, 304):
             self._chunked, self._length = False, 0
@@ -228,6 +234,7 @@ class _Body(httpx2.AsyncByteStream):
         return self._chunks() if self._chunked else self._plain()
 
     async def aclose(self) -> None:
+        """Return the connection to the transport."""
         if not self._closed:
             self._closed = True
             self._transport.done(self._connection, good=self._whole and self._lasting)
@@ -248,7 +255,7 @@ class _Body(httpx2.AsyncByteStream):
                 raise httpx2.RemoteProtocolError("the connection ended before its answer was complete")
 
     async def _plain(self) -> AsyncIterator[bytes]:
-        """A body of known length, or one that ends with the connection."""
+        """Yield a body of known length, or one that ends with the connection."""
         left, data = self._length, self._rest
         while left is None or left > 0:
             if data:
@@ -279,7 +286,7 @@ def _is_address(host: str) -> bool:
 
 @contextmanager
 def _said_as(error: type[httpx2.TransportError], late: type[httpx2.TransportError]) -> Iterator[None]:
-    """What the network, TLS and h11 raise, in httpx2's words."""
+    """Convert the exceptions of sockets, TLS, and h11 to those of httpx2."""
     try:
         yield
     except TimeoutError as timeout:

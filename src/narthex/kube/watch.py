@@ -1,11 +1,11 @@
-"""The watch protocol for one list: what to ask next, given what came of it. Pure: no I/O, no clock, no chance of its own.
+"""The watch protocol of one list as a state machine: which request follows which response. Pure.
 
     list (pages) ─ complete ─> watch ─ ended or lost ─> watch from the last version seen
-    streaming list ─ initial-events-end ─> watch, on the same stream
-    version too old, server gone back, time for a look ─> list again
+    WatchList ─ initial-events-end ─> watch, on the same stream
+    version expired, server restored from a backup, relist period over ─> list again
 
-A driver makes the requests and reports what happens, one input at a time, with the time. Requests are abandoned at
-`wake_at` when nothing came until then. Whatever fails, nothing that is held is given up before a complete list says so.
+A driver sends the requests and reports each input with its time. Requests are aborted at `wake_at` if nothing arrived
+until then. Whatever fails, no object is dropped before a complete list lacks it.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ _ANY, _NEWEST = "0", ""
 """Versions to list at: what the server has at hand; what is true now, which costs it more."""
 _HINTS = {401: "; check the credentials", 403: "; what a proxy needs is in deploy/rbac.yaml"}
 _PATIENCE = 3
-"""Failures after which another way is tried."""
+"""Consecutive failures after which another kind of request is tried."""
 
 
 class Watch:
-    """Keeps one list up. `take` is the only way in."""
+    """The state machine of one list. `take` is its only input."""
 
     def __init__(
         self,
@@ -80,34 +80,37 @@ class Watch:
         streaming: bool = True,
         newest: bool = False,
     ) -> None:
-        """`chance` gives numbers from 0 to 1. `streaming` tries streaming lists first. `newest`: the first list is to be
-        what is true now, not what the server has at hand."""
+        """Prepare a watch of `resource`.
+
+        `chance` returns random numbers from 0 to 1, for jitter. `streaming` tries WatchList first. `newest` makes the
+        first list a consistent read instead of a read from the server's cache.
+        """
         self.resource = resource
         self.counts = WatchCounts()
         self._shape = shape_of(resource.kind)
         self.holdings = ListCache(resource.kind)
         self.synced = False
-        """A list has been complete once, or the server has none."""
+        """A list has been complete once, or the server lacks it."""
         self.wake_at = -math.inf
         self.trouble: Problem | None = None
-        """Why this list cannot be kept up at present."""
+        """The reason why the list cannot be kept up to date at present."""
         self._chance = chance
         self._times = times
         self._streaming = streaming
-        """Tried unless the server does not know it..."""
+        """False once the server has refused WatchList."""
         self._stream_failed = False
-        """...or it went wrong since the last list."""
+        """WatchList failed since the last complete list."""
         self._path = 0
         self._fields_known = True
         self._phase = _Phase.RESTING
         self._version = ""
-        """Up to here everything is known."""
+        """The cache reflects all changes up to this version."""
         self._floor = _NEWEST if newest else _ANY
-        """What the next list must not be older than."""
+        """The oldest version that the next list may have."""
         self._paging = False
-        """A page after the first one is read."""
+        """The running request is for a page after the first."""
         self._whole = False
-        """The list is read in one piece, since its continuation expired."""
+        """The next list is read without pages, since a continue token expired."""
         self._fresh = ListCache(resource.kind)
         self._opened_at = math.inf
         self._closes_at = math.inf
@@ -117,7 +120,7 @@ class Watch:
         self._then_list = True
 
     def take(self, input: WatchInput, now: float) -> WatchStep:
-        """One input; `now` in seconds of a clock that only grows."""
+        """Process one input at `now`, in seconds of a monotonic clock, and return the reaction."""
         try:
             match input:
                 case LinesReceived(data):
@@ -143,7 +146,7 @@ class Watch:
     # Asking
 
     def _list(self, now: float, *, page: str = "") -> WatchStep:
-        """Ask for all there is, or for the next page of it."""
+        """Request the list, or its next page."""
         self.wake_at = now + self._times.list_silence
         self._paging = bool(page)
         if page:
@@ -165,7 +168,7 @@ class Watch:
         return WatchStep(request=self._request(query), over=True)
 
     def _watch(self, now: float) -> WatchStep:
-        """Ask for what has changed since the last version seen."""
+        """Request the changes since the last version seen."""
         self._phase = _Phase.WATCHING
         self._opened_at = math.inf
         request = self._watch_request(now, self._version, initial=False)
@@ -173,8 +176,11 @@ class Watch:
         return WatchStep(request=request, over=True)
 
     def _probe(self, now: float) -> WatchStep:
-        """Ask for next to nothing at the version that is watched from: a server that has gone back says that it is too large.
-        A server where nothing happens may be silent for longer than one thinks, and is not to be burdened with lists."""
+        """Request one object at the watched version.
+
+        A server that was restored from a backup answers that the version is too large. An idle server may be silent
+        for long, and a full list would be an unnecessary load.
+        """
         self._phase = _Phase.PROBING
         self.wake_at = now + self._times.list_silence
         query = {"limit": "1", "resourceVersion": self._version, "resourceVersionMatch": "NotOlderThan"}
@@ -212,7 +218,7 @@ class Watch:
         return _GO_ON
 
     def _heard(self, now: float) -> None:
-        """The connection lives: put off the moment at which it is given up."""
+        """Extend the timeout after a sign of life."""
         self.counts.heard += 1
         if self._phase is not _Phase.WATCHING:
             streaming = self._phase is _Phase.STREAMING
@@ -236,7 +242,7 @@ class Watch:
         return WatchStep(events, self._watch(now).request, over=True)
 
     def _complete(self, version: str, now: float) -> tuple[Event, ...]:
-        """All that there is has been read."""
+        """Replace the cache by a complete list."""
         if self._floor != _NEWEST and is_older(version, self._floor):
             # Another server, that lags behind. If it is the newest there is, asking for the newest will show.
             self._floor = _NEWEST
@@ -253,7 +259,7 @@ class Watch:
         return tuple(events)
 
     def _lines(self, data: bytes, now: float) -> WatchStep:
-        """Lines up to the one that ends the watch, if one does."""
+        """Process lines up to the one that ends the watch, if any."""
         events: list[Event] = []
         self._heard(now)
         try:
@@ -269,7 +275,7 @@ class Watch:
         return WatchStep((*events, *step.events), step.request, over=True) if events else step
 
     def _told(self, told: WatchEvent[Any], now: float) -> WatchStep:
-        """One line."""
+        """Process one watch event."""
         if told.type == "ERROR":
             return self._refused(read_status(told.object), None, now)
         if told.type not in TYPES:
@@ -293,7 +299,7 @@ class Watch:
         return WatchStep((event,)) if event is not None else _GO_ON
 
     def _initial(self, type: str, object: Any, now: float) -> WatchStep:
-        """A line of a streaming list before its end."""
+        """Process one event of the initial list of WatchList."""
         if type != "BOOKMARK":
             self._change(self._fresh, type, object)
             return _GO_ON
@@ -319,7 +325,7 @@ class Watch:
         return self._rest("garbled", str(error), now, relist=relist)
 
     def _refused(self, status: ApiStatus, retry_after: float | None, now: float) -> WatchStep:
-        """A status instead of what was asked for."""
+        """Process an error status."""
         code = status.code
         if status.gone or status.too_large:
             return self._expired(status, now)
@@ -341,7 +347,7 @@ class Watch:
         return self._rest(str(code), f"the server answers {what}", now, after=after, relist=relist)
 
     def _expired(self, status: ApiStatus, now: float) -> WatchStep:
-        """What was asked for is too old, or so new that the server does not have it: list otherwise."""
+        """List again after a version that is too old or too new for the server."""
         if self._phase is _Phase.WATCHING and not status.too_large:
             self._floor = self._version
         else:
@@ -355,7 +361,7 @@ class Watch:
         return self._list(now)
 
     def _simpler(self, now: float) -> WatchStep | None:
-        """Ask again without what older servers do not know."""
+        """Retry without parameters that older servers do not know, or return None if there are none."""
         if self._phase is _Phase.WATCHING:
             return None
         if self._phase is _Phase.STREAMING:
@@ -367,7 +373,7 @@ class Watch:
         return self._list(now)
 
     def _absent(self, code: int, now: float) -> WatchStep:
-        """The server has no such list. What was held stays: an outage may look like that, too."""
+        """Process the absence of the list. Known objects stay, since an outage may look the same."""
         self._phase = _Phase.ABSENT
         self._path = 0
         self.synced = True
@@ -400,7 +406,7 @@ class Watch:
         return self._probe(now)
 
     def _rest(self, kind: str, what: str, now: float, *, after: float | None = None, relist: bool = True) -> WatchStep:
-        """Something failed: wait, then list or watch again."""
+        """Wait after a failure, then list or watch again."""
         self._count(kind)
         self._calm(now)
         if self._phase is _Phase.STREAMING and kind != "429":
@@ -417,7 +423,7 @@ class Watch:
         return WatchStep(over=True)
 
     def _calm(self, now: float) -> None:
-        """Forget failures when the watch has lived long enough."""
+        """Reset the backoff if the watch lasted long enough."""
         if self._phase is _Phase.WATCHING and now - self._opened_at >= self._times.steady:
             self._failures = 0
 

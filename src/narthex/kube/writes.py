@@ -1,11 +1,11 @@
-"""Objects written to the API server: one request each, one answer, no second try; who calls knows what is worth one.
+"""Writes to the API server: one request and one response each, without retries.
 
     async with writing(access) as writer:
         node = await writer.get("/api/v1/nodes/a")
         await writer.patch("/api/v1/nodes/a", {"metadata": {"annotations": {...}}})
 
-A `metadata.resourceVersion` in a body is a precondition: the server answers 409 when the object is not of this version
-any more, and `ConflictError` is raised.
+`metadata.resourceVersion` in a body is a precondition: if the object has another version, the server answers 409 and
+`ConflictError` is raised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from narthex.kube.messages import ApiStatus, read_status
 from narthex.model.problem import quoted
 
 JsonObject = dict[str, Any]
-"""An object as JSON has it."""
+"""An object as JSON."""
 PatchKind = Literal["merge", "strategic", "json"]
 
 _PATCHES: Mapping[PatchKind, str] = {
@@ -32,62 +32,65 @@ _PATCHES: Mapping[PatchKind, str] = {
 }
 _JSON = "application/json"
 _LONGEST_SAID = 400
-"""Characters of the server's own words that are shown: which account lacks which right stands at their end."""
+"""Characters of the server's message to keep. The missing permission is named at its end."""
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
 class ApiError(Exception):
-    """The server did not do it, or nobody knows whether it did (NoAnswer). The message says which object and what to do."""
+    """A write failed, or its result is unknown (NoResponseError). The message names the object and what to do."""
 
     def __init__(self, code: int, method: str, path: str, why: str) -> None:
         super().__init__(f"{method} {path}: {why}")
         self.code = code
-        """Status of the answer; 0 without one."""
+        """HTTP status; 0 without a response."""
         self.path = path
 
 
 class NoResponseError(ApiError):
-    """The request was perhaps done, perhaps not."""
+    """The server did not respond; the write may have succeeded."""
 
 
 class ConflictError(ApiError):
-    """The object has changed since the version that was given: read it again and decide again."""
+    """The object has changed since the given version: read it again and decide anew."""
 
 
 class AlreadyExistsError(ApiError):
-    """There is such an object already."""
+    """An object with this name exists already."""
 
 
 class NotFoundError(ApiError):
-    """There is no such object, or no such kind."""
+    """The object or its kind does not exist."""
 
 
 class ApiWriter:
-    """Writes through one client. Paths are whole: `/api/v1/namespaces/shop/services/web`."""
+    """Reads and writes objects by full path, such as `/api/v1/namespaces/shop/services/web`."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
 
     async def get(self, path: str) -> JsonObject:
-        """The object now. Raises ApiError, as all of these do."""
+        """Return the object. Raises ApiError, as all methods do."""
         return await self._request("GET", path)
 
     async def create(self, path: str, body: JsonObject) -> JsonObject:
-        """POST to the collection's path; the object as it was stored. Raises Exists."""
+        """Create an object with POST to the collection's path; return the stored object. Raises AlreadyExistsError."""
         return await self._request("POST", path, body, _JSON)
 
     async def update(self, path: str, body: JsonObject, *, subresource: str = "") -> JsonObject:
-        """PUT the whole object; the object as it was stored. Raises Conflict."""
+        """Replace the whole object with PUT; return the stored object. Raises ConflictError."""
         return await self._request("PUT", _below(path, subresource), body, _JSON)
 
     async def patch(
         self, path: str, body: JsonObject | list[JsonObject], *, kind: PatchKind = "merge", subresource: str = ""
     ) -> JsonObject:
-        """Change parts; the object as it was stored. `kind` json takes a list of operations. Raises Conflict."""
+        """Change parts of an object; return the stored object. `kind` json takes a list of operations.
+
+        Raises ConflictError.
+        """
         return await self._request("PATCH", _below(path, subresource), body, _PATCHES[kind])
 
     async def delete(self, path: str) -> None:
-        """Take it away. Raises Missing."""
+        """Delete an object. Raises NotFoundError."""
         await self._request("DELETE", path)
 
     async def _request(
@@ -111,7 +114,7 @@ class ApiWriter:
 
 @asynccontextmanager
 async def writing(access: Access) -> AsyncIterator[ApiWriter]:
-    """A Writer with connections of its own, for as long as the block lasts."""
+    """Open a writer with connections of its own while the block runs."""
     api = ApiClient(access)
     try:
         yield ApiWriter(api)
