@@ -1,7 +1,7 @@
 """Objects as protobuf, which newer kubectl and Go's typed clients send: for `kubectl create`, deletions, and evictions.
 
 Responses are JSON, which all of these clients accept. Numbers are those of k8s.io/api's generated.proto files. An unknown field
-is an error, so that nothing is lost (ADR 0011).
+is an error, so that nothing is lost (ADR 0012).
 """
 
 from __future__ import annotations
