@@ -441,7 +441,8 @@ def test_an_api_server_that_comes_and_goes(place, server):
     assert not part.ready
     # It comes back, and a node has left meanwhile.
     server.do(lambda data: data.delete("Node", "", "d"))
-    server.start()
+    with netns.entered(place.ns("a")):
+        server.start()
     until(lambda: part.ready, "the list", 60.0)
     assert not place.fdb("a")
     assert place.ip("a", "-br link show flannel.1")[0].split()[2] == mac
