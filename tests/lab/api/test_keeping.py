@@ -106,7 +106,9 @@ def test_a_crash_leaves_a_moment_that_was(tmp_path):
 def test_a_file_that_is_something_else_is_refused(tmp_path):
     path = tmp_path / "lab.sqlite"
     path.write_text("This is a letter, and no database at all. " * 100)
-    with pytest.raises(UnreadableDatabase, match=r"lab\.sqlite cannot be read .* Remove it to begin anew"):
+    with pytest.raises(
+        UnreadableDatabase, match=r"lab\.sqlite cannot be read .* Remove it to start with an empty cluster"
+    ):
         ObjectDatabase(path)
 
 

@@ -152,7 +152,7 @@ def review_access(request: ApiRequest) -> ApiResponse | None:
     kind = _PLACES.get(request.path)
     if kind is None or request.method != "POST":
         return None
-    # Newer clients ask in protocol buffers, and understand JSON. The question does not matter to the answer.
+    # Newer clients send protobuf and accept JSON. The response does not depend on the request.
     given: dict[str, Any] = {} if request.body.startswith(b"k8s\0") else decode_body(request)
     status = (
         _RULES if kind == "SelfSubjectRulesReview" else {"allowed": True, "reason": "the lab's token may do everything"}

@@ -79,30 +79,30 @@ def apply(
     held = registry.get(kind.name, *key)
     if held is None and subresource:
         raise errors.not_found(kind.plural, kind.group, key[1])
-    mine = field_set(given, of) - _SERVERS
+    owned = field_set(given, of) - _SERVERS
     now, version = registry.stamp(), kind.api_version
-    me = ManagedFields(manager, "Apply", subresource, version, now, mine)
+    owner = ManagedFields(manager, "Apply", subresource, version, now, owned)
     if held is None:
-        made = {**given, "metadata": {**meta, "managedFields": _written([me])}}
+        made = {**given, "metadata": {**meta, "managedFields": _written([owner])}}
         return registry.create(kind.name, made, dry_run=dry_run), True
     entries = managed_fields_of(held) or _before(held, of, now)
-    others = [each for each in entries if each.writer != me.writer]
-    before = next((each for each in entries if each.writer == me.writer), None)
+    others = [each for each in entries if each.writer != owner.writer]
+    before = next((each for each in entries if each.writer == owner.writer), None)
     merged = _merged(held, given, of)
     if before is not None:
-        theirs = frozenset(path for each in others for path in each.fields)
-        merged = without(merged, _gone(before.fields, mine, theirs), of)
-    clashes = [
-        (each, path) for each in others for path in sorted(each.fields & mine) if _differs(held, merged, path, of)
+        others_own = frozenset(path for each in others for path in each.fields)
+        merged = without(merged, _gone(before.fields, owned, others_own), of)
+    conflicts = [
+        (each, path) for each in others for path in sorted(each.fields & owned) if _differs(held, merged, path, of)
     ]
-    if clashes and not force:
-        raise _conflict(clashes)
-    lost = frozenset(path for _, path in clashes)
+    if conflicts and not force:
+        raise _conflict(conflicts)
+    lost = frozenset(path for _, path in conflicts)
     others = [msgspec.structs.replace(each, fields=each.fields - lost) for each in others]
-    if before is not None and before.fields == mine and before.api_version == version:
-        me = before
-    noted = _written([each for each in (*others, me) if each.fields])
-    new = {**merged, "metadata": {**merged["metadata"], "managedFields": noted}}
+    if before is not None and before.fields == owned and before.api_version == version:
+        owner = before
+    tracked = _written([each for each in (*others, owner) if each.fields])
+    new = {**merged, "metadata": {**merged["metadata"], "managedFields": tracked}}
     # A version that is named in the configuration is a precondition; otherwise the last apply counts.
     new["metadata"]["resourceVersion"] = meta.get("resourceVersion") or held["metadata"]["resourceVersion"]
     return registry.update(kind.name, new, subresource=subresource, dry_run=dry_run), False
@@ -112,26 +112,26 @@ def updated_managed_fields(
     kind: ApiResource, held: Mapping[str, Any], new: Raw, *, manager: str, subresource: str, now: str
 ) -> Any:
     """Return `managedFields` after a write other than apply, None if ownership is not tracked."""
-    noted, said = held["metadata"].get("managedFields"), new["metadata"].get("managedFields")
-    if not noted or (said and said != noted):
-        # Who writes them as they should be knows what he does: kubectl takes fields over so.
-        return said if said and said != [{}] else None
+    tracked, submitted = held["metadata"].get("managedFields"), new["metadata"].get("managedFields")
+    if not tracked or (submitted and submitted != tracked):
+        # The client manages the fields itself: kubectl takes them over this way.
+        return submitted if submitted and submitted != [{}] else None
     of = object_type(kind)
-    is_there = field_set(new, of) - _SERVERS
+    present = field_set(new, of) - _SERVERS
     was = field_set(held, of) - _SERVERS
-    changed = frozenset(path for path in is_there if path not in was or _differs(held, new, path, of))
-    if not changed and was <= is_there:
-        return noted
-    me = (manager, "Update", subresource)
+    changed = frozenset(path for path in present if path not in was or _differs(held, new, path, of))
+    if not changed and was <= present:
+        return tracked
+    owner = (manager, "Update", subresource)
     entries = managed_fields_of(held)
-    before = next((each.fields for each in entries if each.writer == me), frozenset())
+    before = next((each.fields for each in entries if each.writer == owner), frozenset())
     others = [
-        msgspec.structs.replace(each, fields=(each.fields & _with_parents(is_there)) - changed)
+        msgspec.structs.replace(each, fields=(each.fields & _with_parents(present)) - changed)
         for each in entries
-        if each.writer != me
+        if each.writer != owner
     ]
-    mine = ManagedFields(*me, kind.api_version, now, (before & is_there) | changed)
-    return _written([each for each in (*others, mine) if each.fields])
+    owned = ManagedFields(*owner, kind.api_version, now, (before & present) | changed)
+    return _written([each for each in (*others, owned) if each.fields])
 
 
 def managed_fields_of(raw: Mapping[str, Any]) -> list[ManagedFields]:
@@ -178,9 +178,9 @@ def _with_parents(fields: FieldSet) -> FieldSet:
     return frozenset(path[:length] for path in fields for length in range(1, len(path) + 1))
 
 
-def _gone(before: FieldSet, mine: FieldSet, theirs: FieldSet) -> FieldSet:
-    """Return the fields that the manager applied before but not now, and that nobody else owns."""
-    wanted = _with_parents(mine) | _with_parents(theirs)
+def _gone(before: FieldSet, owned: FieldSet, others_own: FieldSet) -> FieldSet:
+    """Return the fields that the manager applied before but not now, and that no other manager owns."""
+    wanted = _with_parents(owned) | _with_parents(others_own)
     return frozenset(path for path in before if path not in wanted)
 
 
@@ -219,24 +219,24 @@ def _merged_entries(held: list[Any], given: list[Any], of: FieldType) -> Iterato
             yield wanted[step]
 
 
-def _conflict(clashes: list[tuple[ManagedFields, Path]]) -> StatusError:
+def _conflict(conflicts: list[tuple[ManagedFields, Path]]) -> StatusError:
     by: dict[str, list[str]] = {}
-    for entry, path in clashes:
+    for entry, path in conflicts:
         by.setdefault(_named(entry), []).append(printed(path))
     causes = [
         {"reason": "FieldManagerConflict", "message": f"conflict with {name}", "field": field}
         for name, fields in by.items()
         for field in fields
     ]
-    if len(clashes) == 1:
-        said = f"1 conflict: {causes[0]['message']}: {causes[0]['field']}"
+    if len(conflicts) == 1:
+        text = f"1 conflict: {causes[0]['message']}: {causes[0]['field']}"
     else:
         lists = (
             f"conflicts with {name}:\n" + "\n".join(f"- {field}" for field in fields)
             for name, fields in sorted(by.items())
         )
-        said = f"{len(clashes)} conflicts: " + "\n".join(lists)
-    return StatusError(409, "Conflict", f"Apply failed with {said}", {"causes": causes})
+        text = f"{len(conflicts)} conflicts: " + "\n".join(lists)
+    return StatusError(409, "Conflict", f"Apply failed with {text}", {"causes": causes})
 
 
 def _named(entry: ManagedFields) -> str:

@@ -279,7 +279,7 @@ def _fixed(spec: Raw) -> dict[str, Any]:
     found = {name: value for name, value in spec.items() if name not in free}
     for name in ("containers", "initContainers"):
         listed = spec.get(name) or ()
-        # The policy of pulling follows the image when it is not given.
+        # An absent imagePullPolicy follows from the image.
         found[name] = [{key: each[key] for key in each if key not in ("image", "imagePullPolicy")} for each in listed]
     return found
 

@@ -28,7 +28,7 @@ def initialize(kind: str, raw: Raw, now: str) -> Raw:
 
 
 def _service(raw: Raw) -> Raw:
-    spec = {"type": "ClusterIP", "sessionAffinity": "None", **_said(raw.get("spec"))}
+    spec = {"type": "ClusterIP", "sessionAffinity": "None", **_without_nulls(raw.get("spec"))}
     if spec["sessionAffinity"] == "ClientIP" and not spec.get("sessionAffinityConfig"):
         spec["sessionAffinityConfig"] = {"clientIP": {"timeoutSeconds": _HOUR3}}
     spec["ports"] = [_service_port(each) for each in spec.get("ports") or ()]
@@ -46,22 +46,31 @@ def _service(raw: Raw) -> Raw:
 def _service_port(port: Any) -> Any:
     if not isinstance(port, Mapping):
         return port
-    found = {"protocol": "TCP", **_said(port)}
+    found = {"protocol": "TCP", **_without_nulls(port)}
     if found.get("targetPort") in (None, "", 0) and "port" in found:
         found["targetPort"] = found["port"]
     return found
 
 
 def _deployment(raw: Raw) -> Raw:
-    spec = {"replicas": 1, "revisionHistoryLimit": 10, "progressDeadlineSeconds": 600, **_said(raw.get("spec"))}
-    strategy = {"type": "RollingUpdate", **_said(spec.get("strategy"))}
+    spec = {
+        "replicas": 1,
+        "revisionHistoryLimit": 10,
+        "progressDeadlineSeconds": 600,
+        **_without_nulls(raw.get("spec")),
+    }
+    strategy = {"type": "RollingUpdate", **_without_nulls(spec.get("strategy"))}
     if strategy["type"] == "RollingUpdate":
-        strategy["rollingUpdate"] = {"maxUnavailable": "25%", "maxSurge": "25%", **_said(strategy.get("rollingUpdate"))}
+        strategy["rollingUpdate"] = {
+            "maxUnavailable": "25%",
+            "maxSurge": "25%",
+            **_without_nulls(strategy.get("rollingUpdate")),
+        }
     return {**raw, "spec": {**_templated(spec), "strategy": strategy}}
 
 
 def _replica_set(raw: Raw) -> Raw:
-    return {**raw, "spec": _templated({"replicas": 1, **_said(raw.get("spec"))})}
+    return {**raw, "spec": _templated({"replicas": 1, **_without_nulls(raw.get("spec"))})}
 
 
 def _templated(spec: Raw) -> Raw:
@@ -95,13 +104,15 @@ def _secret(raw: Raw) -> Raw:
 
 
 def _slice(raw: Raw) -> Raw:
-    ports = [{"name": "", "protocol": "TCP", **_said(each)} for each in raw.get("ports") or ()]
+    ports = [{"name": "", "protocol": "TCP", **_without_nulls(each)} for each in raw.get("ports") or ()]
     return {**raw, "ports": ports} if ports else raw
 
 
 def _endpoints(raw: Raw) -> Raw:
     subsets = [
-        {**each, "ports": [{"protocol": "TCP", **_said(port)} for port in each["ports"]]} if each.get("ports") else each
+        {**each, "ports": [{"protocol": "TCP", **_without_nulls(port)} for port in each["ports"]]}
+        if each.get("ports")
+        else each
         for each in raw.get("subsets") or ()
     ]
     return {**raw, "subsets": subsets} if subsets else raw
@@ -134,7 +145,7 @@ def _begin_definition(raw: Raw, now: str) -> Raw:
     }
 
 
-def _said(given: Any) -> Raw:
+def _without_nulls(given: Any) -> Raw:
     """Return a mapping without nulls."""
     return (
         {name: value for name, value in (given or {}).items() if value is not None}
@@ -256,7 +267,7 @@ def _volume(given: Any) -> Any:
     sources = {name: {"defaultMode": 420, **given[name]} for name in _MODED if isinstance(given.get(name), Mapping)}
     if isinstance(given.get("hostPath"), Mapping):
         sources["hostPath"] = {"type": "", **given["hostPath"]}
-    # A volume of which nothing is said is an empty folder.
+    # A volume without a source is an emptyDir.
     nothing: Raw = {"emptyDir": {}} if set(given) == {"name"} else {}
     return {**given, **sources, **nothing}
 

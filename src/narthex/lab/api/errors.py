@@ -76,12 +76,12 @@ def bad_request(message: str) -> StatusError:
     return StatusError(400, "BadRequest", message)
 
 
-def invalid(kind: str, group: str, name: str, wrongs: list[FieldError]) -> StatusError:
+def invalid(kind: str, group: str, name: str, field_errors: list[FieldError]) -> StatusError:
     """Return the error for an object with validation errors (422), with one cause per field."""
-    texts = [str(wrong) for wrong in wrongs]
-    said = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
-    causes = [{"reason": each.kind, "message": each.message, "field": each.field} for each in wrongs]
-    message = f'{qualified(kind, group)} "{name}" is invalid: {said}'
+    texts = [str(error) for error in field_errors]
+    joined = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
+    causes = [{"reason": each.kind, "message": each.message, "field": each.field} for each in field_errors]
+    message = f'{qualified(kind, group)} "{name}" is invalid: {joined}'
     return StatusError(422, "Invalid", message, {**_of(kind, group, name), "causes": causes})
 
 

@@ -28,11 +28,11 @@ def validate_fields(kind: ApiResource, version: str, raw: Raw, validation: str) 
     of = object_type(kind, version)
     clean = _Reader(kind, version, unknown).value(raw, of, "")
     if unknown and validation == "Strict":
-        said = ", ".join(f'unknown field "{field}"' for field in unknown)
-        raise _undecodable(kind, version, f"strict decoding error: {said}")
+        listed = ", ".join(f'unknown field "{field}"' for field in unknown)
+        raise _undecodable(kind, version, f"strict decoding error: {listed}")
     if unknown and validation == "Ignore":
         unknown = []
-    # Custom objects are stored as they are given.
+    # Custom objects are stored unpruned.
     return (raw if kind.custom else clean), tuple(f'unknown field "{field}"' for field in unknown)
 
 

@@ -1,7 +1,7 @@
 """OpenAPI documents, versions 2 and 3: enough for `kubectl apply`, `explain` and the validation of fields.
 
-What they hold comes from `types`: a schema for each type, with the merge keys that strategic merge needs; and for each kind
-the path under which it is patched, whose parameters tell kubectl that a dry run and a validation of fields are to be had.
+The schemas come from `types`, with the merge keys of strategic merge. Each resource has the path of its objects, whose
+parameters announce dry run and field validation to kubectl.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _PACKAGES = {
 _PARAMETERS = ("dryRun", "fieldManager", "fieldValidation", "force", "pretty")
 
 Ref = Callable[[str, str], dict[str, Any]]
-"""How a document refers to a type, with a description beside it."""
+"""Returns a reference to a type, with a description."""
 
 
 def version_2(paths: ResourcePaths) -> dict[str, Any]:
     """Return the document of version 2."""
 
-    def ref(name: str, said: str) -> dict[str, Any]:
-        return _said({"$ref": f"#/definitions/{_full(name)}"}, said)
+    def ref(name: str, text: str) -> dict[str, Any]:
+        return _described({"$ref": f"#/definitions/{_full(name)}"}, text)
 
     found = sorted(paths.items(), key=lambda entry: entry[0])
     definitions = {_full(name): _schema(types.named(name), ref, _of_type(paths, name)) for name in types.names()}
@@ -77,8 +77,8 @@ def version_3(paths: ResourcePaths, group: str, version: str) -> dict[str, Any] 
     if not kinds:
         return None
 
-    def ref(name: str, said: str) -> dict[str, Any]:
-        return _said({"allOf": [{"$ref": f"#/components/schemas/{_full(name)}"}], "default": {}}, said)
+    def ref(name: str, text: str) -> dict[str, Any]:
+        return _described({"allOf": [{"$ref": f"#/components/schemas/{_full(name)}"}], "default": {}}, text)
 
     schemas: dict[str, Any] = {}
     for kind in kinds.values():
@@ -117,9 +117,9 @@ def _below(of: FieldType) -> Iterator[str]:
 
 def _schema(of: FieldType, ref: Ref, kinds: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:
     """Return the schema of a struct."""
-    said, fields = description(of.name)
+    text, fields = description(of.name)
     properties = {name: _value(types.resolve(each), ref, fields.get(name, "")) for name, each in of.fields.items()}
-    found: dict[str, Any] = _said({"type": "object", "properties": properties}, said)
+    found: dict[str, Any] = _described({"type": "object", "properties": properties}, text)
     if of.required:
         found["required"] = list(of.required)
     if listed := list(kinds):
@@ -127,18 +127,18 @@ def _schema(of: FieldType, ref: Ref, kinds: Iterable[Mapping[str, str]] = ()) ->
     return found
 
 
-def _value(of: FieldType, ref: Ref, said: str = "") -> dict[str, Any]:
+def _value(of: FieldType, ref: Ref, text: str = "") -> dict[str, Any]:
     match of.sort:
         case "struct":
             if of.name:
-                return ref(of.name, said) | ({"x-kubernetes-map-type": "atomic"} if of.atomic else {})
-            return _said(_schema(of, ref), said)
+                return ref(of.name, text) | ({"x-kubernetes-map-type": "atomic"} if of.atomic else {})
+            return _described(_schema(of, ref), text)
         case "list":
-            return _said({"type": "array", "items": _value(of.item, ref)} | _merging(of), said)
+            return _described({"type": "array", "items": _value(of.item, ref)} | _merging(of), text)
         case "map":
             atomic = {"x-kubernetes-map-type": "atomic"} if of.atomic else {}
-            return _said({"type": "object", "additionalProperties": _value(of.item, ref)} | atomic, said)
-    return _said(dict(_SCALARS[of.sort]), said)
+            return _described({"type": "object", "additionalProperties": _value(of.item, ref)} | atomic, text)
+    return _described(dict(_SCALARS[of.sort]), text)
 
 
 def _merging(of: FieldType) -> dict[str, Any]:
@@ -165,11 +165,11 @@ def _operations(kind: ApiResource, at: tuple[str, str, str], typed: str) -> dict
     string: dict[str, Any] = {"type": "string"} if typed == "type" else {"schema": {"type": "string"}}
     parameters = [{"name": name, "in": "query", **string} for name in _PARAMETERS]
     gvk = _gvk(at[0], at[1], kind.kind)
-    done = {"responses": {"200": {"description": "OK"}}, "parameters": parameters, GVK: gvk}
+    common = {"responses": {"200": {"description": "OK"}}, "parameters": parameters, GVK: gvk}
     name = f"{at[0].split('.')[0].capitalize() or 'Core'}{at[1].capitalize()}{kind.kind}"
     verbs = {"get": ("read", "get"), "put": ("replace", "put"), "patch": ("patch", "patch")}
     return {
-        verb: {**done, "operationId": f"{does}{name}", "x-kubernetes-action": action}
+        verb: {**common, "operationId": f"{does}{name}", "x-kubernetes-action": action}
         for verb, (does, action) in verbs.items()
     }
 
@@ -183,7 +183,7 @@ def _paths(kind: ApiResource, version: str) -> Iterator[str]:
 def _of_type(paths: ResourcePaths, name: str) -> list[dict[str, str]]:
     """Return the kinds whose objects have a type."""
     kinds = {(group, version, kind.kind) for (group, version, _), kind in paths.items() if not kind.custom}
-    # The load balancer's kinds have no type in the table.
+    # MetalLB's kinds have no type in the table.
     return [_gvk(*each) for each in sorted(kinds) if _type_name(*each) == name]
 
 
@@ -206,8 +206,8 @@ def _gvk(group: str, version: str, kind: str) -> dict[str, str]:
     return {"group": group, "version": version, "kind": kind}
 
 
-def _said(schema: dict[str, Any], said: str) -> dict[str, Any]:
-    return {**schema, "description": said} if said else schema
+def _described(schema: dict[str, Any], text: str) -> dict[str, Any]:
+    return {**schema, "description": text} if text else schema
 
 
 def _place(group: str, version: str) -> str:
@@ -239,7 +239,7 @@ def description(name: str) -> tuple[str, dict[str, str]]:
         found = getattr(importlib.import_module(f"lightkube.models.{module}"), bare, None)
     except ImportError:
         return "", {}
-    said, _, parameters = (getattr(found, "__doc__", "") or "").partition("**parameters**")
+    text, _, parameters = (getattr(found, "__doc__", "") or "").partition("**parameters**")
     fields: dict[str, list[str]] = {}
     at: list[str] = []
     for line in parameters.splitlines():
@@ -248,7 +248,7 @@ def description(name: str) -> tuple[str, dict[str, str]]:
             at = fields.setdefault(match["name"], [match["text"]])
         elif line.strip():
             at.append(line.strip())
-    return _plain(said.splitlines()), {field: _plain(lines) for field, lines in fields.items()}
+    return _plain(text.splitlines()), {field: _plain(lines) for field, lines in fields.items()}
 
 
 def _plain(lines: list[str]) -> str:

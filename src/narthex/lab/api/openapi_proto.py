@@ -33,12 +33,12 @@ def _path(item: Mapping[str, Any]) -> bytes:
 
 
 def _operation(operation: Mapping[str, Any]) -> bytes:
-    said = b"".join(_part(8, _part(1, _part(2, _part(3, _query(each))))) for each in operation["parameters"])
+    parameters = b"".join(_part(8, _part(1, _part(2, _part(3, _query(each))))) for each in operation["parameters"])
     responses = b"".join(
         _part(1, _text(1, code) + _part(2, _part(1, _text(1, each["description"]))))
         for code, each in operation["responses"].items()
     )
-    return _text(5, operation["operationId"]) + said + _part(9, responses) + _extensions(13, operation)
+    return _text(5, operation["operationId"]) + parameters + _part(9, responses) + _extensions(13, operation)
 
 
 def _query(parameter: Mapping[str, Any]) -> bytes:

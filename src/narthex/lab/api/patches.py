@@ -30,10 +30,10 @@ class NotAPatch(ValueError):
 def apply(content_type: str, target: Mapping[str, Any], patch: Any, of: FieldType = ANY) -> Raw:
     """Return an object of type `of` after a patch. Raises BadPatch, NotAPatch."""
     try:
-        how = _KINDS[content_type.partition(";")[0].strip()]
+        operation = _KINDS[content_type.partition(";")[0].strip()]
     except KeyError:
         raise NotAPatch(content_type) from None
-    return how(copy.deepcopy(dict(target)), patch, of)
+    return operation(copy.deepcopy(dict(target)), patch, of)
 
 
 def merge(target: Any, patch: Any) -> Any:
@@ -62,10 +62,10 @@ def strategic(target: Any, patch: Any, of: FieldType) -> Any:
         return _merged_list(target, patch, of) if of.merge else [strategic(None, each, of.item) for each in patch]
     if not isinstance(patch, Mapping):
         return patch
-    how = patch.get("$patch")
-    if how == "delete":
+    operation = patch.get("$patch")
+    if operation == "delete":
         return {}
-    into = dict(target) if isinstance(target, Mapping) and how != "replace" else {}
+    into = dict(target) if isinstance(target, Mapping) and operation != "replace" else {}
     kept = patch.get("$retainKeys")
     for field, value in patch.items():
         if field == "$patch" or field == "$retainKeys" or field.startswith("$setElementOrder/"):

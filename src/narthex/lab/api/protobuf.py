@@ -112,7 +112,7 @@ def _struct(data: bytes, name: str) -> dict[str, Any]:
             found.setdefault(field, {})[_data(pair.get(1, b"")).decode()] = _value(pair.get(2, b""), of[1:-1])
         else:
             read = _value(value, of.rstrip("*"))
-            # What is empty was not said: Go writes all that is no pointer.
+            # Go writes all fields that are not pointers, so empty means unset.
             if read not in ("", None) and (of.endswith("*") or (read is not False and read != 0)):
                 found[field] = read
     return found

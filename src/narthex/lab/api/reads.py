@@ -87,7 +87,7 @@ class WatchCursor:
             return
         for type, _, stored in self._store.since(self._version, self._kind, self._selector.selects):
             yield line(type, self._view.one(stored))
-        # A watcher may have come with a version from the future.
+        # A watch may have begun at a version from the future.
         self._version = max(self._version, self._store.version)
 
     def bookmark(self) -> bytes | None:

@@ -106,7 +106,7 @@ class Registry:
         }
         if not meta.get("name") and meta.get("generateName"):
             meta["name"] = self._generated(of, meta)
-        # A deletion can only be asked for.
+        # Only `delete` sets these.
         meta.pop("deletionTimestamp", None)
         meta.pop("deletionGracePeriodSeconds", None)
         meta |= {"uid": self._uid(), "creationTimestamp": self.stamp()}
@@ -231,7 +231,7 @@ class Registry:
             new = {}
         rest = {name: value for name, value in obj.items() if name not in ("apiVersion", "kind", "metadata")}
         if subresource == "status":
-            # A status path changes annotations and labels, too, of the kinds that upstream does not guard there.
+            # As upstream, an update of the status also changes labels and annotations, except for some kinds.
             kept = {name: value for name, value in held.items() if name not in ("metadata", "status")}
             rest = {**kept, "status": rest.get("status") or {}}
             if of.custom or of.group == "apps":

@@ -80,15 +80,15 @@ def exec_request(registry: Registry, where: ApiPath, request: ApiRequest) -> Exe
     if where.subresource == "exec" and not argv:
         raise errors.bad_request("you must specify at least 1 command for the container")
     tty = _true(query, "tty")
-    wishes = {name: _true(query, name) for name in ("stdin", "stdout", "stderr")}
+    streams = {name: _true(query, name) for name in ("stdin", "stdout", "stderr")}
     return ExecRequest(
         namespace=where.namespace,
         pod=where.name,
         container=_container(pod, query.get("container", "")),
         argv=argv,
-        stdin=wishes["stdin"],
-        stdout=wishes["stdout"],
-        stderr=wishes["stderr"] and not tty,
+        stdin=streams["stdin"],
+        stdout=streams["stdout"],
+        stderr=streams["stderr"] and not tty,
         tty=tty,
     )
 
@@ -160,9 +160,9 @@ def write_scale(kind: ApiResource, raw: Mapping[str, Any], scale: Mapping[str, A
     version = (scale.get("metadata") or {}).get("resourceVersion")
     meta = {key: value for key, value in raw["metadata"].items() if key != "resourceVersion"}
     new = {**raw, "metadata": {**meta, **({"resourceVersion": version} if version else {})}}
-    *way, last = kind.scale.get(_SPEC, ".spec.replicas").strip(".").split(".")
+    *parents, last = kind.scale.get(_SPEC, ".spec.replicas").strip(".").split(".")
     at = new
-    for step in way:
+    for step in parents:
         at[step] = dict(at.get(step) or {})
         at = at[step]
     at[last] = wanted

@@ -38,13 +38,13 @@ class FieldType:
         self.sort = sort
         """`struct`, `list`, `map`, `any`, or a scalar's name."""
         self.name = name
-        """Of a struct, such as core_v1.PodSpec; empty for those that have none."""
+        """Name of a struct, such as core_v1.PodSpec. May be empty."""
         self.fields = fields or {}
         self.required = required
         self.merge = merge
-        """Of a list: the key of strategic merge, `=` for the entry itself, empty when it is replaced."""
+        """Merge key of a list in strategic merge. `=`: the entry itself. Empty: the list is replaced."""
         self.keys = keys
-        """Of a list: what tells its entries apart in server-side apply; none when it is one thing."""
+        """Keys that identify the entries of a list in server-side apply. Empty: the list is atomic."""
         self.atomic = atomic
         self._item = item
 

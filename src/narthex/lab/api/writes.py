@@ -76,8 +76,8 @@ def replace(registry: Registry, place: ApiPath, given: Raw, how: WriteOptions) -
     """Replace an object (PUT). Raises StatusError."""
     new, warnings = validate_fields(place.kind, place.version, _placed(place, given), how.validation)
     if not new["metadata"].get("resourceVersion") and not place.kind.unconditional:
-        wrong = FieldError(_UNVERSIONED, "FieldValueInvalid", "Invalid value: 0x0: must be specified for an update")
-        raise errors.invalid(place.kind.kind, place.kind.group, place.name, [wrong])
+        error = FieldError(_UNVERSIONED, "FieldValueInvalid", "Invalid value: 0x0: must be specified for an update")
+        raise errors.invalid(place.kind.kind, place.kind.group, place.name, [error])
     return WriteResult(200, update(registry, place, _stored(place, new), how), warnings)
 
 
@@ -114,17 +114,19 @@ _LAST_STATE = frozenset({"Pod", "Service", "ServiceAccount"})
 """
 
 
-def delete(registry: Registry, place: ApiPath, wishes: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
+def delete(registry: Registry, place: ApiPath, options: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
     """Delete an object. Return a Status, or the object if it still exists. Raises StatusError."""
-    grace = wishes.get("gracePeriodSeconds")
+    grace = options.get("gracePeriodSeconds")
     if grace is not None and (not isinstance(grace, int) or grace < 0):
         raise errors.bad_request(f"gracePeriodSeconds: {grace!r} is not a number of seconds")
     held = registry.get(place.stored, *place.key)
-    wanted, way = wishes.get("preconditions"), wishes.get("propagationPolicy")
-    if way not in (None, "", "Background", "Foreground", "Orphan"):
-        raise errors.bad_request(f'propagationPolicy: Unsupported value: "{way}"')
+    wanted, propagation = options.get("preconditions"), options.get("propagationPolicy")
+    if propagation not in (None, "", "Background", "Foreground", "Orphan"):
+        raise errors.bad_request(f'propagationPolicy: Unsupported value: "{propagation}"')
     key = place.key
-    left = registry.delete(place.stored, *key, grace=grace, preconditions=wanted, propagation=way, dry_run=dry_run)
+    left = registry.delete(
+        place.stored, *key, grace=grace, preconditions=wanted, propagation=propagation, dry_run=dry_run
+    )
     if left is not None:
         return left
     kind = place.kind
@@ -168,11 +170,11 @@ def update(registry: Registry, place: ApiPath, new: Raw, how: WriteOptions) -> R
     part = "" if place.subresource == "scale" else place.subresource
     if held is not None and held["metadata"].get("managedFields"):
         will = registry.update(place.stored, new, subresource=part, dry_run=True)
-        noted = updated_managed_fields(
+        owned = updated_managed_fields(
             kind, held, will, manager=how.manager, subresource=place.subresource, now=registry.stamp()
         )
         meta = {name: value for name, value in new["metadata"].items() if name != "managedFields"}
-        new = {**new, "metadata": {**meta, **({"managedFields": noted} if noted else {})}}
+        new = {**new, "metadata": {**meta, **({"managedFields": owned} if owned else {})}}
     return registry.update(place.stored, new, subresource=part, dry_run=how.dry_run)
 
 
@@ -182,16 +184,16 @@ def _placed(place: ApiPath, given: Raw) -> Raw:
     if not isinstance(meta, dict):
         raise errors.bad_request(f"{kind.kind}: metadata is not an object")
     if given.get("kind") not in (None, "", kind.kind) or given.get("apiVersion") not in (None, "", *_versions(place)):
-        said = f"{given.get('apiVersion', '')}, Kind={given.get('kind', '')}"
-        message = f"{kind.kind} in version {place.version!r} cannot be handled as a {kind.kind}: the body says {said}"
+        body = f"{given.get('apiVersion', '')}, Kind={given.get('kind', '')}"
+        message = f"{kind.kind} in version {place.version!r} cannot be handled as a {kind.kind}: the body says {body}"
         raise errors.bad_request(message)
     if kind.namespaced and meta.get("namespace") not in (None, "", place.namespace):
         raise errors.bad_request(
             "the namespace of the provided object does not match the namespace sent on the request"
         )
     if place.name and meta.get("name") not in (None, "", place.name):
-        said = f"the name of the object ({meta['name']}) does not match the name on the URL ({place.name})"
-        raise errors.bad_request(said)
+        body = f"the name of the object ({meta['name']}) does not match the name on the URL ({place.name})"
+        raise errors.bad_request(body)
     meta = {**meta, "namespace": place.namespace} if kind.namespaced else {**meta}
     if place.name:
         meta["name"] = place.name
@@ -207,7 +209,7 @@ def _stored(place: ApiPath, given: Raw) -> Raw:
 
 
 def _versions(place: ApiPath) -> set[str]:
-    # A patch is made of what is held, in the version in which it is held.
+    # A patch is applied to the stored object, in the storage version.
     return {place.api_version, place.kind.api_version}
 
 
@@ -264,7 +266,7 @@ def _delete(
     for raw in found:
         meta = raw["metadata"]
         one = ApiPath(where.kind, where.version, meta.get("namespace", ""), meta["name"])
-        # What went meanwhile, with its owner perhaps, is gone all the same.
+        # An earlier deletion may have removed this object, too.
         if registry.get(one.stored, *one.key) is not None:
             delete(registry, one, {**options, "preconditions": None}, dry_run=dry_run)
     meta = {"resourceVersion": str(registry.version)}

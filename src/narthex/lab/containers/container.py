@@ -51,9 +51,9 @@ class RunningContainer:
         """Wait for the end, at most `timeout` seconds. Return the exit status, None if the program still runs."""
         return self.end.status if self._ended.wait(timeout) else None
 
-    def note_end(self, told: KeeperReport) -> None:
+    def note_end(self, report: KeeperReport) -> None:
         """Record the end. For `Containers`."""
-        self.end = told
+        self.end = report
         self._ended.set()
 
 
@@ -65,9 +65,9 @@ class Containers:
         self._forks = forks
         self._selector = selectors.DefaultSelector()
         self._new: deque[tuple[RunningContainer, Callable[[RunningContainer], None]]] = deque()
-        self._doorbell, self._door = socket.socketpair()
-        self._door.setblocking(False)
-        self._selector.register(self._door, selectors.EVENT_READ)
+        self._waker, self._wakened = socket.socketpair()
+        self._wakened.setblocking(False)
+        self._selector.register(self._wakened, selectors.EVENT_READ)
         self._stopping = False
 
     def run(
@@ -92,24 +92,24 @@ class Containers:
         try:
             control = self._forks.start(job, order, files)
             control.settimeout(_START_SECONDS)
-            told = _told(control)
+            report = _next_report(control)
             control.settimeout(None)
         except OSError as error:
             raise ContainerStartError(f"cannot be started: {error}", missing=False) from error
-        if told is None or told.failed or not told.pid:
+        if report is None or report.failed or not report.pid:
             control.close()
             raise ContainerStartError(
-                told.failed if told else "its keeper has ended", missing=bool(told and told.missing)
+                report.failed if report else "its keeper has ended", missing=bool(report and report.missing)
             )
-        container = RunningContainer(control, told.pid)
+        container = RunningContainer(control, report.pid)
         self._new.append((container, ended))
-        self._doorbell.send(b"!")
+        self._waker.send(b"!")
         return container
 
     def stop(self) -> None:
         """End `watch`. Nothing may be started afterwards."""
         self._stopping = True
-        self._doorbell.send(b"!")
+        self._waker.send(b"!")
 
     def watch(self) -> None:
         """Wait for containers to end, until `stop`."""
@@ -117,14 +117,14 @@ class Containers:
             for key, _ in self._selector.select():
                 if key.data is None:
                     with contextlib.suppress(BlockingIOError):
-                        self._door.recv(4096)
+                        self._wakened.recv(4096)
                     continue
                 container, ended = key.data
-                told = _told(container.control)
-                if told is None or told.status is not None:
+                report = _next_report(container.control)
+                if report is None or report.status is not None:
                     self._selector.unregister(container.control)
                     container.control.close()
-                    container.note_end(told or KeeperReport(status=137, signal=9))
+                    container.note_end(report or KeeperReport(status=137, signal=9))
                     ended(container)
             while self._new:
                 container, ended = self._new.popleft()
@@ -133,11 +133,11 @@ class Containers:
             if key.data is not None:
                 key.data[0].control.close()
         self._selector.close()
-        self._door.close()
-        self._doorbell.close()
+        self._wakened.close()
+        self._waker.close()
 
 
-def _told(control: socket.socket) -> KeeperReport | None:
+def _next_report(control: socket.socket) -> KeeperReport | None:
     """Return the keeper's next report, None if it is gone. Reports are short and sent at once."""
     line = b""
     try:

@@ -78,14 +78,14 @@ def _serve(requests: socket.socket, jobs: Mapping[str, ForkJob], prepare: Callab
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     prepare()
-    # What is here is shared with all jobs for as long as nobody writes to it, as a collection would.
+    # Memory is shared with all jobs until it is written to, as a garbage collection would.
     gc.collect()
     gc.freeze()
     bell, ringer = socket.socketpair()
     ringer.setblocking(False)
     signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    askers: dict[int, socket.socket] = {}
+    requesters: dict[int, socket.socket] = {}
     selector = selectors.DefaultSelector()
     selector.register(requests, selectors.EVENT_READ)
     selector.register(bell, selectors.EVENT_READ)
@@ -93,27 +93,27 @@ def _serve(requests: socket.socket, jobs: Mapping[str, ForkJob], prepare: Callab
         for key, _ in selector.select():
             if key.fileobj is bell:
                 bell.recv(4096)
-                _bury(askers)
+                _reap(requesters)
                 continue
             name, handles, _, _ = socket.recv_fds(requests, 256, _MOST_HANDLES)
             for handle in handles:
                 os.set_inheritable(handle, False)
             if not name:
                 os._exit(0)
-            asker = socket.socket(fileno=handles[0])
+            requester = socket.socket(fileno=handles[0])
             parent = os.getpid()
             child = os.fork()
             if child == 0:
                 selector.close()
-                for each in (requests, bell, ringer, *askers.values()):
+                for each in (requests, bell, ringer, *requesters.values()):
                     each.close()
-                _work(jobs[name.decode()], asker, handles[1:], parent)
+                _work(jobs[name.decode()], requester, handles[1:], parent)
             for handle in handles[1:]:
                 os.close(handle)
-            askers[child] = asker
+            requesters[child] = requester
 
 
-def _work(job: ForkJob, asker: socket.socket, files: Sequence[int], parent: int) -> NoReturn:
+def _work(job: ForkJob, requester: socket.socket, files: Sequence[int], parent: int) -> NoReturn:
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -121,7 +121,7 @@ def _work(job: ForkJob, asker: socket.socket, files: Sequence[int], parent: int)
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         inside.die_with_parent(lambda: os.getppid() == parent)
-        job(asker, _order(asker), files)
+        job(requester, _order(requester), files)
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1 if end.code else 0
@@ -130,28 +130,28 @@ def _work(job: ForkJob, asker: socket.socket, files: Sequence[int], parent: int)
     os._exit(status)
 
 
-def _order(asker: socket.socket) -> bytes:
+def _order(requester: socket.socket) -> bytes:
     order = b""
-    with asker.dup().makefile("rb", buffering=0) as stream:
+    with requester.dup().makefile("rb", buffering=0) as stream:
         size = int.from_bytes(stream.read(4) or b"", "big")
         while len(order) < size and (part := stream.read(size - len(order))):
             order += part
     return order
 
 
-def _bury(askers: dict[int, socket.socket]) -> None:
-    while askers:
+def _reap(requesters: dict[int, socket.socket]) -> None:
+    while requesters:
         try:
             child, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return
         if not child:
             return
-        asker = askers.pop(child, None)
-        if asker is not None:
+        requester = requesters.pop(child, None)
+        if requester is not None:
             with contextlib.suppress(OSError):
-                asker.send(msgspec.json.encode(ProcessExit(status)) + b"\n", socket.MSG_DONTWAIT)
-            asker.close()
+                requester.send(msgspec.json.encode(ProcessExit(status)) + b"\n", socket.MSG_DONTWAIT)
+            requester.close()
 
 
 def _close_all_but(own: int) -> None:

@@ -101,10 +101,10 @@ def become_exec(entry: ProgramSpec | ExecSpec, executable: str, files: Sequence[
 
 
 def _mount(program: ProgramSpec) -> None:
-    # What is mounted here stays here; what others take away goes here, too.
+    # Mounts made here stay here; unmounts elsewhere take effect here, too.
     _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None), "keep mounts apart")
     _libc.umount2(os.fsencode(netns.RUN_DIR), _MNT_DETACH)
-    # Looked up before anything is mounted, since their places may be hidden then.
+    # Open the sources first, since later mounts may hide them.
     shows = [*_of_the_program(program), *program.shows]
     sources = [os.open(show.source, os.O_PATH | os.O_CLOEXEC) for show in shows]
     for place in OWN_PLACES:
@@ -146,20 +146,20 @@ def _show(show: BindMount, source: int) -> None:
         )
 
 
-def _execute(told: ProgramSpec | ExecSpec, executable: str, files: Sequence[int]) -> NoReturn:
+def _execute(spec: ProgramSpec | ExecSpec, executable: str, files: Sequence[int]) -> NoReturn:
     for number, handle in enumerate(_above(files)):
         os.dup2(handle, number)
     if files:
         os.setsid()
-    if told.tty:
+    if spec.tty:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    os.chdir(told.directory)
-    _be_somebody(told.user, told.group)
+    os.chdir(spec.directory)
+    _set_user(spec.user, spec.group)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    os.execve(executable, list(told.argv), dict(told.environment))
+    os.execve(executable, list(spec.argv), dict(spec.environment))
 
 
 def _above(files: Sequence[int]) -> list[int]:
@@ -167,7 +167,7 @@ def _above(files: Sequence[int]) -> list[int]:
     return [fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, 3) for handle in files]
 
 
-def _be_somebody(user: int | None, group: int | None) -> None:
+def _set_user(user: int | None, group: int | None) -> None:
     if user is not None or group is not None:
         os.setgroups([])
         os.setgid(group if group is not None else 0)

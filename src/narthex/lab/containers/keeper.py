@@ -79,7 +79,7 @@ def keep_entry(control: socket.socket, order: bytes, files: Sequence[int]) -> No
 
 def _start(become: Callable[[], NoReturn]) -> int:
     """Fork, call `become` in the child, and return its process ID once it runs. Raises OSError with what prevented it."""
-    # The kernel closes it when the program begins, and nothing has been said by then.
+    # `exec` closes the pipe; before that, only an error is written to it.
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -93,13 +93,13 @@ def _start(become: Callable[[], NoReturn]) -> int:
                 os.write(writer, f"{number} {_words(error)}".encode(errors="replace"))
         os._exit(127)
     os.close(writer)
-    said = b""
+    output = b""
     while part := os.read(reader, _CHUNK):
-        said += part
+        output += part
     os.close(reader)
-    if said:
+    if output:
         os.waitpid(child, 0)
-        code, _, text = said.decode(errors="replace").partition(" ")
+        code, _, text = output.decode(errors="replace").partition(" ")
         raise OSError(int(code), text)
     return child
 
@@ -120,13 +120,13 @@ def _words(error: BaseException) -> str:
 
 def _fail(control: socket.socket, error: OSError) -> NoReturn:
     missing = error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR)
-    _tell(control, KeeperReport(failed=_words(error), missing=missing))
+    _send_report(control, KeeperReport(failed=_words(error), missing=missing))
     os._exit(0)
 
 
-def _tell(control: socket.socket, told: KeeperReport) -> None:
+def _send_report(control: socket.socket, report: KeeperReport) -> None:
     with contextlib.suppress(OSError):
-        control.sendall(msgspec.json.encode(told) + b"\n")
+        control.sendall(msgspec.json.encode(report) + b"\n")
 
 
 def _keep(
@@ -134,20 +134,20 @@ def _keep(
 ) -> NoReturn:
     for handle in files:
         os.close(handle)
-    _tell(control, KeeperReport(pid=child))
+    _send_report(control, KeeperReport(pid=child))
     ended = os.pidfd_open(child)
     with selectors.DefaultSelector() as selector:
         for handle in (control.fileno(), ended, *streams):
             selector.register(handle, selectors.EVENT_READ)
-        asked = b""
+        pending = b""
         running = True
         while running or streams:
             for key, _ in selector.select():
                 if key.fd in streams:
-                    said = os.read(key.fd, _CHUNK)
-                    if said and log is not None:
-                        log.take(streams[key.fd], said)
-                    elif not said:
+                    output = os.read(key.fd, _CHUNK)
+                    if output and log is not None:
+                        log.take(streams[key.fd], output)
+                    elif not output:
                         selector.unregister(key.fd)
                         del streams[key.fd]
                 elif key.fd == ended:
@@ -156,11 +156,11 @@ def _keep(
                 else:
                     data = control.recv(_CHUNK)
                     if not data:
-                        # Nobody wants it any more. With the first process the kernel ends all of its namespace.
+                        # The owner is gone. When its first process ends, the kernel ends the whole PID namespace.
                         os.kill(child, signal.SIGKILL)
                         selector.unregister(control.fileno())
                         continue
-                    *lines, asked = (asked + data).split(b"\n")
+                    *lines, pending = (pending + data).split(b"\n")
                     for line in lines:
                         number = msgspec.json.decode(line, type=KeeperRequest).signal
                         if running and number:
@@ -169,5 +169,5 @@ def _keep(
         log.close()
     _, status = os.waitpid(child, 0)
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    _tell(control, KeeperReport(status=128 + number if number else os.WEXITSTATUS(status), signal=number))
+    _send_report(control, KeeperReport(status=128 + number if number else os.WEXITSTATUS(status), signal=number))
     os._exit(0)

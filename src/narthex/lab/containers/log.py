@@ -129,8 +129,8 @@ class LogReader:
         tag, _, text = rest.partition(b" ")
         if self._since and when.decode("ascii", "replace") < self._since:
             return None
-        said = text if tag == b"F" else text[:-1]
-        return when + b" " + said if self._timestamps else said
+        content = text if tag == b"F" else text[:-1]
+        return when + b" " + content if self._timestamps else content
 
     def __enter__(self) -> LogReader:
         """Return the reader."""

@@ -26,7 +26,7 @@ class Certificate(msgspec.Struct, frozen=True):
         """Return the TLS context of a server."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with tempfile.TemporaryDirectory(prefix="narthex-") as folder:
-            # The module reads files only.
+            # The ssl module reads certificates from files only.
             both = Path(folder) / "both.pem"
             both.touch(0o600)
             both.write_text(self.key + self.certificate)

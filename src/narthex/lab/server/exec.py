@@ -26,13 +26,13 @@ _RECEIVE_BYTES = 64 * 1024
 
 
 async def serve_exec(
-    connection: HttpConnection, pods: PodRuntime | None, request: ApiRequest, asked: ExecRequest
+    connection: HttpConnection, pods: PodRuntime | None, request: ApiRequest, command: ExecRequest
 ) -> None:
     """Start a program and carry its channels until it ends. Raises StatusError before anything is answered."""
-    if not asked.argv:
+    if not command.argv:
         raise StatusError(501, "NotImplemented", "attach is not served by the lab; use exec, or logs -f")
     if pods is None:
-        raise StatusError(501, "NotImplemented", f"no pod runs here, so that nothing can be started in {asked.pod}")
+        raise StatusError(501, "NotImplemented", f"no pod runs here, so that nothing can be started in {command.pod}")
     try:
         channels = _Channels(connection, ChannelSocket(request.headers))
     except BadFrame:
@@ -43,9 +43,9 @@ async def serve_exec(
             "or `narthex lab exec`",
         ) from None
     try:
-        process = await asyncio.get_running_loop().run_in_executor(None, _start, pods, asked)
+        process = await asyncio.get_running_loop().run_in_executor(None, _start, pods, command)
     except StatusError as fault:
-        # To a refusal before the upgrade, clients react with an older protocol.
+        # Clients answer an error before the upgrade by trying an older protocol.
         await channels.accept()
         await channels.send(ERROR, msgspec.json.encode(fault.status()))
         await channels.close()
@@ -57,8 +57,8 @@ async def serve_exec(
         process.kill()
 
 
-def _start(pods: PodRuntime, asked: ExecRequest) -> PodProcess:
-    return pods.exec(asked.namespace, asked.pod, asked.container, asked.argv, asked.stdin, asked.tty)
+def _start(pods: PodRuntime, command: ExecRequest) -> PodProcess:
+    return pods.exec(command.namespace, command.pod, command.container, command.argv, command.stdin, command.tty)
 
 
 class _Channels:
@@ -108,7 +108,7 @@ async def _converse(channels: _Channels, process: PodProcess) -> None:
         written = asyncio.ensure_future(_all(outputs))
         await asyncio.wait((written, listening), return_when=asyncio.FIRST_COMPLETED)
         if not written.done():
-            # The client is gone, and with it the reason for the program.
+            # The client is gone; `finally` ends the program.
             raise ConnectionResetError
         await written
         code = await loop.run_in_executor(None, process.wait)

@@ -97,16 +97,16 @@ class ObjectDatabase:
         while True:
             self._news.wait()
             if not self._over:
-                # Changes come in crowds.
+                # Changes come in bursts.
                 time.sleep(_PAUSE)
             self._news.clear()
-            # `close` says so before it wakes, so that a call which has just been cleared away is not missed.
+            # `close` sets this before it wakes the thread, so it is not missed.
             over = self._over
             try:
                 self._catch_up(registry, lock)
                 self.trouble = ""
             except sqlite3.Error as error:
-                # The disk is full, perhaps; what has not been written is tried again with what comes next.
+                # Such as a full disk. The next batch includes what this one could not write.
                 self.trouble = f"{self._path}: {error}"
             if over:
                 return
@@ -157,5 +157,5 @@ class ObjectDatabase:
 
     def _unreadable(self, why: str) -> UnreadableDatabase:
         return UnreadableDatabase(
-            f"{self._path} cannot be read as a lab's saved objects: {why}. Remove it to begin anew"
+            f"{self._path} cannot be read as a lab's saved objects: {why}. Remove it to start with an empty cluster"
         )

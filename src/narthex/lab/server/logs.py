@@ -9,28 +9,28 @@ from narthex.lab.server.threads import ThreadedReader
 from narthex.runtime.http.connection import HttpConnection
 
 
-async def send_logs(connection: HttpConnection, pods: PodRuntime | None, asked: LogRequest) -> None:
+async def send_logs(connection: HttpConnection, pods: PodRuntime | None, options: LogRequest) -> None:
     """Send what a container writes until it or the client ends. Raises StatusError before anything is sent."""
     if pods is None:
         raise StatusError(
-            501, "NotImplemented", f"no pod runs here, so that pod {asked.namespace}/{asked.pod} has no log"
+            501, "NotImplemented", f"no pod runs here, so that pod {options.namespace}/{options.pod} has no log"
         )
     pieces = pods.logs(
-        asked.namespace,
-        asked.pod,
-        asked.container,
-        asked.tail,
-        asked.follow,
-        asked.since,
-        asked.previous,
-        asked.timestamps,
+        options.namespace,
+        options.pod,
+        options.container,
+        options.tail,
+        options.follow,
+        options.since,
+        options.previous,
+        options.timestamps,
     )
     reader = ThreadedReader(pieces, "api-logs")
     try:
-        # If the iterator is a generator, its refusal comes with the first piece.
+        # A generator raises its error with the first piece.
         piece = await reader.next()
         await connection.begin(200, (("Content-Type", "text/plain"), ("Transfer-Encoding", "chunked")))
-        left = asked.limit
+        left = options.limit
         while piece is not None and left != 0:
             piece = piece if left is None else piece[:left]
             left = None if left is None else left - len(piece)

@@ -16,7 +16,7 @@ ConnectionCounts = dict[str, int]
 """New connections by Service (`shop/web`) since the start of the nodes' proxies."""
 
 COUNT_SECONDS = 1.0
-_CALM_SECONDS = 0.2
+_COALESCE_SECONDS = 0.2
 """Changes are drawn together when they come closer than this."""
 _AGAIN_SECONDS = 2.0
 
@@ -85,7 +85,7 @@ class Board:
 
     def _draw(self) -> None:
         drawn = picture(self._store.snapshot)
-        # Faults of a cluster's objects can be many; the first ones tell what is going on.
+        # A cluster may have many invalid objects; the first ones are enough.
         problems = [str(problem) for problem in self._source.problems[:20]]
         self._put("picture", {"title": self._title, "problems": problems, "counted": self._count is not None, **drawn})
 
@@ -100,7 +100,7 @@ class Board:
                 self._take(self._source.scan())
                 for events in self._source.changes(self.stop):
                     self._take(events)
-                    self.stop.wait(_CALM_SECONDS)
+                    self.stop.wait(_COALESCE_SECONDS)
             except OSError as error:
                 self._put("trouble", {"message": f"the objects cannot be followed: {error}"})
             self.stop.wait(_AGAIN_SECONDS)

@@ -25,7 +25,7 @@ def board_of_manifests(path: Path, mode: str) -> tuple[Board, Tracer]:
 
 def board_of_server(kubeconfig: str, master: str, mode: str) -> tuple[Board, Tracer]:
     """Return the board and the tracer of a cluster. It follows the API server and does not ask the nodes."""
-    # They take a third of a second to load.
+    # These imports take a third of a second.
     from narthex.kube.access import Access
     from narthex.runtime.configuration.values import ClientConnection
 

@@ -73,7 +73,7 @@ class PageResponder:
         if request.headers.get("host", "") not in self._hosts:
             return _text(421, "this page is for this machine's loopback address only\n")
         if request.path == "/" and self._is_token(dict(parse_qsl(request.query)).get("token", "")):
-            # Without the token in it the address can be shown to others.
+            # The address without the token can be shared.
             cookie = f"{self._cookie}={self._token}; HttpOnly; Path=/; SameSite=strict"
             return _text(303, "", ("location", "/"), ("set-cookie", cookie))
         if not self._is_token(_cookie(request.headers.get("cookie", ""), self._cookie)):

@@ -39,24 +39,24 @@ class EchoServer:
         self._selector = selectors.DefaultSelector()
         self._pods: dict[str, list[_Listener]] = {}
         self._tasks: deque[Callable[[], None]] = deque()
-        self._doorbell, self._door = socket.socketpair()
-        self._door.setblocking(False)
-        self._selector.register(self._door, selectors.EVENT_READ, None)
+        self._waker, self._wakened = socket.socketpair()
+        self._wakened.setblocking(False)
+        self._selector.register(self._wakened, selectors.EVENT_READ, None)
         self._stopping = False
-        self._ringing = threading.Lock()
-        """Held while the doorbell is rung or taken down, which two threads may want to do at once."""
+        self._wake_lock = threading.Lock()
+        """Held while the loop is woken or the socket pair is closed, which different threads may do."""
 
-    def add(self, identity: str, says: str, namespace: str | None, ports: Iterable[tuple[str, int]]) -> None:
+    def add(self, identity: str, prefix: str, namespace: str | None, ports: Iterable[tuple[str, int]]) -> None:
         """Listen on (`TCP`|`UDP`|`SCTP`, port) pairs on all addresses of a namespace (None: this one).
 
-        `identity` is for `remove`; `says` begins each response ("web-x2x4z on node-1"). If a port cannot be opened, raises OSError that names it,
-        and listens on none.
+        `identity` is for `remove`; `prefix` begins each response ("web-x2x4z on node-1"). If a port cannot be opened,
+        raises OSError that names it, and listens on none.
         """
         listeners: list[_Listener] = []
         try:
             with netns.entered(namespace):
                 for protocol, port in ports:
-                    listeners.append(_Listener(_listen(protocol, port), protocol, f"{says}, asked by "))
+                    listeners.append(_Listener(_listen(protocol, port), protocol, f"{prefix}, asked by "))
         except OSError:
             for listener in listeners:
                 listener.sock.close()
@@ -69,17 +69,17 @@ class EchoServer:
         for listener in self._pods.get(identity, []):
             listener.draining = True
 
-    def open(self, identity: str) -> bool:
+    def has_connections(self, identity: str) -> bool:
         """Return True if a client is connected."""
-        return any(listener.conversations for listener in self._pods.get(identity, []))
+        return any(listener.connections for listener in self._pods.get(identity, []))
 
-    def quiet_since(self, identity: str) -> float:
+    def last_used(self, identity: str) -> float:
         """Return the time of the last connection or request by `time.monotonic`, 0.0 if there was none."""
         return max((listener.used_at for listener in self._pods.get(identity, [])), default=0.0)
 
-    def said(self, identity: str) -> list[tuple[float, str]]:
+    def responses(self, identity: str) -> list[tuple[float, str]]:
         """Return time (seconds since 1970) and client of the last responses, oldest first."""
-        return sorted(each for listener in self._pods.get(identity, []) for each in tuple(listener.said))
+        return sorted(each for listener in self._pods.get(identity, []) for each in tuple(listener.responses))
 
     def remove(self, identity: str) -> None:
         """Stop listening, answer what has arrived, and close all connections. `serve` must be running."""
@@ -100,25 +100,25 @@ class EchoServer:
             for key, _ in ready:
                 if key.data is not None:
                     self._turn(key.data)
-            # Last, because a task may close sockets that this round has found ready.
+            # Tasks run last, because they may close sockets that are ready in this round.
             with contextlib.suppress(BlockingIOError):
-                self._door.recv(64)
+                self._wakened.recv(64)
             while self._tasks:
                 self._tasks.popleft()()
 
         for key in tuple(self._selector.get_map().values()):
-            if isinstance(key.data, (_Listener, _Conversation)):
+            if isinstance(key.data, (_Listener, _Connection)):
                 key.data.sock.close()
         self._selector.close()
-        with self._ringing:
-            self._door.close()
-            self._doorbell.close()
+        with self._wake_lock:
+            self._wakened.close()
+            self._waker.close()
 
     def _do(self, task: Callable[[], None]) -> None:
         self._tasks.append(task)
-        with self._ringing:
-            if self._doorbell.fileno() >= 0:
-                self._doorbell.send(b"!")
+        with self._wake_lock:
+            if self._waker.fileno() >= 0:
+                self._waker.send(b"!")
 
     def _open(self, listeners: list[_Listener]) -> None:
         for listener in listeners:
@@ -127,84 +127,84 @@ class EchoServer:
     def _close(self, listeners: list[_Listener], done: threading.Event) -> None:
         for listener in listeners:
             listener.draining = True
-            # Who is still in the queue would find the door shut in its face.
+            # Closing the listener would reset connections that wait to be accepted.
             self._turn(listener)
-            for conversation in tuple(listener.conversations):
-                self._turn(conversation)
-            for conversation in tuple(listener.conversations):
-                self._end(conversation)
+            for connection in tuple(listener.connections):
+                self._turn(connection)
+            for connection in tuple(listener.connections):
+                self._end(connection)
             self._selector.unregister(listener.sock)
             listener.sock.close()
         done.set()
 
-    def _end(self, conversation: _Conversation) -> None:
-        conversation.listener.conversations.discard(conversation)
-        self._selector.unregister(conversation.sock)
-        conversation.sock.close()
+    def _end(self, connection: _Connection) -> None:
+        connection.listener.connections.discard(connection)
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
 
-    def _turn(self, user: _Listener | _Conversation) -> None:
-        if isinstance(user, _Conversation):
+    def _turn(self, user: _Listener | _Connection) -> None:
+        if isinstance(user, _Connection):
             if not user.turn():
                 self._end(user)
         elif user.protocol == "UDP":
             user.answer_datagrams()
         else:
-            for conversation in user.accept():
-                self._selector.register(conversation.sock, selectors.EVENT_READ, conversation)
+            for connection in user.accept():
+                self._selector.register(connection.sock, selectors.EVENT_READ, connection)
 
 
 class _Listener:
     """An open port of a pod."""
 
-    def __init__(self, sock: socket.socket, protocol: str, says: str) -> None:
+    def __init__(self, sock: socket.socket, protocol: str, prefix: str) -> None:
         self.sock = sock
         self.protocol = protocol
-        self.conversations: set[_Conversation] = set()
+        self.connections: set[_Connection] = set()
         self.draining = False
         self.used_at = 0.0
-        self.said: deque[tuple[float, str]] = deque(maxlen=_REMEMBERED)
-        self._says = says
+        self.responses: deque[tuple[float, str]] = deque(maxlen=_REMEMBERED)
+        self._prefix = prefix
 
-    def note(self, asker: str) -> None:
+    def note(self, client: str) -> None:
         """Record a response."""
         self.used_at = time.monotonic()
-        self.said.append((time.time(), f"{self.protocol} request from {asker}"))
+        self.responses.append((time.time(), f"{self.protocol} request from {client}"))
 
-    def accept(self) -> Iterator[_Conversation]:
+    def accept(self) -> Iterator[_Connection]:
         """Yield the connections that wait."""
         while True:
             try:
                 sock, peer = self.sock.accept()
             except OSError:
-                # None waits any more, the client has left already, or files have run out: the next round tries again.
+                # None waits, the client has left, or file descriptors have run out: try again in the next round.
                 return
             sock.setblocking(False)
             self.used_at = time.monotonic()
-            conversation = _Conversation(self, sock, self._says, _printed(peer))
-            self.conversations.add(conversation)
-            yield conversation
+            connection = _Connection(self, sock, self._prefix, _printed(peer))
+            self.connections.add(connection)
+            yield connection
 
     def answer_datagrams(self) -> None:
         """Answer each datagram that waits."""
         while True:
             try:
                 _, peer = self.sock.recvfrom(_MAX_REQUEST)
-                asker = _printed(peer)
-                self.sock.sendto(f"{self._says}{asker}\n".encode(), peer)
-                self.note(asker)
+                client = _printed(peer)
+                self.sock.sendto(f"{self._prefix}{client}\n".encode(), peer)
+                self.note(client)
             except OSError:
-                # None waits any more, or the kernel reports that nobody is at an earlier answer's address.
+                # No datagram waits, or the kernel reports that an earlier response could not be delivered.
                 return
 
 
-class _Conversation:
+class _Connection:
     """A TCP or SCTP connection."""
 
-    def __init__(self, listener: _Listener, sock: socket.socket, says: str, asker: str) -> None:
+    def __init__(self, listener: _Listener, sock: socket.socket, prefix: str, client: str) -> None:
         self.listener = listener
         self.sock = sock
-        self._asker = asker
-        self._body = f"{says}{asker}\n".encode()
+        self._client = client
+        self._body = f"{prefix}{client}\n".encode()
         self._framing = RequestFraming(_LIMITS)
         self._received = b""
         """Bytes that may become HTTP's, before the framing gets them."""
@@ -220,7 +220,7 @@ class _Conversation:
         if not data:
             return False
         if self._framing.idle:
-            # Text and HTTP are told apart by the first bytes after an answer.
+            # The first bytes after a response show whether the client speaks HTTP.
             data = self._received = self._received + data
             if len(data) > _MAX_REQUEST:
                 return False
@@ -246,9 +246,9 @@ class _Conversation:
         return True
 
     def _send(self, data: bytes) -> bool:
-        self.listener.note(self._asker)
+        self.listener.note(self._client)
         try:
-            # An answer is far smaller than a socket's buffer; a client that never reads loses the connection.
+            # A response is far smaller than a socket's buffer; a client that never reads is disconnected.
             return self.sock.send(data) == len(data)
         except OSError:
             return False

@@ -336,8 +336,8 @@ class PodLifecycle:
     def _in_use(self, facts: ContainerFacts) -> bool:
         """Return True if a client connected just now or has a connection that is not idle."""
         name = echo_name(self.pod, facts.name)
-        quiet = time.monotonic() - self._deps.echo.quiet_since(name)
-        return quiet < (_IDLE_SECONDS if self._deps.echo.open(name) else _QUIET_SECONDS)
+        quiet = time.monotonic() - self._deps.echo.last_used(name)
+        return quiet < (_IDLE_SECONDS if self._deps.echo.has_connections(name) else _QUIET_SECONDS)
 
     def crash(self) -> None:
         """Kill all containers."""
