@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from narthex.lab.api import errors
-from narthex.lab.api.checks import field_errors_of
 from narthex.lab.api.defaults import apply_defaults, initialize
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import Raw
+from narthex.lab.api.validation import field_errors_of
 
 
 def admit(registry: Registry, kind: ApiResource, held: Mapping[str, Any] | None, new: Raw, subresource: str) -> Raw:

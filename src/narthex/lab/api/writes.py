@@ -15,7 +15,7 @@ from narthex.lab.api import errors, patches
 from narthex.lab.api.apply import apply, updated_managed_fields
 from narthex.lab.api.bodies import decode_body, decode_json_or_yaml
 from narthex.lab.api.errors import FieldError, StatusError
-from narthex.lab.api.fields import validate_fields
+from narthex.lab.api.field_validation import validate_fields
 from narthex.lab.api.kinds import event_from_v1, event_to_v1
 from narthex.lab.api.paths import ApiPath
 from narthex.lab.api.registry import Registry

@@ -10,7 +10,7 @@ from narthex.lab.api.store import ObjectStore
 from narthex.lab.kubelet.node_status import LEASES
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import LabError, StateDirectory
-from narthex.lab.server.keeping import ObjectDatabase, UnreadableDatabase
+from narthex.lab.server.database import ObjectDatabase, UnreadableDatabase
 
 
 class LabPersistence:

@@ -8,7 +8,7 @@ import pytest
 
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import ObjectStore
-from narthex.lab.server.keeping import ObjectDatabase, UnreadableDatabase
+from narthex.lab.server.database import ObjectDatabase, UnreadableDatabase
 
 from .registries import World, thing
 
