@@ -1,6 +1,6 @@
-"""Whether the proxy does its work: what `/healthz` and `/livez` answer (rows of group 17).
+"""Health of the proxy, as `/healthz` and `/livez` report it (rows of group 17).
 
-Better than upstream in one point (row 29.1): it is not healthy before the first good sync of every family.
+Stricter than kube-proxy in one point (row 29.1): it is unhealthy before the first successful sync of every family.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ _DRAINING_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 
 class _FamilyHealth(msgspec.Struct):
-    """Times of one family; None: never, or nothing waits."""
+    """Times of one family; None means never, or that no change is pending."""
 
     last_good: float | None = None
     """Wall clock."""
     waiting_since: float | None = None
-    """Monotonic clock: when the oldest change came that is not written yet."""
+    """Monotonic clock: arrival of the oldest pending change."""
 
 
 class ProxyHealth:
-    """The loop writes it, the status server reads it from its own thread; single fields change atomically."""
+    """Health state, written by the loop and read by the status server's thread; single fields change atomically."""
 
     def __init__(
         self, families: Iterable[IPFamily], sync_period: float, clock: Clock, *, node_expected: bool = False
     ) -> None:
-        """`node_expected`: there is a Node object for every node, so one that was never seen is not eligible."""
+        """Start unhealthy. `node_expected` makes a node without a Node object ineligible."""
         self._families = {family: _FamilyHealth() for family in families}
         self._patience = 2 * sync_period
         self._clock = clock
         self._node_expected = node_expected
         self.node_eligible = not node_expected
-        """False while the Node is being deleted or drained; balancers should then look elsewhere (row 17.3)."""
+        """False while the Node is deleted or drained, so that load balancers avoid it (row 17.3)."""
 
     def pace(self, sync_period: float) -> None:
-        """From now on a change may wait for twice this time."""
+        """Allow changes to be pending for twice this period."""
         self._patience = 2 * sync_period
 
     def queued(self, family: IPFamily) -> None:
-        """A change came in. Only the oldest that waits counts (row 17.2)."""
+        """Note a pending change. Only the oldest one counts (row 17.2)."""
         state = self._families[family]
         if state.waiting_since is None:
             state.waiting_since = self._clock.now()
 
     def synced(self, family: IPFamily) -> None:
-        """The kernel holds what it should, now."""
+        """Note a successful sync."""
         state = self._families[family]
         state.waiting_since = None
         state.last_good = self._clock.wall()
 
     def saw_node(self, node: Node | None) -> None:
-        """Take in the node's own object; None: there is none."""
+        """Note the node's Node object; None if there is none."""
         if node is None:
             self.node_eligible = not self._node_expected
         else:
@@ -66,22 +66,24 @@ class ProxyHealth:
 
     @property
     def ready(self) -> bool:
-        """Every family has been synced once."""
+        """Return True once every family has been synced."""
         return all(state.last_good is not None for state in self._families.values())
 
     @property
     def healthy(self) -> bool:
-        """No family has work that waits too long (rows 17.1, 17.2), whatever becomes of the node (row 16.12)."""
+        """Return True if no change is pending for too long (rows 17.1, 17.2), whatever the state of the Node (row
+        16.12).
+        """
         return self._report()[0]
 
     def healthz(self) -> tuple[int, dict[str, Any]]:
-        """HTTP status and body for `/healthz`."""
+        """Return HTTP status and body for `/healthz`."""
         healthy, body = self._report()
         healthy = healthy and self.node_eligible
         return 200 if healthy else 503, {**body, "nodeEligible": self.node_eligible, "healthy": healthy}
 
     def livez(self) -> tuple[int, dict[str, Any]]:
-        """HTTP status and body for `/livez`, which ignores the node (row 17.4)."""
+        """Return HTTP status and body for `/livez`, which ignores the Node (row 17.4)."""
         healthy, body = self._report()
         return 200 if healthy else 503, {**body, "healthy": healthy}
 

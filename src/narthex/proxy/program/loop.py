@@ -1,9 +1,8 @@
-"""The node proxy's loop: events, Store, and each family's sync when it is due.
+"""The node proxy's reconcile loop: events, Store, and the sync of each IP family when it is due.
 
-    source ─ events ─> Store ─ snapshot ─> FamilySync (plan, render, diff, apply), once per IP family
+    source ─ events ─> Store ─ snapshot ─> FamilySync (plan, advance, apply), once per IP family
 
-Events say when, never what. A turn of the loop takes in what is new and syncs the families that are due; between
-turns it sleeps until the next one can be, or until it is woken.
+A turn of the loop applies new events to the Store and syncs the families that are due.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from narthex.runtime.reconciler import Reconciler
 
 
 class EventInbox(Protocol):
-    """Where the loop finds what its source has told. Whoever fills it calls `Proxy.notice`."""
+    """A queue of events from the source. Its producer calls `Proxy.notice`."""
 
     @property
     def problems(self) -> Sequence[Any]:
-        """What is wrong with the objects at present."""
+        """Return the present problems of objects."""
         ...
 
     def take(self) -> Sequence[Event]:
-        """What came since the last call; Synced comes once, after the first complete list."""
+        """Return the events since the last call; Synced comes once, after the first complete list."""
         ...
 
 
 class Proxy:
-    """Owns the Store. Starts nothing by itself: `run` blocks the calling thread until `stop`."""
+    """The owner of the Store and of one sync per family. `run` blocks the calling thread until `stop`."""
 
     def __init__(
         self,
@@ -61,9 +60,12 @@ class Proxy:
         follow: Callable[[Plan], float] = lambda _: math.inf,
         after_sync: Callable[[SyncResult], object] = lambda _: None,
     ) -> None:
-        """`complete` adds to a snapshot what the node itself knows better (its own addresses). `foreign` tells
-        of rules changed by others (row 29.9). `follow` is told at each turn, for each family, the plan that the kernel
-        holds, and says in how many seconds it must be told again; `after_sync` of each good sync, when it is over."""
+        """Prepare the loop; nothing is started.
+
+        `complete` adds the node's own addresses to a snapshot. `foreign` reports rules changed by others (row 29.9).
+        `follow` receives the plan in force of each family at each turn and returns the seconds until it must be
+        called again. `after_sync` receives the result of each successful sync.
+        """
         self._inbox = inbox
         self._halves = [FamilySchedule(family) for family in families]
         self._clock = clock
@@ -83,16 +85,19 @@ class Proxy:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The objects as they are known now."""
+        """Return the present objects."""
         return self._store.snapshot
 
     @property
     def plans(self) -> list[Plan]:
-        """What the kernel holds, by family. Safe from any thread."""
+        """Return the plans in force, by family. Safe from any thread."""
         return [half.sync.plan for half in self._halves if half.sync.plan is not None]
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Turn after turn, until stopped, or until what is asked after each turn holds. The rules stay (row 21.20)."""
+        """Take turns until `stop`, or until the condition holds after a turn.
+
+        The rules stay in the kernel (row 21.20).
+        """
         self._loop.run(self.turn, until)
 
     def stop(self) -> None:
@@ -100,20 +105,20 @@ class Proxy:
         self._loop.stop()
 
     def notice(self) -> None:
-        """There is something in the inbox. Safe from any thread."""
+        """Wake the loop, since the inbox has events. Safe from any thread."""
         self._clock.wake()
 
     def use(self, planner: Callable[[IPFamily], FamilyPlanner], periods: SyncPeriods) -> None:
-        """Decide and pace otherwise from the next turn on. Safe from any thread."""
+        """Replace the planner and the periods at the next turn. Safe from any thread."""
         self._other = planner, periods
         self._clock.wake()
 
     def listening(self) -> AbstractContextManager[None]:
-        """Inside, changes by others end the loop's sleep."""
+        """Return a context in which changes by others wake the loop."""
         return self._foreign.listening(self.notice) if self._foreign else nullcontext()
 
     def turn(self) -> float:
-        """Take in what is new, sync what is due; return the seconds until the next turn makes sense."""
+        """Apply new events and sync what is due; return the seconds until the next turn is due."""
         self._take_in()
         self._go_over()
         self._look()
@@ -131,7 +136,7 @@ class Proxy:
         )
 
     def _go_over(self) -> None:
-        """Take over what `use` has asked for."""
+        """Apply what `use` requested."""
         other, self._other = self._other, None
         if other is None:
             return
@@ -144,7 +149,7 @@ class Proxy:
             self.health.queued(half.sync.family)
 
     def _look(self) -> None:
-        """See whether somebody else may have changed our rules."""
+        """Check whether others may have changed our rules."""
         changes = self._foreign.look() if self._foreign else {}
         for half in self._halves:
             if count := changes.get(half.sync.family, 0):
@@ -167,7 +172,7 @@ class Proxy:
             self.metrics.queued(half.sync.family, self._clock.wall())
 
     def _count(self, event: Event, before: AnyObject | None) -> None:
-        """Something is other than before."""
+        """Count the change of an object."""
         if isinstance(event, Synced):
             return
         if isinstance(event, Upsert) and isinstance(event.object, EndpointSlice):

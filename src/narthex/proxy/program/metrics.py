@@ -1,7 +1,7 @@
-"""What the proxy counts, under kube-proxy's names (rows of group 20).
+"""The proxy's metrics under kube-proxy's names (rows of group 20).
 
-The loop counts in plain numbers; prometheus-client, a tenth of a second to load, comes with the first scrape. Names
-that have no meaning in the running mode are absent and not 0 (row 20.22).
+The loop counts in plain numbers; prometheus-client is imported at the first scrape. Metrics without a meaning in the
+running mode are absent rather than 0 (row 20.22).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _WAITED = (0.25, 0.5, *map(float, range(1, 60)), *map(float, range(60, 120, 5)),
 _LABEL = ["ip_family"]
 _PREFIX = "kubeproxy_"
 _GATES = ("AllowServiceExternalIPs",)
-"""Feature gates that mean something here, with their defaults all on."""
+"""Feature gates with an effect here; all default to on."""
 
 
 def indicators(alive: bool) -> bytes:
-    """`/metrics/slis`: Kubernetes' service level indicators, in the Prometheus text format."""
+    """Return `/metrics/slis`: Kubernetes' service level indicators in the Prometheus text format."""
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)
@@ -51,7 +51,7 @@ def indicators(alive: bool) -> bytes:
 
 
 class LatencyHistogram:
-    """Seconds, counted by bucket."""
+    """A histogram of durations in seconds."""
 
     def __init__(self, bounds: tuple[float, ...] = _SECONDS) -> None:
         self._bounds = bounds
@@ -65,13 +65,13 @@ class LatencyHistogram:
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper bound as text and number of values up to it."""
+        """Return upper bounds as text with cumulative counts."""
         bounds = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
 
 
 class _FamilyMetrics:
-    """Numbers of one family."""
+    """Counters of one IP family."""
 
     def __init__(self) -> None:
         self.duration = LatencyHistogram()
@@ -93,7 +93,7 @@ class _FamilyMetrics:
 
 
 class ProxyMetrics:
-    """Written by the loop, read by the status server's thread."""
+    """The proxy's counters, written by the loop and read by the status server's thread."""
 
     def __init__(self, mode: str = "", more: Iterable[Collector] = (), gates: Mapping[str, bool] = {}) -> None:
         """`more` collects what others count, when somebody asks."""
@@ -108,26 +108,26 @@ class ProxyMetrics:
         self._registry: CollectorRegistry | None = None
 
     def changed(self, kind: str) -> None:
-        """An object of this kind changed in the Store."""
+        """Count a changed object."""
         self._pending[kind] += 1
         self._total[kind] += 1
 
     def nothing_pending(self) -> None:
-        """All families hold all changes."""
+        """Reset the pending changes after all families were synced."""
         self._pending.clear()
 
     def queued(self, family: IPFamily, wall: float) -> None:
-        """A sync was asked for."""
+        """Note that a sync was requested."""
         self._of(family).last_queued = wall
 
     def failed(self, family: IPFamily) -> None:
-        """A sync failed."""
+        """Count a failed sync."""
         held = self._of(family)
         held.failures += 1
         held.partial_failures += held.plan is not None
 
     def synced(self, sync: FamilySync[Any, Any], done: SyncResult, wall: float) -> None:
-        """A sync went well."""
+        """Count a successful sync."""
         held = self._of(done.family)
         held.duration.observe(done.total)
         (held.full if done.first or "read" in done.seconds else held.partial).observe(done.total)
@@ -139,26 +139,26 @@ class ProxyMetrics:
         held.rules_written = rules_by_table(done.changes)
 
     def waited(self, family: IPFamily, seconds: Iterable[float]) -> None:
-        """Changes of endpoints are in the kernel, so long after they happened."""
+        """Count the delays of endpoint changes that are now in the kernel."""
         for each in seconds:
             self._of(family).waited.observe(each)
 
     def flows(self, family: IPFamily, seconds: float, removed: Mapping[StaleReason, int]) -> None:
-        """The kernel's connections were searched for stale ones, which took so long."""
+        """Count a search for stale connections, with its duration and what it removed."""
         held = self._of(family)
         held.flow_searches.observe(seconds)
         held.flows_removed.update(removed)
 
     def foreign(self, family: IPFamily, count: int) -> None:
-        """Others changed rules that are ours, or that ours are among."""
+        """Count transactions of others that may have changed our rules."""
         self._of(family).foreign += count
 
     def answered(self, endpoint: str, status: int) -> None:
-        """`/healthz` or `/livez` was answered with this status."""
+        """Count an answer of `/healthz` or `/livez`."""
         self._codes[endpoint, status] += 1
 
     def exposition(self) -> bytes:
-        """All of it in the Prometheus text format."""
+        """Return all metrics in the Prometheus text format."""
         from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
         if self._registry is None:
@@ -169,7 +169,7 @@ class ProxyMetrics:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics of ours, for prometheus-client."""
+        """Yield all own metrics, for prometheus-client."""
         yield from self._sync_metrics()
         yield from self._change_metrics()
         yield from self._mode_metrics()
@@ -183,7 +183,7 @@ class ProxyMetrics:
         return self._families.setdefault(family, _FamilyMetrics())
 
     def _each(self) -> list[tuple[list[str], _FamilyMetrics]]:
-        """Label values and numbers, IPv4 first."""
+        """Return label values and counters, IPv4 first."""
         return [([family.label], self._families[family]) for family in FAMILIES if family in self._families]
 
     def _sync_metrics(self) -> Iterable[Metric]:
@@ -288,7 +288,7 @@ class ProxyMetrics:
         return gauge
 
     def _no_local_endpoints(self) -> Metric:
-        """Counted when asked: a look at every Service is too much for each sync."""
+        """Count Services without local endpoints at each scrape, since it takes too long for each sync."""
         from prometheus_client.core import GaugeMetricFamily
 
         gauge = GaugeMetricFamily(
@@ -328,7 +328,7 @@ class ProxyMetrics:
 
 
 def _rules_owned(rules: Any) -> dict[str, int]:
-    """Rules of ours by table: those in our chains, and our jumps in built-in ones."""
+    """Return the number of our rules by table: those in our chains, and our jumps in built-in chains."""
     if not isinstance(rules, XtablesRules):
         return {}
     counts = {table: sum(map(len, chains.values())) for table, chains in rules.chains.items()}
@@ -338,7 +338,7 @@ def _rules_owned(rules: Any) -> dict[str, int]:
 
 
 def _without_local(plan: Plan | None) -> dict[str, int]:
-    """Services whose Local policy leaves them without endpoints here, by policy; each counts once (row 20.17)."""
+    """Return the number of Services whose Local policy leaves them without endpoints here, by policy (row 20.17)."""
     found: dict[str, set[tuple[str, str]]] = {"external": set(), "internal": set()}
     for service in plan.services.values() if plan else ():
         for front in service.frontends:
@@ -349,20 +349,20 @@ def _without_local(plan: Plan | None) -> dict[str, int]:
 
 
 _MOST_WAITING = 10_000
-"""Times kept for one family while its syncs fail; the newest count."""
+"""Changes kept for one family while its syncs fail; the newest count."""
 
 
 class ProgrammingLatency:
-    """Times of changes that are not in the kernel yet. Belongs to the loop."""
+    """Delays from a change of endpoints to rules in the kernel (rows 2.13, 20.5). The loop owns it."""
 
     def __init__(self, start: float) -> None:
-        """`start`: when this process began, in seconds since the epoch. What changed before is not its delay."""
+        """Ignore changes before `start`, the start of the process in seconds since the epoch."""
         self._start = start
         self._start_text = datetime.fromtimestamp(int(start), UTC).strftime("%Y-%m-%dT%H:%M:%S")
         self._waiting: dict[IPFamily, deque[float]] = {}
 
     def saw(self, before: EndpointSlice | None, after: EndpointSlice) -> None:
-        """A slice was added or changed. The same time twice is the same change."""
+        """Note an added or changed slice. The same trigger time twice is the same change."""
         text = after.annotation(TRIGGER_TIME)
         # Nearly all slices of the first list; their times need not be worked out.
         if text is None or (text[-1:] == "Z" and text[:19] < self._start_text):
@@ -374,6 +374,6 @@ class ProgrammingLatency:
             self._waiting.setdefault(after.family, deque(maxlen=_MOST_WAITING)).append(changed)
 
     def written(self, family: IPFamily, now: float) -> list[float]:
-        """The kernel holds all changes; the seconds that each waited."""
+        """Note that the kernel holds all changes; return the delay of each in seconds."""
         waiting = self._waiting.pop(family, ())
         return [max(0.0, now - changed) for changed in waiting]

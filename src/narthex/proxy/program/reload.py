@@ -1,8 +1,8 @@
-"""A configuration file that is edited while the proxy runs (rows 27.25, 29.12).
+"""Configuration changes while the proxy runs (rows 27.25, 29.12).
 
-Nearly all of it is taken over by the running process: what decides or paces, the status ports, kernel settings, logging. For
-what a process is built around (the mode, the node's name, the API server) it replaces itself: same process id, same
-arguments; the rules stay, and the new one writes only what differs. A file that cannot be used changes nothing.
+The running process applies most settings: planning, periods, status ports, kernel settings, logging. For others
+(mode, node name, API server) it executes itself again with the same process id and arguments; the rules stay, and the
+new process writes only the differences. An invalid file changes nothing.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from narthex.runtime.logs import LOGGER
 from narthex.runtime.watched_files import file_stamp
 
 LOOK_SECONDS = 0.25
-"""A look is one stat(2). Unlike a watch it also sees a file behind links that are exchanged, as a ConfigMap is."""
+"""Period at which the file's stamp is compared."""
 
 
 ApplySettings = Callable[[ProxySettings], bool]
-"""Lets the running process go by other settings from now on. False: that did not work, and the process must replace
-itself."""
+"""Applies settings to the running process; returns False if the process must be replaced."""
 
 
 class ConfigurationFile:
-    """Follows one file. `read` makes the settings of the file and the flags; `check` says by an exception of type
-    RuntimeError that this machine cannot run them."""
+    """Follows one configuration file.
+
+    `read` returns the settings of the file and the flags. `check` raises RuntimeError if this machine cannot run a
+    mode.
+    """
 
     def __init__(self, path: Path, read: Callable[[], ProxySettings], check: Callable[[str], object]) -> None:
         self._path = path
@@ -39,12 +41,12 @@ class ConfigurationFile:
         self._seen = file_stamp(self._path)
         self._stop = threading.Event()
         self.replace = False
-        """The process is to replace itself when the proxy has stopped."""
+        """The process must be replaced once the proxy has stopped."""
 
     def followed(
         self, present: ProxySettings, take: ApplySettings, stop: Callable[[], object]
     ) -> AbstractContextManager[None]:
-        """Inside the block, edits take effect: by `take` where that can be, else by `stop` and `replace`."""
+        """Return a context in which edits take effect, by `take` if possible, otherwise by `stop` and `replace`."""
         return in_background("config", lambda: self._follow(present, take, stop), self._stop.set)
 
     def _follow(self, present: ProxySettings, take: ApplySettings, stop: Callable[[], object]) -> None:
@@ -58,7 +60,7 @@ class ConfigurationFile:
             stop()
 
     def _go_over(self, present: ProxySettings, take: ApplySettings) -> ProxySettings:
-        """Use the file as it is now; returns the settings that are in force then."""
+        """Apply the present content of the file; return the settings in force."""
         try:
             told = self._read()
         except SettingsError as error:
@@ -86,7 +88,7 @@ class ConfigurationFile:
 
 
 def in_place(before: ProxySettings, after: ProxySettings) -> bool:
-    """Whether a running process can go over to other settings."""
+    """Return True if a running process can change from one settings value to the other."""
     return (
         after.mode == before.mode
         and after.node.node_name == before.node.node_name
@@ -97,7 +99,7 @@ def in_place(before: ProxySettings, after: ProxySettings) -> bool:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> list[str]:
-    """Fields with another value, by their names as the file has them."""
+    """Return the names of the fields with different values, as the file writes them."""
     found = []
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name), after.get(name)

@@ -1,4 +1,4 @@
-"""What the proxy says while it runs: each thing once, when it comes and when it is gone."""
+"""The proxy's log: each problem is logged once when it appears and once when it is resolved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES_SHOWN = 3
 
 
 class SyncReporter:
-    """Remembers what was said already. Not safe for threads; the loop owns it."""
+    """Logs problems and syncs. Remembers what was logged; not thread-safe."""
 
     def __init__(self, node_name: str, families: int) -> None:
         self._node_name = node_name
@@ -32,11 +32,11 @@ class SyncReporter:
         self._unchecked: set[NamespacedName] = set()
 
     def problems(self, present: Sequence[Any]) -> None:
-        """What is wrong with single objects now."""
+        """Log new and resolved problems of objects."""
         self._problems.tell(present)
 
     def node(self, snapshot: Snapshot) -> None:
-        """Whether this node has a Node object."""
+        """Log whether this node has a Node object."""
         if not snapshot.synced:
             return
         known = NamespacedName("", self._node_name) in snapshot.nodes
@@ -56,7 +56,7 @@ class SyncReporter:
         self._node_known = known
 
     def health_check_ports(self, snapshot: Snapshot, changed: Iterable[NamespacedName]) -> None:
-        """Whether Services that need one have a health check node port (row 16.1)."""
+        """Log Services that need a health check node port and lack one (row 16.1)."""
         for name in sorted(changed):
             service = snapshot.services.get(name)
             needs = service is not None and service.type == "LoadBalancer" and service.external_policy_local
@@ -72,7 +72,7 @@ class SyncReporter:
                 )
 
     def failed(self, family: IPFamily, error: Exception, wait: float) -> None:
-        """A sync went wrong."""
+        """Log a failed sync."""
         if isinstance(error, ApplyError):
             what = f"the kernel did not take the {family.label} rules: {error}"
         else:
@@ -87,7 +87,7 @@ class SyncReporter:
         self._failing[family] = str(error)
 
     def synced(self, done: SyncResult) -> None:
-        """A sync went well."""
+        """Log a successful sync."""
         family = done.family
         if self._failing.pop(family, None) is not None:
             LOGGER.info("the %s sync works again", family.label)
@@ -155,11 +155,11 @@ def _subject(done: SyncResult) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first few of many, by text."""
+    """Return the first few of many texts."""
     rest = len(names) - _NAMES_SHOWN
     return ", ".join(heapq.nsmallest(_NAMES_SHOWN, names)) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _time(seconds: float) -> str:
-    """Three figures, in ms or s."""
+    """Return a duration with three digits, in ms or s."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"

@@ -1,7 +1,7 @@
-"""Health-check node ports: what this node tells balancers of a Service (rows of group 16).
+"""Health check node ports: which load balancers may send traffic of a Service to this node (rows of group 16).
 
-A balancer that keeps client addresses must send only to nodes with an endpoint of the Service. It asks each node at
-`healthCheckNodePort`; this opens and closes these ports and answers there.
+A load balancer that preserves client addresses must send only to nodes with an endpoint of the Service. It asks each
+node at `healthCheckNodePort`. This module opens and closes these ports and answers there.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.logs import LOGGER, data
 
 AGAIN_SECONDS = 5.0
-"""Until a port that is taken is tried again, and until it is seen which addresses the node has."""
+"""Period at which taken ports are retried and the node's addresses are read."""
 
 _Claims = Mapping[int, tuple[NamespacedName, ServiceHealthCheck]]
-"""Whose each port is."""
+"""The owner of each port."""
 
 
 class HealthCheckAddress(NamedTuple):
-    """Where one port listens. An IPv6 address of a link carries its interface: `fe80::1%2`."""
+    """An address of a health check port. Link-local IPv6 addresses include the interface: `fe80::1%2`."""
 
     address: str
     port: int
@@ -39,7 +39,7 @@ class HealthCheckAddress(NamedTuple):
 
 
 class _Rival(NamedTuple):
-    """Two Services have one number."""
+    """Two Services with the same port number."""
 
     port: int
     winner: NamespacedName
@@ -47,20 +47,20 @@ class _Rival(NamedTuple):
 
 
 class _Family:
-    """What one IP family listens on and says."""
+    """Listeners and answers of one IP family."""
 
     def __init__(self) -> None:
         self.checks: Mapping[NamespacedName, ServiceHealthCheck] = {}
         self.claims: _Claims = {}
-        """Replaced as a whole: the server's thread reads it at any time."""
+        """Replaced as a whole, since the server's thread reads it at any time."""
         self.open: dict[HealthCheckAddress, socket.socket] = {}
         self.missing: dict[HealthCheckAddress, tuple[NamespacedName, str]] = {}
-        """Who should be answered for there, and why nobody listens."""
+        """Addresses that could not be opened, with the Service and the reason."""
         self.rivals: frozenset[_Rival] = frozenset()
 
 
 class ServiceHealth:
-    """Owned by the proxy's loop; only the answers are made in the server's thread."""
+    """The health check node ports of a proxy. The loop owns it; only answers are made in the server's thread."""
 
     def __init__(
         self,
@@ -70,8 +70,11 @@ class ServiceHealth:
         listen: Callable[[str, int], socket.socket] = listen_tcp,
         tell: Callable[[NamespacedName, str], object] = lambda name, note: None,  # noqa: ARG005
     ) -> None:
-        """`healthy` is asked for each answer: whether the proxy does its work (row 17.1). `tell` is told of a Service
-        whose port cannot be had, and why (row 16.7)."""
+        """Prepare the ports.
+
+        `healthy` returns the proxy's health for each answer (row 17.1). `tell` receives each Service whose port
+        cannot be opened, and the reason (row 16.7).
+        """
         self._http = http
         self._healthy = healthy
         self._addresses = addresses
@@ -81,9 +84,11 @@ class ServiceHealth:
         self._seats = ConnectionSlots()
 
     def follow(self, plan: Plan) -> float:
-        """Listen and answer as a plan says that the kernel holds already (row 16.8). To be called again and again, as
-        ports and addresses may have become free or have come (rows 16.6, 16.7); costs nothing without a change.
-        Returns in how many seconds."""
+        """Listen and answer as required by a plan that is in force (row 16.8); return the seconds until the next call.
+
+        Call it repeatedly, since ports may become free and addresses may be added (rows 16.6, 16.7). Without changes
+        it costs nothing.
+        """
         state = self._families.setdefault(plan.family, _Family())
         fixed = _everywhere(plan.node_ports)
         if plan.health_checks is state.checks and fixed and not state.missing:
@@ -103,7 +108,7 @@ class ServiceHealth:
         return AGAIN_SECONDS if state.missing or (claims and not fixed) else math.inf
 
     def _own(self, plan: Plan) -> tuple[str, ...] | None:
-        """Addresses to listen on; None when the kernel does not say which there are."""
+        """Return the addresses to listen on, or None if the kernel does not report them."""
         if _everywhere(plan.node_ports):
             return ("::" if plan.family is IPFamily.IPV6 else "0.0.0.0",)
         try:
@@ -198,7 +203,7 @@ def _everywhere(node_ports: NodePorts) -> bool:
 def _settle(
     checks: Mapping[NamespacedName, ServiceHealthCheck],
 ) -> tuple[_Claims, frozenset[_Rival]]:
-    """Whose each port is: the first by name has it. And who else wanted it."""
+    """Return the owner of each port, which is the first Service by name, and the other Services that requested it."""
     claims: dict[int, tuple[NamespacedName, ServiceHealthCheck]] = {}
     rivals = []
     for name in sorted(checks):

@@ -1,7 +1,7 @@
-"""What a node proxy is told, by flags and by a configuration file, as one value.
+"""The settings of a node proxy, from flags and a configuration file.
 
-The file wins over flags, as in kube-proxy (row 27.24), with the exceptions that it makes: the node's name (27.4) and
-logging (27.3). Unlike there, a flag still counts where the file says nothing, and one that does not is reported.
+The file overrides flags, as in kube-proxy (row 27.24), except for the node's name (27.4) and logging (27.3). Unlike
+there, a flag counts where the file is silent, and a flag without effect is reported.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ from narthex.runtime.configuration.values import (
 )
 
 ConfigurationFields = Mapping[str, Any]
-"""Part of a KubeProxyConfiguration as it is written: camelCase names, nested mappings. The field `OWN` holds the fields
-of a NarthexConfiguration."""
+"""Fields of a KubeProxyConfiguration as written: camelCase names, nested mappings. The field `OWN` holds those of a
+NarthexConfiguration.
+"""
 
 OWN = "narthex"
 HEALTHZ, METRICS, NAME, LOGGING = "healthzBindAddress", "metricsBindAddress", "hostnameOverride", "logging"
@@ -49,26 +50,26 @@ _OFF = ("", "0")
 
 
 class SettingsError(ValueError):
-    """The settings cannot be used; the message says which and why."""
+    """The settings are invalid; the message states which and why."""
 
 
 class ProxySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a node proxy is told."""
+    """All settings of a node proxy."""
 
     mode: str
     node: NodeConfig
     periods: SyncPeriods = SyncPeriods()
     conntrack: ConntrackConfiguration = ConntrackConfiguration()
-    """Kernel settings that are asked for (group 19)."""
+    """Requested kernel settings (group 19)."""
     ipvs: IpvsConfiguration = IpvsConfiguration()
     relay_ports: tuple[int, int] | None = None
-    """userspace: the relay listens between these two ports; None: where the mode has it."""
+    """userspace: first and last port of the relay; None leaves the choice to the mode."""
     client: ClientConnection = ClientConnection()
-    """How the API server is spoken to."""
+    """Connection to the API server."""
     config_sync_period: float = 900.0
-    """All lists are made anew this often."""
+    """Seconds between full lists."""
     healthz: tuple[str, int] | None = ("0.0.0.0", 10256)
-    """Address and port; None: off."""
+    """Address and port; None disables the server."""
     metrics: tuple[str, int] | None = ("127.0.0.1", 10249)
     bind_address_hard_fail: bool = False
     oom_score_adj: int = -999
@@ -77,17 +78,17 @@ class ProxySettings(msgspec.Struct, frozen=True, kw_only=True):
     own: OwnConfiguration = OwnConfiguration()
     feature_gates: tuple[tuple[str, bool], ...] = ()
     configuration: ConfigurationFields = {}
-    """What `/configz` shows: the configuration in force, in kube-proxy's words."""
+    """The configuration in force, as `/configz` shows it."""
     own_configuration: ConfigurationFields = {}
-    """The same of the NarthexConfiguration."""
+    """The same for the NarthexConfiguration."""
     warnings: tuple[str, ...] = ()
 
 
 def settings(flags: ConfigurationFields, file: Path | None, host_name: str) -> ProxySettings:
-    """Settings from flags (fields named as in the file) and perhaps a file. Raises SettingsError.
+    """Return the settings from flags (fields named as in the file) and an optional file. Raises SettingsError.
 
-    An empty `healthzBindAddress` or `metricsBindAddress` among the flags, or one with port 0, switches that server
-    off. `host_name` names the node when nothing else does (row 15.9).
+    An empty `healthzBindAddress` or `metricsBindAddress` among the flags, or one with port 0, disables that server.
+    `host_name` is the default name of the node (row 15.9).
     """
     configuration, off, warnings = _told(flags, file)
     host_name = host_name.strip().lower()
@@ -100,12 +101,12 @@ def settings(flags: ConfigurationFields, file: Path | None, host_name: str) -> P
 
 
 def in_force(flags: ConfigurationFields, file: Path | None) -> ProxyConfiguration:
-    """The configuration that flags and file come to; what `--write-config-to` writes. Raises SettingsError."""
+    """Return the configuration that results from flags and file, for `--write-config-to`. Raises SettingsError."""
     return _told(flags, file)[0]
 
 
 def _told(flags: ConfigurationFields, file: Path | None) -> tuple[ProxyConfiguration, frozenset[str], tuple[str, ...]]:
-    """Configuration, the servers that are switched off, warnings."""
+    """Return the configuration, the disabled servers, and warnings."""
     flags = {name: value for name, value in flags.items() if value is not None}
     off = frozenset(name for name in (HEALTHZ, METRICS) if str(flags.get(name, "-")).rpartition(":")[2] in _OFF)
     flags = {name: value for name, value in flags.items() if name not in off}
@@ -159,9 +160,9 @@ def _settings(
 
 
 def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) -> NodeConfig:
-    """What decisions depend on, with the defaults of the mode that runs ("" is the default mode).
+    """Return the planner's configuration, with the defaults of a mode ("" is the default mode).
 
-    `mode` need not be the configuration's own: commands can show what another mode would do.
+    `mode` may differ from the configuration's own, since commands can show what another mode would do.
     """
     mode = mode or configuration.mode
     # kube-proxy's ipvs mode takes both masquerade settings from the iptables section (row 27.12).
@@ -186,7 +187,7 @@ def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) ->
 
 
 def family_warnings(told: ProxySettings, families: tuple[IPFamily, ...]) -> tuple[str, ...]:
-    """What does not fit the families that this node serves (row 26.6)."""
+    """Return settings that do not fit the IP families of this node (row 26.6)."""
     said = []
     cidrs = told.node.cluster_cidrs if told.node.detect_local_mode == "ClusterCIDR" else ()
     ports = tuple(cidr for cidr in told.node.node_port_addresses or () if cidr != PRIMARY)
@@ -222,7 +223,7 @@ def _check_flags(flags: ConfigurationFields) -> None:
 
 
 def _document(fields: ConfigurationFields) -> bytes:
-    """Fields as a file."""
+    """Return fields as the text of a file."""
     fields = dict(fields)
     own = fields.pop(OWN, {})
     first = msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, **fields})
@@ -230,7 +231,7 @@ def _document(fields: ConfigurationFields) -> bytes:
 
 
 def _raw(file: Path) -> dict[str, Any]:
-    """The fields that a file gives; it has been read once already and is known to be good."""
+    """Return the fields of a file that is known to be valid."""
     chosen = documents_of(file.read_text("utf-8-sig"))
     fields = {name: value for name, value in _said(chosen.get(KIND, {})).items() if name != OWN}
     own = {name: value for name, value in _said(chosen.get(OWN_KIND, {})).items() if name not in ("apiVersion", "kind")}
@@ -238,7 +239,7 @@ def _raw(file: Path) -> dict[str, Any]:
 
 
 def _said(fields: ConfigurationFields) -> dict[str, Any]:
-    """Fields without those that say nothing: kubeadm writes every field, most of them null or empty."""
+    """Return the fields with a value: kubeadm writes every field, most of them null or empty."""
     return {
         name: _said(value) if isinstance(value, Mapping) else value
         for name, value in fields.items()
@@ -247,8 +248,10 @@ def _said(fields: ConfigurationFields) -> dict[str, Any]:
 
 
 def _merged(flags: ConfigurationFields, given: ConfigurationFields) -> dict[str, Any]:
-    """Both, the file's fields before the flags'; sections field by field. The name of the node and logging are the
-    flags' first (rows 27.3, 27.4)."""
+    """Merge flags and file field by field.
+
+    The file has priority, except for the node's name and logging (rows 27.3, 27.4).
+    """
     merged = {**flags, **given}
     for name, value in flags.items():
         if name == NAME:
@@ -259,7 +262,7 @@ def _merged(flags: ConfigurationFields, given: ConfigurationFields) -> dict[str,
 
 
 def _joined(one: ConfigurationFields, other: ConfigurationFields) -> dict[str, Any]:
-    """The fields of both, at all depths; the other's where both have one."""
+    """Merge two mappings at all depths; the second has priority."""
     joined = {**one, **other}
     for name in one.keys() & other.keys():
         if isinstance(one[name], Mapping) and isinstance(other[name], Mapping):
@@ -268,7 +271,7 @@ def _joined(one: ConfigurationFields, other: ConfigurationFields) -> dict[str, A
 
 
 def _ignored(flags: ConfigurationFields, merged: ConfigurationFields, path: str = "") -> list[str]:
-    """Flags that came to nothing."""
+    """Return a warning for each flag without effect."""
     found = []
     for name, value in flags.items():
         if isinstance(value, Mapping):

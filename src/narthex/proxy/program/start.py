@@ -1,4 +1,4 @@
-"""Puts a node proxy together out of its settings, and runs it until a signal ends it."""
+"""The node proxy as a program: builds it from its settings and runs it until a signal."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from narthex.runtime.status import BindError
 
 
 class AssembledProxy(NamedTuple):
-    """A proxy, and what of it can be told otherwise while it runs."""
+    """A proxy and the components whose settings may change while it runs."""
 
     proxy: Proxy
     explainer: ServiceExplainer
@@ -75,7 +75,7 @@ def assemble(
     events: ClusterEventRecorder,
     origin: Origin,
 ) -> AssembledProxy:
-    """A proxy for the network namespace of the calling thread. Nothing is started or written yet."""
+    """Build a proxy for the network namespace of the calling thread. Nothing is started or written."""
     health = ProxyHealth(families, settings.periods.sync, clock, node_expected=origin.creator is not None)
     running = RunningDataplane(settings, families)
     plane, foreign, relayed = running.dataplane, running.foreign, Deviation.RELAYED in running.backend.deviations
@@ -130,7 +130,7 @@ def _own_addresses() -> frozenset[str]:
 
 
 def prepare(settings: ProxySettings) -> None:
-    """Make the kernel settings that can need more than CAP_NET_ADMIN, so that `serve` can do without (row 19.9)."""
+    """Apply the kernel settings that may need more than CAP_NET_ADMIN, so that `serve` runs without (row 19.9)."""
     dataplane_of(settings).prepare()
     # Some settings come with this module, and `serve` may find them read-only by the time that its rules have loaded it.
     # Without permission they will say so themselves.
@@ -147,20 +147,20 @@ def prepare(settings: ProxySettings) -> None:
 
 
 class ProxyPart:
-    """The node proxy, for one run; a part of a node, or all that a process does."""
+    """One run of the node proxy, as a part of a node or as the work of a process."""
 
     def __init__(self, settings: ProxySettings, origin: Origin, status: StatusPorts) -> None:
         self._settings = settings
         self._origin = origin
         self._status = status
         self._lock = threading.Lock()
-        """For what `run` and other threads must not do at the same time: to make the proxy, and to tell it something."""
+        """Held while the proxy is built or reconfigured."""
         self._parts: AssembledProxy | None = None
         self._stopping = False
 
     @property
     def healthy(self) -> bool:
-        """Whether the rules are what they should be (rows 17.1, 17.2)."""
+        """Return True if the rules are up to date (rows 17.1, 17.2)."""
         parts = self._parts
         return parts is not None and parts.proxy.health.healthy
 
@@ -172,7 +172,7 @@ class ProxyPart:
             parts.proxy.stop()
 
     def take_over(self, fresh: ProxySettings) -> None:
-        """Go over to other settings while it runs (row 29.12)."""
+        """Apply other settings while the proxy runs (row 29.12)."""
         with self._lock:
             self._settings = fresh
             parts = self._parts
@@ -185,7 +185,7 @@ class ProxyPart:
         parts.proxy.use(lambda family: Planner(node, family), fresh.periods)
 
     def run(self) -> None:
-        """Be the node proxy until `stop`; the rules stay. Raises StartError."""
+        """Run the proxy until `stop`; the rules stay in the kernel. Raises StartError."""
         settings, node_name = self._settings, self._settings.node.node_name
         families = check_machine(settings.mode)
         dataplane_of(settings).prepare()
@@ -232,13 +232,16 @@ class ProxyPart:
 
 
 _FIRST_SECONDS = 60.0
-"""What waits for the first sync waits no longer: an API server may be away for hours."""
+"""Longest delay of work that waits for the first sync, since an API server may be down for hours."""
 
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """The first objects are many, without cycles, and stay: looking through them for garbage takes a quarter of the
-    time of a first sync of 5,000 Services, and would stop the loop again and again later."""
+    """Disable garbage collection while the first objects are loaded.
+
+    They are many, live long, and have no cycles. Collections take a quarter of the time of a first sync of 5,000
+    Services.
+    """
     gc.disable()
     try:
         yield
@@ -250,13 +253,12 @@ class ReconfigurableWork(Runnable, Protocol):
     """The work of a process whose settings may change."""
 
     def take_over(self, fresh: ProxySettings) -> None:
-        """Go over to other settings while it runs."""
+        """Apply other settings while the work runs."""
         ...
 
 
 def serve(settings: ProxySettings, origin: Origin, file: ConfigurationFile | None = None) -> None:
-    """Be the node proxy until SIGTERM or SIGINT, or until edits of the configuration file ask for a new process.
-    Raises StartError."""
+    """Run the node proxy until SIGTERM, SIGINT, or a configuration change that needs a new process. Raises StartError."""
     status = StatusPorts()
     run_process(ProxyPart(settings, origin, status), settings, status, origin.creator, file)
 
@@ -268,8 +270,7 @@ def run_process(
     creator: EventCreator | None,
     file: ConfigurationFile | None = None,
 ) -> None:
-    """Do the work of a process, with all that a process has but once: its status ports, its signals, its configuration
-    file. Raises StartError."""
+    """Run `work` with the status ports, signal handlers, and configuration file of its process. Raises StartError."""
     allow_many_files()
     _protect(settings.oom_score_adj)
     try:
@@ -283,7 +284,7 @@ def run_process(
         raise StartError(str(error)) from error
 
     def take_over(fresh: ProxySettings) -> bool:
-        """False when a port that must be had is taken: a new process then ends for it, as at any start."""
+        """Apply settings; return False if a required port is taken, in which case a new process fails as at any start."""
         logs.start_logging(sys.stderr, fresh.logging)
         _protect(fresh.oom_score_adj)
         work.take_over(fresh)
@@ -308,7 +309,7 @@ def run_process(
 
 
 def _protect(score: int) -> None:
-    """Row 27.18: without the permission it goes on as it is."""
+    """Set the OOM score (row 27.18); without permission, log that and continue."""
     try:
         set_oom_score(score)
     except OSError as error:

@@ -21,15 +21,17 @@ from narthex.runtime.status import PartReport, RouteHandler, Routes, StatusListe
 
 
 class HealthReporter(Protocol):
-    """Somebody's health, as HTTP status and body."""
+    """A source of health states as HTTP status and body."""
 
-    def healthz(self) -> tuple[int, dict[str, Any]]: ...
+    def healthz(self) -> tuple[int, dict[str, Any]]:
+        """Return HTTP status and body for `/healthz`."""
 
-    def livez(self) -> tuple[int, dict[str, Any]]: ...
+    def livez(self) -> tuple[int, dict[str, Any]]:
+        """Return HTTP status and body for `/livez`."""
 
 
 def health_routes(health: HealthReporter, metrics: ProxyMetrics) -> Routes:
-    """`/healthz` and `/livez` of the health port; both are counted (row 17.9)."""
+    """Return the routes `/healthz` and `/livez` of the health port; both are counted (row 17.9)."""
 
     def answer(name: str, ask: Callable[[], tuple[int, dict[str, Any]]]) -> HttpResponse:
         status, body = ask()
@@ -45,7 +47,7 @@ def health_routes(health: HealthReporter, metrics: ProxyMetrics) -> Routes:
 def metrics_routes(
     metrics: ProxyMetrics, health: HealthReporter, mode: str, configurations: Mapping[str, Any]
 ) -> Routes:
-    """What the metrics port serves (row 20.25). `configurations` is what `/configz` shows, by name."""
+    """Return the routes of the metrics port (row 20.25). `configurations` is the content of `/configz`, by name."""
 
     def exposition(text: Callable[[], bytes]) -> SlowResponse:
         return SlowResponse(lambda: HttpResponse(200, text(), "text/plain; version=0.0.4; charset=utf-8"))
@@ -64,22 +66,25 @@ def _json(body: Any, status: int = 200) -> HttpResponse:
 
 
 PROXY = "proxy"
-"""The part that answers as kube-proxy does; balancers go by it."""
+"""The part whose health load balancers use."""
 
 Reports = Callable[[], Mapping[str, PartReport]]
 
 
 class ProcessHealth:
-    """`ProxyHealth` of a process with several parts, of which the proxy may be one and may be down."""
+    """The health of a process with one or more parts. The proxy may be absent or stopped."""
 
     def __init__(self, reports: Reports, proxy: ProxyHealth | None = None) -> None:
-        """`reports` gives nothing where a proxy runs alone."""
+        """Prepare the answers. `reports` is empty if a proxy runs alone."""
         self._reports = reports
         self._proxy = proxy
 
     def healthz(self) -> tuple[int, dict[str, Any]]:
-        """HTTP status and body for `/healthz`. The status is the proxy's where there is to be one, since balancers send
-        traffic for Services by it; else all parts must be healthy."""
+        """Return HTTP status and body for `/healthz`.
+
+        If the process has a proxy, the status is the proxy's, since load balancers send traffic for Services by it.
+        Otherwise all parts must be healthy.
+        """
         reports = self._reports()
         if self._proxy is not None:
             status, body = self._proxy.healthz()
@@ -89,8 +94,11 @@ class ProcessHealth:
         return status, {**body, **_parts(reports)}
 
     def livez(self) -> tuple[int, dict[str, Any]]:
-        """HTTP status and body for `/livez`: 503 when a new process could help, because a part runs and does not get
-        on. One that has ended is started again by this one."""
+        """Return HTTP status and body for `/livez`: 503 if a part runs but makes no progress, so that a new process
+        could help.
+
+        A part that has ended is restarted by this process and does not count.
+        """
         reports = self._reports()
         if not reports and self._proxy is not None:
             return self._proxy.livez()
@@ -100,10 +108,13 @@ class ProcessHealth:
 
 
 class StatusPorts:
-    """Listens where settings say. Safe from any thread."""
+    """The status ports of a process. Safe from any thread."""
 
     def __init__(self, reports: Reports = dict, collectors: Iterable[Collector] = ()) -> None:
-        """`reports` tells of the parts of a node. `collectors`: what is counted besides while there is no proxy."""
+        """Prepare the ports.
+
+        `reports` returns the state of the node's parts; `collectors` provide metrics while there is no proxy.
+        """
         self._reports = reports
         self._collectors = tuple(collectors)
         self._http = HttpServer()
@@ -115,19 +126,19 @@ class StatusPorts:
         self.hide()
 
     def serve(self, settings: ProxySettings) -> None:
-        """Listen where the settings say and show them. Raises BindError."""
+        """Listen where the settings say, and show them. Raises BindError."""
         self._shown["kubeproxy.config.k8s.io"] = settings.configuration
         self._shown["narthex"] = settings.own_configuration
         self._server.serve(list(self._listeners(settings)), hard_fail=settings.bind_address_hard_fail)
 
     def show(self, proxy: Proxy, mode: str) -> None:
-        """From now on answer for this proxy."""
+        """Answer for this proxy from now on."""
         health = ProcessHealth(self._reports, proxy.health)
         _replace(self._health, health_routes(health, proxy.metrics))
         _replace(self._metrics, metrics_routes(proxy.metrics, health, mode, self._shown))
 
     def hide(self) -> None:
-        """There is no proxy now."""
+        """Answer without a proxy from now on."""
         health, metrics = ProcessHealth(self._reports), ProxyMetrics(more=self._collectors)
         _replace(self._health, health_routes(health, metrics))
         _replace(self._metrics, metrics_routes(metrics, health, "", self._shown))
@@ -137,7 +148,7 @@ class StatusPorts:
         self._metrics[path] = answer
 
     def withdraw(self, path: str) -> None:
-        """No longer answer there."""
+        """Stop answering at a path."""
         self._metrics.pop(path, None)
 
     def stop(self) -> None:
@@ -152,7 +163,7 @@ class StatusPorts:
 
 
 def _replace(present: dict[str, RouteHandler], routes: Routes) -> None:
-    """New answers under the same paths, in place and without a moment in which there is none."""
+    """Replace the handlers of the same paths, without a moment in which there is none."""
     present.update(routes)
 
 

@@ -25,41 +25,42 @@ Changed = frozenset[NamespacedName] | None
 
 
 class FamilyPlanner(Protocol):
-    """What a Planner does."""
+    """The planner of one family."""
 
-    def plan(self, snapshot: Snapshot, changed: Changed = None) -> Plan: ...
+    def plan(self, snapshot: Snapshot, changed: Changed = None) -> Plan:
+        """Return the plan of a snapshot."""
 
 
 class SyncResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one good sync did."""
+    """The result of a successful sync."""
 
     family: IPFamily
     plan: Plan
     first: bool
     drift: bool = False
-    """Somebody else had changed our rules since we last wrote or read them."""
+    """Others had changed our rules since they were last written or read."""
     changed: frozenset[ServicePortName] = frozenset()
-    """Service ports whose plan is another than at the last good sync."""
+    """Service ports whose plan differs from that of the last successful sync."""
     seconds: dict[str, float]
-    """Time spent, by phase of PHASES. A phase that was not needed is missing."""
+    """Duration by phase of PHASES, without phases that were not needed."""
     changes: Any = None
-    """What went to the kernel: changes of the backend's own kind, None when it was nothing."""
+    """The changes written to the kernel, of the backend's type; None if there were none."""
 
     @property
     def wrote(self) -> bool:
-        """False: the kernel held everything already."""
+        """Return False if the kernel was up to date already."""
         return self.changes is not None
 
     @property
     def total(self) -> float:
-        """Seconds, all phases."""
+        """Return the duration of all phases in seconds."""
         return sum(self.seconds.values())
 
 
 class FamilySync(Generic[R, C]):
-    """Level-triggered: each call makes the kernel hold what the snapshot asks for, whatever happened before.
+    """The level-triggered sync of one family: each call brings the kernel to the snapshot, whatever happened before.
 
-    It believes that the kernel holds what it last wrote or read, until something fails or a read-back is asked for.
+    It assumes that the kernel holds what was last written or read, until a write fails or a read-back is requested.
     """
 
     def __init__(
@@ -80,12 +81,12 @@ class FamilySync(Generic[R, C]):
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the last good sync."""
+        """Return the plan of the last successful sync."""
         return self._synced
 
     @property
     def rules(self) -> R | None:
-        """The rules that the kernel is believed to hold."""
+        """Return the rules that the kernel is assumed to hold."""
         return self._rules
 
     @property
@@ -99,7 +100,7 @@ class FamilySync(Generic[R, C]):
         return self._target.tend() if self._synced is not None else None
 
     def use(self, planner: FamilyPlanner) -> None:
-        """Plan otherwise from the next sync on."""
+        """Replace the planner at the next sync."""
         self._planner = planner
         self._planner_known = False
 
@@ -135,7 +136,7 @@ class FamilySync(Generic[R, C]):
         return self._done(plan, last, changes=changes or None, drift=drift)
 
     def _look(self) -> bool:
-        """Read the kernel; True when it does not hold what was written last."""
+        """Read the kernel; return True if it differs from what was last written."""
         with self._timed("read"):
             if self._kernel_known and self._target.unchanged():
                 return False
@@ -176,7 +177,7 @@ class FamilySync(Generic[R, C]):
 
 
 def _changed(old: Plan | None, new: Plan) -> frozenset[ServicePortName]:
-    """Service ports that differ between two plans; by lineage where it reaches."""
+    """Return the Service ports that differ between two plans, by lineage where that reaches."""
     if old is new:
         return frozenset()
     if old is None:

@@ -1,4 +1,4 @@
-"""What a sync wrote, in few words for the log."""
+"""Short descriptions of what a sync wrote, for the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from narthex.proxy.backends.userspace.rules import UserspaceChanges
 
 
 def written(changes: Any) -> str:
-    """Numbers of what went to the kernel; empty when that is nothing, or of a kind that has no numbers."""
+    """Return the numbers of written rules; empty if nothing was written or the type of changes has no numbers."""
     if not changes:
         return ""
     match changes:
@@ -48,12 +48,12 @@ def written(changes: Any) -> str:
 
 
 def counted(number: int, thing: str, things: str = "") -> str:
-    """`1 chain`, `2 chains`."""
+    """Return a number with its noun: `1 chain`, `2 chains`."""
     return f"{number} {thing}" if number == 1 else f"{number} {things or thing + 's'}"
 
 
 def rules_by_table(changes: Any) -> dict[str, int]:
-    """How many rules an iptables sync wrote, by table."""
+    """Return the number of rules that an iptables sync wrote, by table."""
     if not isinstance(changes, XtablesChanges):
         return {}
     return {table: sum(map(len, chains.values())) for table, chains in changes.written.items()}
