@@ -3,7 +3,7 @@
 from narthex.cli.lab import output as lab_output
 from narthex.lab import topology
 from narthex.lab.program.labs import LabNodeStatus, LabStatus, StartedLab
-from narthex.lab.program.state import FrontendRecord, LabState, PodRecord, ServiceRecord
+from narthex.lab.program.state import LabState, PodRecord, ServiceAddress, ServiceRecord
 from narthex.linux.processes import ProcessIdentity
 from narthex.model.problem import Problem
 
@@ -29,9 +29,9 @@ def state(name="default", **fields):
                 type="NodePort",
                 endpoints=1,
                 frontends=(
-                    FrontendRecord(kind="cluster IP", address="10.96.0.20", port=80, protocol="TCP"),
+                    ServiceAddress(kind="cluster IP", address="10.96.0.20", port=80, protocol="TCP"),
                     *(
-                        FrontendRecord(kind="node port", address=node.addresses[0], port=30001, protocol="TCP")
+                        ServiceAddress(kind="node port", address=node.addresses[0], port=30001, protocol="TCP")
                         for node in nodes
                     ),
                 ),
@@ -101,7 +101,7 @@ def test_control_characters_cannot_forge_lines():
 
 
 def test_a_balancers_address_is_the_way_in_and_why():
-    frontend = FrontendRecord(kind="load balancer IP", address="fd00:15::1", port=80, protocol="TCP")
+    frontend = ServiceAddress(kind="load balancer IP", address="fd00:15::1", port=80, protocol="TCP")
     web = ServiceRecord(namespace="shop", name="web", type="LoadBalancer", endpoints=1, frontends=(frontend,))
     text = lab_output.started(StartedLab(state(services=(web,), balancing=True), 0.5, cleared=False))
     assert "narthex lab exec outside -- curl -s http://[fd00:15::1]:80/ " in text
@@ -121,7 +121,7 @@ def test_a_killed_node_is_told_from_one_that_fell():
 
 
 def test_nobody_is_sent_to_the_clusters_dns():
-    frontend = FrontendRecord(kind="cluster IP", address="10.96.0.10", port=53, protocol="TCP")
+    frontend = ServiceAddress(kind="cluster IP", address="10.96.0.10", port=53, protocol="TCP")
     dns = ServiceRecord(namespace="kube-system", name="kube-dns", type="ClusterIP", endpoints=2, frontends=(frontend,))
     text = lab_output.started(StartedLab(state(services=(dns,)), 0.5, cleared=False))
     assert "curl" not in text and "examples/hello-world/. /manifests" in text

@@ -1,6 +1,6 @@
 """The controllers' indexed cache of all objects.
 
-The cache follows a RegistryView by its changes, so the cost of a change depends only on the objects it concerns.
+The cache follows a Registry by its changes, so the cost of a change depends only on the objects it concerns.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import msgspec
 
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.kinds import KINDS
-from narthex.lab.controllers.interfaces import Object, ObjectKey, RegistryView
+from narthex.lab.api.registry import Registry
+from narthex.lab.controllers.interfaces import Object, ObjectKey
 from narthex.lab.controllers.objects import controller_of, key_of, labels_of, spec_of, uid_of
 from narthex.lab.controllers.selector_index import SelectorIndex
 from narthex.model.selector import selects
@@ -40,7 +41,7 @@ class ClusterState:
 
     def __init__(self) -> None:
         self.version = 0
-        """Version of the view at the last sync."""
+        """Version of the registry at the last sync."""
         self._objects: dict[str, dict[ObjectKey, Object]] = {}
         self._owned: dict[str, set[tuple[str, ObjectKey]]] = {}
         self._uids: dict[str, tuple[str, ObjectKey]] = {}
@@ -51,23 +52,24 @@ class ClusterState:
         self._slices_by_service: dict[ObjectKey, set[ObjectKey]] = {}
         self._selectors = {kind: SelectorIndex() for kind in ("Service", "ReplicaSet", "Deployment")}
 
-    def sync(self, view: RegistryView) -> list[ObjectChange]:
+    def sync(self, registry: Registry) -> list[ObjectChange]:
         """Apply the changes since the last call and return them."""
-        if view.version == self.version:
+        if registry.version == self.version:
             return []
         try:
             change = [
-                self._apply(each.kind, ObjectKey(*each.key), each.after) for each in view.changes_since(self.version)
+                self._apply(each.kind, ObjectKey(*each.key), each.after)
+                for each in registry.changes_since(self.version)
             ]
         except StatusError:
             # The changes are no longer kept (or this is the first sync): list everything.
-            change = list(self._relist(view))
-        self.version = view.version
+            change = list(self._relist(registry))
+        self.version = registry.version
         return change
 
-    def _relist(self, view: RegistryView) -> Iterator[ObjectChange]:
-        for kind in sorted({*view.kinds, *self._objects}):
-            there = {key_of(obj): obj for obj in (view.list(kind) if kind in view.kinds else ())}
+    def _relist(self, registry: Registry) -> Iterator[ObjectChange]:
+        for kind in sorted({*registry.kinds, *self._objects}):
+            there = {key_of(obj): obj for obj in (registry.list(kind) if kind in registry.kinds else ())}
             for key in sorted(self._objects.get(kind, {}).keys() - there.keys()):
                 yield self._apply(kind, key, None)
             for key, obj in there.items():

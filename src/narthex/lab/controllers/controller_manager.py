@@ -4,7 +4,7 @@
     run_until_stable(manager, registry, now)
 
 Each controller reconciles single keys. A key becomes due when an object that affects it changes, at a time the controller
-asked for, and after a write that failed. Results depend only on the history of the view and on the times passed in, so
+asked for, and after a write that failed. Results depend only on the history of the registry and on the times passed in, so
 `narthex lab replay` can repeat a recorded history exactly.
 """
 
@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from narthex.lab.api.errors import StatusError
+from narthex.lab.api.registry import Registry
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
 from narthex.lab.controllers.deployment.controller import DeploymentController
 from narthex.lab.controllers.endpoints import EndpointsController
@@ -27,10 +28,8 @@ from narthex.lab.controllers.events import EventTtlController
 from narthex.lab.controllers.garbage_collector import GarbageCollector
 from narthex.lab.controllers.interfaces import (
     CreateObject,
-    Object,
     ObjectKey,
     ReconcileResult,
-    RegistryView,
     RequeueAt,
     UpdateObject,
     WorkItem,
@@ -75,9 +74,9 @@ class ControllerManager:
         self.problems: dict[WorkItem, str] = {}
         """Current errors of reading and writing objects, as sentences."""
 
-    def reconcile_due(self, view: RegistryView, now: datetime) -> Sequence[Write]:
+    def reconcile_due(self, registry: Registry, now: datetime) -> Sequence[Write]:
         """Reconcile all keys that are due and return the writes. An empty result means that nothing is due before `next_due`."""
-        for change in self._state.sync(view):
+        for change in self._state.sync(registry):
             for controller in self._watchers(change.kind):
                 self._enqueue(controller, change, now)
         for work in [work for work, at in self._delayed.items() if at <= now]:
@@ -142,9 +141,9 @@ class ControllerManager:
         if write.by is not None:
             self._failures.pop(write.by, None)
 
-    def next_due(self, view: RegistryView, now: datetime) -> float | None:
+    def next_due(self, registry: Registry, now: datetime) -> float | None:
         """Return the seconds until a key is due without further changes; 0 means now, None never."""
-        if view.version != self._state.version or any(self._queue.values()):
+        if registry.version != self._state.version or any(self._queue.values()):
             return 0.0
         return max(0.0, (min(self._delayed.values()) - now).total_seconds()) if self._delayed else None
 
@@ -179,20 +178,7 @@ def lab_controllers(node_grace: float = NODE_GRACE_SECONDS) -> ControllerManager
     )
 
 
-class ObjectWriter(RegistryView, Protocol):
-    """A view that also accepts writes: `narthex.lab.api.registry.Registry`. Each method raises StatusError."""
-
-    def create(self, kind: str, obj: Object) -> Any:
-        """Create an object."""
-
-    def update(self, kind: str, obj: Object, *, subresource: str = "") -> Any:
-        """Replace an object."""
-
-    def delete(self, kind: str, namespace: str, name: str, *, grace: int | None = None) -> Any:
-        """Delete an object; `grace` in seconds."""
-
-
-def run_until_stable(manager: ControllerManager, registry: ObjectWriter, now: datetime) -> None:
+def run_until_stable(manager: ControllerManager, registry: Registry, now: datetime) -> None:
     """Reconcile and execute writes until no key is due at `now`.
 
     Failed writes are listed in `manager.problems` and retried later. The caller holds the registry's lock.
@@ -220,7 +206,7 @@ def run_until_stable(manager: ControllerManager, registry: ObjectWriter, now: da
     raise RuntimeError(f"the controllers do not become stable; the last writes were {writes[:3]}")
 
 
-def _execute(registry: ObjectWriter, write: Write) -> None:
+def _execute(registry: Registry, write: Write) -> None:
     if isinstance(write, CreateObject):
         registry.create(write.kind, write.obj)
     elif isinstance(write, UpdateObject):

@@ -1,14 +1,13 @@
 """Types that the controllers share: the objects they read and the writes they request.
 
-Objects are plain JSON values. Objects obtained from a view are immutable by convention: copy them to change them
-(`objects.py` has helpers).
+Objects are plain JSON values. Objects from the registry are immutable by convention: copy them to change them (`objects.py`
+has helpers).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -24,40 +23,6 @@ class ObjectKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
-
-
-class RecordedChange(Protocol):
-    """A write that the registry has executed."""
-
-    @property
-    def kind(self) -> str:
-        """Name of the kind in the registry."""
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Namespace and name."""
-
-    @property
-    def after(self) -> Object | None:
-        """The object after the write; None if it was deleted."""
-
-
-class RegistryView(Protocol):
-    """Read access to all objects and their recent changes. `narthex.lab.api.registry.Registry` implements it."""
-
-    @property
-    def version(self) -> int:
-        """The version of the last write."""
-
-    @property
-    def kinds(self) -> Mapping[str, Any]:
-        """All kinds, by name."""
-
-    def list(self, kind: str, namespace: str = "") -> list[Object]:
-        """Return all objects of a kind, or those in one namespace."""
-
-    def changes_since(self, version: int) -> Iterable[RecordedChange]:
-        """Return the changes after `version`, oldest first. Raises StatusError 410 if they are no longer kept."""
 
 
 class WorkItem(NamedTuple):

@@ -10,7 +10,7 @@ import msgspec
 from narthex.lab.faults import InjectedFault
 from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.program.components import LabComponents
-from narthex.lab.program.state import FrontendRecord, LabState, PodRecord, ScaleRecord, ServiceRecord
+from narthex.lab.program.state import LabState, PodRecord, ScaleRecord, ServiceAddress, ServiceRecord
 from narthex.lab.topology import LabNode
 from narthex.model.names import NamespacedName
 from narthex.model.net import family_of
@@ -106,7 +106,7 @@ def _service(service: Service, nodes: Sequence[LabNode], slices: Sequence[Endpoi
     )
 
 
-def _frontends(service: Service, nodes: Sequence[LabNode]) -> Iterable[FrontendRecord]:
+def _frontends(service: Service, nodes: Sequence[LabNode]) -> Iterable[ServiceAddress]:
     if service.headless or service.type == "ExternalName":
         return
     families = set(service.ip_families)
@@ -122,6 +122,6 @@ def _frontends(service: Service, nodes: Sequence[LabNode]) -> Iterable[FrontendR
                 if family_of(address) in families
             ]
         for kind, address, number in frontends:
-            yield FrontendRecord(
+            yield ServiceAddress(
                 kind=kind, address=address, port=number, protocol=port.protocol.value, port_name=port.name
             )

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.registry import Registry
@@ -97,15 +97,6 @@ _CUSTOM_KINDS = {"IPAddressPool.metallb.io": "IPAddressPool", "L2Advertisement.m
 _REGISTERED = {**{kind: kind for kind in KINDS if kind not in _CUSTOM_KINDS.values()}, **_CUSTOM_KINDS}
 
 
-class _Registry(Protocol):
-    @property
-    def version(self) -> int: ...
-
-    def list(self, kind: str, namespace: str = "") -> list[dict[str, Any]]: ...
-
-    def changes_since(self, version: int) -> Any: ...
-
-
 class RegistrySnapshot:
     """A Snapshot that follows the registry. Used by one thread at a time."""
 
@@ -113,7 +104,7 @@ class RegistrySnapshot:
         self._store = Store()
         self._version = -1
 
-    def sync(self, registry: _Registry) -> Snapshot:
+    def sync(self, registry: Registry) -> Snapshot:
         """Apply the changes since the last call and return the Snapshot. The caller holds the registry's lock.
 
         Objects that cannot be decoded are left out.

@@ -72,7 +72,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class FrontendRecord(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceAddress(msgspec.Struct, frozen=True, kw_only=True):
     """An address on which a Service is reachable."""
 
     kind: str
@@ -88,7 +88,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     type: str
-    frontends: tuple[FrontendRecord, ...] = ()
+    frontends: tuple[ServiceAddress, ...] = ()
     endpoints: int = 0
     """Number of ready endpoints; dual-stack endpoints count once."""
     pods: tuple[str, ...] = ()

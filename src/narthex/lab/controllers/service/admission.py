@@ -7,7 +7,7 @@ As in kube-apiserver, allocation is part of create and update, after defaulting 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from narthex.lab.api import admission as api
 from narthex.lab.api import errors
@@ -15,7 +15,7 @@ from narthex.lab.api.errors import FieldError, StatusError
 from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.registry import Admit, Registry
 from narthex.lab.api.store import Raw
-from narthex.lab.controllers.interfaces import Object, ObjectKey, RegistryView
+from narthex.lab.controllers.interfaces import Object, ObjectKey
 from narthex.lab.controllers.objects import integer_or, key_of, spec_of
 from narthex.lab.controllers.service.allocator import ServiceAllocations
 from narthex.lab.controllers.service.ip_families import default_ip_families, go_strings
@@ -28,11 +28,6 @@ from narthex.lab.controllers.service.strategy import (
 )
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
 class ServiceAllocator:
     """Allocates addresses and ports for the Services of one registry."""
 
@@ -40,19 +35,19 @@ class ServiceAllocator:
         self._allocated = ServiceAllocations()
 
     def admit(
-        self, view: RegistryView, kind: _Named, held: Mapping[str, Any] | None, new: Object, subresource: str
+        self, registry: Registry, kind: ApiResource, held: Mapping[str, Any] | None, new: Object, subresource: str
     ) -> Object:
         """Return the object to store. Objects other than Services are unchanged. Raises StatusError."""
         if kind.name != "Service" or subresource:
             return new
-        return self.admit_service(new, dict(held) if held is not None else None, view)
+        return self.admit_service(new, dict(held) if held is not None else None, registry)
 
-    def admit_service(self, new: Object, old: Object | None, view: RegistryView) -> Object:
+    def admit_service(self, new: Object, old: Object | None, registry: Registry) -> Object:
         """Return `new` with allocated values, reusing those of `old` where its type still allows them.
 
         Raises StatusError 422 for a value that is invalid or taken, and 500 when a range is full.
         """
-        self._allocated.sync(view)
+        self._allocated.sync(registry)
         try:
             spec = dict(spec_of(new))
             before = spec_of(old) if old is not None else None

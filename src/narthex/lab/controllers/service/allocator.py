@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from narthex.lab.api.errors import StatusError
-from narthex.lab.controllers.interfaces import Object, ObjectKey, RegistryView
+from narthex.lab.api.registry import Registry
+from narthex.lab.controllers.interfaces import Object, ObjectKey
 from narthex.lab.controllers.objects import integer_or, is_terminating, key_of, spec_of
 from narthex.lab.topology import SERVICE_CIDRS
 
@@ -27,7 +28,7 @@ _Claim = int | tuple[str, int]
 
 
 class ServiceAllocations:
-    """Addresses and node ports of all Services in a registry view. Those of a deleted Service are free at once."""
+    """Addresses and node ports of all Services in a registry registry. Those of a deleted Service are free at once."""
 
     def __init__(self) -> None:
         self._version = -1
@@ -35,25 +36,25 @@ class ServiceAllocations:
         self._claims: dict[ObjectKey, tuple[_Claim, ...]] = {}
         self._ranges: dict[str, list[tuple[str, AllocationRange]]] = {}
 
-    def sync(self, view: RegistryView) -> None:
+    def sync(self, registry: Registry) -> None:
         """Apply the changes since the last call."""
-        if view.version == self._version:
+        if registry.version == self._version:
             return
         try:
-            changes = list(view.changes_since(self._version)) if self._version >= 0 else None
+            changes = list(registry.changes_since(self._version)) if self._version >= 0 else None
         except StatusError:
             changes = None
         if changes is None:
             self._owners.clear()
             self._claims.clear()
-            for service in view.list("Service"):
+            for service in registry.list("Service"):
                 self._put(key_of(service), service)
         for change in changes or ():
             if change.kind == "Service":
                 self._put(ObjectKey(*change.key), change.after)
         if changes is None or any(change.kind == "ServiceCIDR" for change in changes):
-            self._ranges = _ranges(view.list("ServiceCIDR"))
-        self._version = view.version
+            self._ranges = _ranges(registry.list("ServiceCIDR"))
+        self._version = registry.version
 
     def _put(self, key: ObjectKey, service: Object | None) -> None:
         for claim in self._claims.pop(key, ()):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from narthex.lab.cluster import DNS_PORT
 from narthex.lab.containers.container import Containers, ContainerStartError, RunningContainer
@@ -18,27 +18,14 @@ from narthex.lab.containers.program import ProgramSpec
 from narthex.lab.kubelet.environment import command_line, environment, hostname
 from narthex.lab.kubelet.probes import ProbeState, probes_of
 from narthex.lab.kubelet.program.echo import EchoServer
+from narthex.lab.kubelet.program.endpoint_drain import EndpointDrain
+from narthex.lab.kubelet.program.event_recorder import EventRecorder
 from narthex.lab.kubelet.program.prober import Prober
 from narthex.lab.kubelet.program.volumes import PodFiles
 from narthex.lab.program.network import PodNetwork
 from narthex.lab.program.shared_registry import SharedRegistry
-from narthex.model.names import NamespacedName
 
 Object = Mapping[str, Any]
-
-
-class RecordEvent(Protocol):
-    """Records an Event."""
-
-    def __call__(self, about: Mapping[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
-        """Record an Event about an object."""
-
-
-class IsReleased(Protocol):
-    """Checks whether proxies still route traffic to a pod."""
-
-    def __call__(self, key: NamespacedName, since: float) -> bool:
-        """Return True once no proxy routes traffic to a pod that was deleted at `since` (seconds since 1970)."""
 
 
 class PodDependencies(NamedTuple):
@@ -49,8 +36,8 @@ class PodDependencies(NamedTuple):
     files: PodFiles
     echo: EchoServer
     containers: Containers
-    record_event: RecordEvent
-    is_released: IsReleased
+    record_event: EventRecorder
+    is_released: EndpointDrain
     prober: Prober
 
 

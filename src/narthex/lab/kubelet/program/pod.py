@@ -28,7 +28,7 @@ from narthex.lab.kubelet.program.containers import (
     start_echo,
     start_program,
 )
-from narthex.lab.kubelet.program.prober import ProbeResult, ProbeTarget
+from narthex.lab.kubelet.program.prober import ContainerProbeResult, ProbeTarget
 from narthex.lab.kubelet.program.work_queue import WorkQueue
 from narthex.lab.kubelet.status import (
     ContainerFacts,
@@ -201,13 +201,13 @@ class PodLifecycle:
             self._evaluate_probes(facts, run)
 
     def _on_probe_result(
-        self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe, result: ProbeResult
+        self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe, result: ContainerProbeResult
     ) -> None:
         """Post a result to the node's thread. Called in another thread."""
         self._worker.post(lambda: self._handle_probe_result(facts, run, probe, result))
 
     def _handle_probe_result(
-        self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe, result: ProbeResult
+        self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe, result: ContainerProbeResult
     ) -> None:
         if self.runs.get(facts.name) is not run or self._ending or run.failed:
             return

@@ -118,7 +118,9 @@ class PodAccess:
             if not idle_polls % _KEEPALIVE_POLLS:
                 yield b""
 
-    def exec(self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool) -> PodProcess:
+    def exec(
+        self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool
+    ) -> ExecProcess:
         """Start a program in a container. Raises StatusError."""
         lifecycle, facts = self._find(namespace, pod, container)
         run = lifecycle.runs.get(facts.name)
@@ -141,7 +143,7 @@ class PodAccess:
         finally:
             for handle in set(theirs):
                 os.close(handle)
-        return PodProcess(started, ours, tty=tty)
+        return ExecProcess(started, ours, tty=tty)
 
     def _program_in_echo_pod(
         self,
@@ -180,7 +182,7 @@ class PodAccess:
         raise StatusError(400, "BadRequest", f"container {container} is not valid for pod {pod}")
 
 
-class PodProcess:
+class ExecProcess:
     """A program started with exec."""
 
     def __init__(self, container: RunningContainer, files: Sequence[int], *, tty: bool) -> None:

@@ -33,7 +33,7 @@ _MOST_BYTES = 10 * 1024
 """Maximum length of a response that is read (`maxRespBodyLength`)."""
 
 
-class ProbeResult(NamedTuple):
+class ContainerProbeResult(NamedTuple):
     """The result of a probe."""
 
     ok: bool
@@ -60,11 +60,11 @@ class Prober:
         self._containers = containers
         self._pool = ThreadPoolExecutor(_AT_ONCE, "probe")
 
-    def run(self, probe: ContainerProbe, place: ProbeTarget, told: Callable[[ProbeResult], None]) -> None:
+    def run(self, probe: ContainerProbe, place: ProbeTarget, told: Callable[[ContainerProbeResult], None]) -> None:
         """Run a probe; `on_result` is called in another thread."""
         self._pool.submit(lambda: told(self._run(probe.action, place, float(probe.timeout))))
 
-    def _run(self, action: ProbeAction, place: ProbeTarget, timeout: float) -> ProbeResult:
+    def _run(self, action: ProbeAction, place: ProbeTarget, timeout: float) -> ContainerProbeResult:
         try:
             if isinstance(action, HttpGetAction):
                 return _get(action, place, timeout)
@@ -72,15 +72,15 @@ class Prober:
                 return _connect(action, place, timeout)
             if isinstance(action, ExecAction):
                 return self._execute(action, place, timeout)
-            return ProbeResult(False, action.why)
+            return ContainerProbeResult(False, action.why)
         except Exception as error:
             # Any error caused by the probed server is a failed probe.
-            return ProbeResult(False, f"{type(error).__name__}: {error}")
+            return ContainerProbeResult(False, f"{type(error).__name__}: {error}")
 
-    def _execute(self, action: ExecAction, place: ProbeTarget, timeout: float) -> ProbeResult:
+    def _execute(self, action: ExecAction, place: ProbeTarget, timeout: float) -> ContainerProbeResult:
         if not place.process:
             # The echo server has none of the image's programs; it is healthy while it serves.
-            return ProbeResult(True)
+            return ContainerProbeResult(True)
         reader, writer = os.pipe()
         try:
             with Path(os.devnull).open("rb") as null:
@@ -88,40 +88,40 @@ class Prober:
                 program = self._containers.enter(entry, (null.fileno(), writer, writer))
         except ContainerStartError as error:
             os.close(reader)
-            return ProbeResult(False, str(error))
+            return ContainerProbeResult(False, str(error))
         finally:
             os.close(writer)
         try:
             status = program.wait(timeout)
             if status is None:
                 program.signal(9)
-                return ProbeResult(
+                return ContainerProbeResult(
                     False, f"command timed out: {' '.join(action.command)!r} timed out after {timeout:g}s"
                 )
             ready, _, _ = select.select([reader], [], [], 0)
             said = os.read(reader, _MOST_BYTES).decode(errors="replace") if ready else ""
-            return ProbeResult(status == 0, said)
+            return ContainerProbeResult(status == 0, said)
         finally:
             os.close(reader)
 
 
-def _connect(action: TcpSocketAction, place: ProbeTarget, timeout: float) -> ProbeResult:
+def _connect(action: TcpSocketAction, place: ProbeTarget, timeout: float) -> ContainerProbeResult:
     host = action.host or place.address
     try:
         _dial(place.namespace, host, action.port, timeout).close()
     except OSError as error:
-        return ProbeResult(False, _dial_failed(host, action.port, error))
-    return ProbeResult(True)
+        return ContainerProbeResult(False, _dial_failed(host, action.port, error))
+    return ContainerProbeResult(True)
 
 
-def _get(action: HttpGetAction, place: ProbeTarget, timeout: float) -> ProbeResult:
+def _get(action: HttpGetAction, place: ProbeTarget, timeout: float) -> ContainerProbeResult:
     host = action.host or place.address
     url = f"{action.scheme}://{join_port(host, action.port)}{action.path}"
     deadline = time.monotonic() + timeout
     try:
         sock = _dial(place.namespace, host, action.port, timeout)
     except OSError as error:
-        return ProbeResult(False, f'Get "{url}": {_dial_failed(host, action.port, error)}')
+        return ContainerProbeResult(False, f'Get "{url}": {_dial_failed(host, action.port, error)}')
     try:
         with _secured(sock, action) as stream:
             stream.settimeout(max(0.001, deadline - time.monotonic()))
@@ -134,19 +134,19 @@ def _get(action: HttpGetAction, place: ProbeTarget, timeout: float) -> ProbeResu
                 head += part
     except TimeoutError:
         why = f'Get "{url}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
-        return ProbeResult(False, why)
+        return ContainerProbeResult(False, why)
     except OSError as error:
-        return ProbeResult(False, f'Get "{url}": {error.strerror or error}')
+        return ContainerProbeResult(False, f'Get "{url}": {error.strerror or error}')
     words = head.split(None, 2)
     if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
-        return ProbeResult(
+        return ContainerProbeResult(
             False, f'Get "{url}": net/http: HTTP/1.x transport connection broken: malformed HTTP response'
         )
     status = int(words[1])
     return (
-        ProbeResult(True)
+        ContainerProbeResult(True)
         if is_http_success(status)
-        else ProbeResult(False, f"HTTP probe failed with statuscode: {status}")
+        else ContainerProbeResult(False, f"HTTP probe failed with statuscode: {status}")
     )
 
 
