@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from narthex.cli.node import command
-from narthex.dns.server import own_link
+from narthex.dns.program import node_local
 from narthex.kube.resources import of_a_proxy, of_names
 from narthex.linux.run import run
 
@@ -36,7 +36,7 @@ def test_the_node_gets_what_answering_needs(objects):
     assert {"NET_ADMIN", "NET_BIND_SERVICE"} <= set(container["securityContext"]["capabilities"]["add"])
     (mount,) = [each for each in container["volumeMounts"] if each["name"] == "tun"]
     (volume,) = [each for each in pod["volumes"] if each["name"] == "tun"]
-    assert mount["mountPath"] == volume["hostPath"]["path"] == own_link._TUN
+    assert mount["mountPath"] == volume["hostPath"]["path"] == node_local.TUN_DEVICE
     assert pod["hostNetwork"]
 
 

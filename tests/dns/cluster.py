@@ -4,10 +4,15 @@ import dns.message
 import dns.rcode
 import dns.rdatatype
 
-from narthex.dns.corefile.settings import Kubernetes
-from narthex.dns.dispatcher import Block, Desk, Made, Refused
-from narthex.dns.message.answer import Cluster
-from narthex.dns.zone.changes import Recorder
+from narthex.dns.corefile.settings import KubernetesSettings
+from narthex.dns.plugins.kubernetes import KubernetesPlugin
+from narthex.dns.server.dispatcher import (
+    BlockPlugins,
+    Dispatcher,
+    LocalAnswer,
+    RejectedPacket,
+)
+from narthex.dns.zone.changes import ZoneTracker
 from narthex.dns.zone.zone import Zone
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import EndpointPort, Namespace, Pod, ServicePort
@@ -78,13 +83,13 @@ NOW = 1_767_225_600
 class Served:
     """A store, a recorder, a zone and a desk in one process."""
 
-    def __init__(self, *objects, own=("10.20.0.11",), turn=True, resolver=None, synced=True, zones=ZONES, **settings):
-        self.settings = Kubernetes(zones=zones, **settings)
+    def __init__(self, *objects, own=("10.20.0.11",), rotate=True, resolver=None, synced=True, zones=ZONES, **settings):
+        self.settings = KubernetesSettings(zones=zones, **settings)
         self.store = Store()
-        self.recorder = Recorder(self.settings)
+        self.recorder = ZoneTracker(self.settings)
         self.zone = Zone(self.settings.pods)
-        cluster = Cluster(self.settings, self.zone, own, turn=turn)
-        self.desk = Desk([Block((".",) if resolver else zones, cluster, resolver)])
+        cluster = KubernetesPlugin(self.settings, self.zone, own, rotate=rotate)
+        self.dispatcher = Dispatcher([BlockPlugins((".",) if resolver else zones, cluster, resolver)])
         for obj in objects:
             self.store.apply(Upsert(obj))
         if synced:
@@ -95,20 +100,20 @@ class Served:
         store = self.store
         change = self.recorder.update(store.snapshot, store.take_changed(), store.take_changed_pods(), now)
         self.zone.apply(change)
-        self.desk.changed()
+        self.dispatcher.nxdomain.clear()
         return change
 
     def ask(self, name, type_="A", transport="udp", **options):
         """dnspython's view of the response; also checks that the short way says the same."""
         query = dns.message.make_query(name, type_, **options)
         packet = query.to_wire()
-        made = self.desk.handle(packet, transport)
-        assert isinstance(made, Made | Refused), made
-        data = made.message if isinstance(made, Refused) else packet[:2] + made.compiled.tail
-        if isinstance(made, Made) and transport == "udp":
-            self.desk.learn(packet[2:], made, [0])
-            short = self.desk.unknown(packet[2:])
-            assert short is None or short[0] == made.compiled.tail
+        made = self.dispatcher.handle(packet, transport)
+        assert isinstance(made, LocalAnswer | RejectedPacket), made
+        data = made.message if isinstance(made, RejectedPacket) else packet[:2] + made.response.tail
+        if isinstance(made, LocalAnswer) and transport == "udp":
+            self.dispatcher.learn(packet[2:], made, [0])
+            short = self.dispatcher.nxdomain.lookup(packet[2:])
+            assert short is None or short[0] == made.response.tail
         return dns.message.from_wire(data)
 
 

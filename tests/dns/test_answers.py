@@ -11,11 +11,11 @@ import dns.rdataclass
 import pytest
 from tests.dns.cluster import OBJECTS, Served, code, texts
 
-from narthex.dns.dispatcher import Made, Refused
-from narthex.dns.interfaces import UDP_MOST, limit
 from narthex.dns.message import wire
-from narthex.dns.zone.compiled import cut
-from narthex.dns.zone.table import Table
+from narthex.dns.message.query import MAX_UDP_SIZE, max_response_size, parse_query
+from narthex.dns.message.response import truncate
+from narthex.dns.server.dispatcher import LocalAnswer, RejectedPacket
+from narthex.dns.server.packet_cache import PacketCache
 from narthex.model.store import Upsert
 from narthex.testing.build import endpoint, endpoint_slice, service
 
@@ -53,7 +53,7 @@ def test_s2_the_case_of_the_question_stays(cluster):
         ({"use_edns": False}, 512),
         ({"use_edns": 0, "payload": 100}, 512),
         ({"use_edns": 0, "payload": 1232}, 1232),
-        ({"use_edns": 0, "payload": 65535}, UDP_MOST),
+        ({"use_edns": 0, "payload": 65535}, MAX_UDP_SIZE),
     ],
 )
 @pytest.mark.parametrize("type_", ["A", "SRV"])
@@ -83,7 +83,7 @@ def test_s3_additional_records_go_without_a_word(cluster):
 def test_s4_an_opt_for_an_opt(cluster):
     assert cluster.ask(f"web.{Z}", use_edns=False).edns == -1
     said = cluster.ask(f"web.{Z}", use_edns=0, payload=1232, options=[dns.edns.GenericOption(10, b"12345678")])
-    assert (said.edns, said.payload, said.options) == (0, UDP_MOST, ())
+    assert (said.edns, said.payload, said.options) == (0, MAX_UDP_SIZE, ())
     for name in (f"web.{Z}", f"nope.{Z}", "example.org"):
         said = cluster.ask(name, use_edns=1)
         assert (code(said), said.edns, said.answer) == ("BADVERS", 0, [])
@@ -122,10 +122,10 @@ def test_s6_elsewhere_is_refused(cluster):
 @pytest.mark.row("S8")
 def test_s8_every_address_comes_first_now_and_then(cluster):
     query = dns.message.make_query(f"crowd.{Z}", "A", use_edns=False).to_wire()
-    made = cluster.desk.handle(query, "udp")
+    made = cluster.dispatcher.handle(query, "udp")
     firsts = Counter()
     for _ in range(MANY):
-        said = dns.message.from_wire(query[:2] + made.compiled.turn.next())
+        said = dns.message.from_wire(query[:2] + made.response.rotation.next())
         assert said.flags & dns.flags.TC
         firsts[said.answer[0][0].to_text()] += 1
     assert len(firsts) == MANY
@@ -135,10 +135,10 @@ def test_s8_every_address_comes_first_now_and_then(cluster):
 def test_s8_the_cname_stays_in_front():
     served = Served(*OBJECTS, service("shop/alias", type="ExternalName", external_name=f"twins.{Z}"))
     query = dns.message.make_query(f"alias.{Z}", "A").to_wire()
-    made = served.desk.handle(query, "udp")
+    made = served.dispatcher.handle(query, "udp")
     seen = set()
     for _ in range(4):
-        said = texts(dns.message.from_wire(query[:2] + made.compiled.turn.next()).answer)
+        said = texts(dns.message.from_wire(query[:2] + made.response.rotation.next()).answer)
         assert said[0] == f"CNAME twins.{Z}."
         seen.add(tuple(said[1:]))
     assert len(seen) == 2
@@ -147,7 +147,7 @@ def test_s8_the_cname_stays_in_front():
 @pytest.mark.row("S8")
 def test_s8_without_loadbalance_the_order_is_one():
     query = dns.message.make_query(f"twins.{Z}", "A").to_wire()
-    assert Served(*OBJECTS, turn=False).desk.handle(query, "udp").compiled.turn is None
+    assert Served(*OBJECTS, rotate=False).dispatcher.handle(query, "udp").response.rotation is None
 
 
 @pytest.mark.row("S12")
@@ -192,16 +192,16 @@ OPT = b"\0\0\x29\x10\0\0\0\0\0\0\0"
     ],
 )
 def test_what_is_no_question(cluster, packet, rcode):
-    made = cluster.desk.handle(packet, "udp")
+    made = cluster.dispatcher.handle(packet, "udp")
     if rcode is None:
         assert made is None
     elif rcode:
-        assert isinstance(made, Refused)
+        assert isinstance(made, RejectedPacket)
         assert len(made.message) == 12 <= len(packet)
         assert made.message[:2] == packet[:2]
         assert struct.unpack(">H", made.message[2:4])[0] & 0x800F == 0x8000 | rcode
     else:
-        assert isinstance(made, Made)
+        assert isinstance(made, LocalAnswer)
 
 
 def test_unknown_names_are_told_shortly_until_something_changes():
@@ -214,12 +214,12 @@ def test_unknown_names_are_told_shortly_until_something_changes():
             ),
             "A",
         ).to_wire()[2:]
-        short = served.desk.unknown(key)
+        short = served.dispatcher.nxdomain.lookup(key)
         assert short is not None, name
-        assert short[0] == served.desk.handle(b"\0\0" + key, "udp").compiled.tail
+        assert short[0] == served.dispatcher.handle(b"\0\0" + key, "udp").response.tail
     # A name that exists is not told so, although its like was asked for.
     served.ask(f"abc.{Z}")
-    assert served.desk.unknown(dns.message.make_query(f"web.{Z}", "A").to_wire()[2:]) is None
+    assert served.dispatcher.nxdomain.lookup(dns.message.make_query(f"web.{Z}", "A").to_wire()[2:]) is None
     served.store.apply(Upsert(service("shop/new", "10.110.7.7")))
     served.update()
     assert texts(served.ask(f"new.{Z}").answer) == ["A 10.110.7.7"]
@@ -227,25 +227,25 @@ def test_unknown_names_are_told_shortly_until_something_changes():
 
 def test_the_table_is_bounded():
     served = Served(*OBJECTS)
-    table = Table(most_bytes=20_000)
+    table = PacketCache(max_bytes=20_000)
     for number in range(2000):
         packet = dns.message.make_query(
             f"web.{Z}", "A", options=[dns.edns.GenericOption(10, b"%08d" % number)]
         ).to_wire()
-        table.keep(packet[2:], served.desk.handle(packet, "udp").compiled, [0])
-        assert sum(len(key) + len(kept.tail) for key, kept in table.held.items()) < 20_000
+        table.store(packet[2:], served.dispatcher.handle(packet, "udp").response, [0])
+        assert sum(len(key) + len(kept.tail) for key, kept in table.entries.items()) < 20_000
     for number in range(2000):
-        table.keep_unknown(b"%d" % number, b"tail", [0])
-    assert len(table.held) < 100
-    table.keep_unknown(b"again", b"tail", [0])
-    table.keep_unknown(b"again", b"tail", [0])
-    assert b"again" in table.held
+        table.store_negative(b"%d" % number, b"tail", [0])
+    assert len(table.entries) < 100
+    table.store_negative(b"again", b"tail", [0])
+    table.store_negative(b"again", b"tail", [0])
+    assert b"again" in table.entries
 
 
 def test_answers_of_others_are_cut_to_what_the_client_takes():
-    query = wire.read(dns.message.make_query("example.org", "TXT", use_edns=False).to_wire())
+    query = parse_query(dns.message.make_query("example.org", "TXT", use_edns=False).to_wire())
     long = dns.message.make_response(dns.message.from_wire(query.packet)).to_wire() + bytes(600)
-    short = dns.message.from_wire(cut(long, query, limit(query, "udp")))
+    short = dns.message.from_wire(truncate(long, query, max_response_size(query, "udp")))
     assert short.flags & dns.flags.TC
     assert not short.answer
-    assert cut(long, query, limit(query, "tcp")) == long
+    assert truncate(long, query, max_response_size(query, "tcp")) == long

@@ -4,15 +4,20 @@ import dns.message
 import pytest
 from tests.dns.cluster import OBJECTS, Served
 
-from narthex.dns.corefile.settings import Autopath
-from narthex.dns.dispatcher import Ask, Block, Desk, Made
-from narthex.dns.interfaces import Client
+from narthex.dns.corefile.settings import AutopathSettings
 from narthex.dns.message import names, wire
-from narthex.dns.message.response import made
-from narthex.dns.plugins.autopath import search_list, steps
-from narthex.dns.program.autopath import AutopathResolver, listed
-from narthex.dns.program.elsewhere import Elsewhere
-from narthex.dns.server.tally import Tally
+from narthex.dns.message.query import DnsClient
+from narthex.dns.message.response import local_response
+from narthex.dns.plugins.autopath import AutopathPlugin, pod_search_path, search_candidates
+from narthex.dns.server.counters import AnswerCounter
+from narthex.dns.server.dispatcher import (
+    BlockPlugins,
+    Dispatcher,
+    LocalAnswer,
+    PendingQuery,
+    Recursion,
+)
+from narthex.dns.server.resolv_conf import autopath_search_list
 from narthex.model.objects import Pod
 
 pytestmark = pytest.mark.row("S18")
@@ -31,16 +36,16 @@ class Outside:
     def __init__(self):
         self.asked = []
 
-    def ask(self, query, client, reply, now):
+    def resolve(self, query, client, reply, now):
         name = names.text(query.name)
         self.asked.append(name)
         assert client.address and now == 7.0
         if name == "known.example.":
-            reply(made(query, wire.NOERROR, [(wire.A, 60, b"\1\2\3\4")] if query.qtype == wire.A else []))
+            reply(local_response(query, wire.NOERROR, [(wire.A, 60, b"\1\2\3\4")] if query.qtype == wire.A else []))
         elif name == "broken.":
-            reply(made(query, wire.SERVFAIL))
+            reply(local_response(query, wire.SERVFAIL))
         else:
-            reply(made(query, wire.NXDOMAIN))
+            reply(local_response(query, wire.NXDOMAIN))
 
 
 class Walker(Served):
@@ -48,21 +53,21 @@ class Walker(Served):
 
     def __init__(self, search=("node.example.",), path="", pods="verified"):
         super().__init__(*OBJECTS, *HOSTS, pods=pods, fallthrough=("in-addr.arpa.",))
-        self.outside = Outside()
-        cluster = self.desk._by_zone[names.wire("cluster.local")][0].cluster
+        self.external = Outside()
+        cluster = self.dispatcher._by_zone[names.wire("cluster.local")][0].kubernetes
         self.walked = []
-        given = Autopath(zones=(".",), path=path)
-        searcher = AutopathResolver(given, cluster, self.outside, search, lambda: self.walked.append(1))
-        self.desk = Desk([Block((".",), cluster, self.outside, searcher)])
+        given = AutopathSettings(zones=(".",), path=path)
+        searcher = AutopathPlugin(given, cluster, self.external, search, lambda: self.walked.append(1))
+        self.dispatcher = Dispatcher([BlockPlugins((".",), cluster, self.external, searcher)])
 
     def walk(self, name, type_="A", client=POD):
         query = dns.message.make_query(name, type_)
-        handled = self.desk.handle(query.to_wire(), "udp")
-        if isinstance(handled, Made):
-            return dns.message.from_wire(query.to_wire()[:2] + handled.compiled.tail), False
-        assert isinstance(handled, Ask)
+        handled = self.dispatcher.handle(query.to_wire(), "udp")
+        if isinstance(handled, LocalAnswer):
+            return dns.message.from_wire(query.to_wire()[:2] + handled.response.tail), False
+        assert isinstance(handled, PendingQuery)
         told = []
-        handled.resolver.ask(handled.query, Client(client), told.append, 7.0)
+        handled.resolver.resolve(handled.query, DnsClient(client), told.append, 7.0)
         (data,) = told
         message = dns.message.from_wire(data)
         assert message.id == query.id and message.question == query.question
@@ -75,14 +80,14 @@ def lines(message):
 
 def test_steps():
     zone = names.wire("cluster.local")
-    search = search_list(names.wire("shop")[:-1], zone, [names.wire("node.example")])
+    search = pod_search_path(names.wire("shop")[:-1], zone, [names.wire("node.example")])
     assert [names.text(each) for each in search] == [
         "shop.svc.cluster.local.",
         "svc.cluster.local.",
         "cluster.local.",
         "node.example.",
     ]
-    tried = steps(names.wire("a.b.shop.svc.cluster.local"), search)
+    tried = search_candidates(names.wire("a.b.shop.svc.cluster.local"), search)
     assert [names.text(each) for each in tried] == [
         "a.b.svc.cluster.local.",
         "a.b.cluster.local.",
@@ -90,9 +95,9 @@ def test_steps():
         "a.b.",
     ]
     for name in ("shop.svc.cluster.local", "a.other.svc.cluster.local", "xshop.svc.cluster.local"):
-        assert steps(names.wire(name), search) == ()
+        assert search_candidates(names.wire(name), search) == ()
     long = names.wire(".".join(["a" * 60] * 3 + ["b" * 40]))
-    assert all(len(each) <= 255 for each in steps(long[:-1] + search[0], (*search[:1], long)))
+    assert all(len(each) <= 255 for each in search_candidates(long[:-1] + search[0], (*search[:1], long)))
 
 
 @pytest.mark.parametrize(
@@ -123,20 +128,20 @@ def test_when_nothing_exists_the_answer_is_the_usual_one():
     walker = Walker()
     message, asked = walker.walk("nope.example.shop.svc.cluster.local")
     assert asked and message.rcode() == 3 and message.authority and not message.answer
-    assert walker.outside.asked == ["nope.example.node.example.", "nope.example."] and not walker.walked
+    assert walker.external.asked == ["nope.example.node.example.", "nope.example."] and not walker.walked
 
 
 def test_a_failure_ends_the_walk():
     walker = Walker(search=())
     message, _ = walker.walk("broken.shop.svc.cluster.local")
-    assert message.rcode() == 3 and walker.outside.asked == ["broken."]
+    assert message.rcode() == 3 and walker.external.asked == ["broken."]
 
 
 @pytest.mark.parametrize("client", ["10.64.9.9", "10.64.1.50", SHARED, "fd00::9"])
 def test_clients_that_are_no_known_pod_get_the_usual_answer(client):
     walker = Walker()
     message, _ = walker.walk("kube-dns.kube-system.shop.svc.cluster.local", client=client)
-    assert message.rcode() == 3 and not walker.outside.asked
+    assert message.rcode() == 3 and not walker.external.asked
 
 
 def test_another_namespaces_names_are_left_alone():
@@ -157,12 +162,12 @@ def test_only_addresses_are_searched_for(type_):
 def test_who_may_not_ask_others_hears_that_there_is_no_such_name():
     walker = Walker()
     query = dns.message.make_query("known.example.shop.svc.cluster.local", "A")
-    ask = walker.desk.handle(query.to_wire(), "udp")
-    assert isinstance(ask, Ask)
-    tally, told = Tally(lambda: None), []
-    Elsewhere(("192.0.2.0/24",), tally, lambda: 7.0)(ask, Client(POD), told.append)
+    ask = walker.dispatcher.handle(query.to_wire(), "udp")
+    assert isinstance(ask, PendingQuery)
+    tally, told = AnswerCounter(lambda: None), []
+    Recursion(("192.0.2.0/24",), tally, lambda: 7.0).resolve(ask, DnsClient(POD), told.append)
     (said,) = map(dns.message.from_wire, told)
-    assert said.id == query.id and said.rcode() == 3 and said.authority and not walker.outside.asked
+    assert said.id == query.id and said.rcode() == 3 and said.authority and not walker.external.asked
     assert tally.take().answers == {("udp", 1, ".", "A", "NXDOMAIN", "kubernetes"): 1}
 
 
@@ -175,10 +180,14 @@ def test_a_list_out_of_a_file(tmp_path):
     path = tmp_path / "resolv.conf"
     path.write_text("search corp.cluster.local svc.cluster.local\n")
     said = []
-    assert listed(Autopath(zones=(".",), path=str(path)), said.append) == ("corp.cluster.local.", "svc.cluster.local.")
+    assert autopath_search_list(AutopathSettings(zones=(".",), path=str(path)), said.append) == (
+        "corp.cluster.local.",
+        "svc.cluster.local.",
+    )
     walker = Walker(search=("corp.cluster.local.", "svc.cluster.local."), path=str(path))
     message, _ = walker.walk("web.shop.corp.cluster.local", client="203.0.113.1")
     assert lines(message)[1].endswith("A 10.110.0.1")
     assert (
-        listed(Autopath(zones=(".",), path=str(tmp_path / "none")), said.append) == () and "cannot be read" in said[0]
+        autopath_search_list(AutopathSettings(zones=(".",), path=str(tmp_path / "none")), said.append) == ()
+        and "cannot be read" in said[0]
     )

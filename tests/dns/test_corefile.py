@@ -4,31 +4,31 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.dns import corefile_text
 
-from narthex.dns.corefile import print as corefile_print
+from narthex.dns.corefile.directive import reverse_zones
 from narthex.dns.corefile.parse import CorefileError, parse
 from narthex.dns.corefile.settings import (
-    Bind,
-    Cache,
-    Consolidate,
-    External,
-    Forward,
-    Health,
-    HealthCheck,
-    Hosts,
-    Kept,
-    Kubernetes,
-    Listen,
-    LoadBalance,
-    Log,
-    Position,
-    Prefetch,
-    Reload,
-    Stale,
-    Tls,
+    BindSettings,
+    CacheBounds,
+    CacheSettings,
+    ConsolidateRule,
+    CorefilePosition,
+    ForwardSettings,
+    HealthCheckSettings,
+    HealthSettings,
+    HostsSettings,
+    HttpEndpoint,
+    K8sExternalSettings,
+    KubernetesSettings,
+    LoadBalanceSettings,
+    LogSettings,
+    PrefetchSettings,
+    ReloadSettings,
+    ServeStaleSettings,
     Upstream,
+    UpstreamTlsSettings,
 )
-from narthex.dns.corefile.values import reverse_zones
 from narthex.model import selector
 
 FILES = Path(__file__).parent / "corefiles"
@@ -40,7 +40,7 @@ def read(name):
 
 
 def placeless(blocks):
-    return [msgspec.structs.replace(block, where=Position("", 0)) for block in blocks]
+    return [msgspec.structs.replace(block, where=CorefilePosition("", 0)) for block in blocks]
 
 
 def faults(text, **how):
@@ -54,30 +54,36 @@ def faults(text, **how):
 def test_corefiles_in_the_wild_are_read_and_printed(name):
     corefile = read(name)
     assert corefile.blocks
-    printed = corefile_print.text(corefile.blocks)
+    printed = corefile_text.text(corefile.blocks)
     assert placeless(parse(printed).blocks) == placeless(corefile.blocks)
 
 
 def test_kubeadm():
     (block,) = read("kubeadm").blocks
-    assert (block.zones, block.port, block.where) == ((".",), 53, Position("kubeadm", 2))
-    assert block.health == Health(listen=Listen("", 8080), lameduck=5.0)
-    assert block.kubernetes == Kubernetes(
+    assert (block.zones, block.port, block.where) == ((".",), 53, CorefilePosition("kubeadm", 2))
+    assert block.health == HealthSettings(listen=HttpEndpoint("", 8080), lameduck=5.0)
+    assert block.kubernetes == KubernetesSettings(
         zones=("cluster.local.", "in-addr.arpa.", "ip6.arpa."),
         pods="insecure",
         fallthrough=("in-addr.arpa.", "ip6.arpa."),
         ttl=30,
     )
-    assert block.forwards == (Forward(zone=".", to=("/etc/resolv.conf",), max_concurrent=1000),)
-    assert block.cache == Cache(
+    assert block.forwards == (ForwardSettings(zone=".", to=("/etc/resolv.conf",), max_concurrent=1000),)
+    assert block.cache == CacheSettings(
         zones=(".",),
-        success=Kept(longest=30),
-        denial=Kept(longest=30),
+        success=CacheBounds(max_ttl=30),
+        denial=CacheBounds(max_ttl=30),
         no_success=("cluster.local.",),
         no_denial=("cluster.local.",),
     )
-    assert block.loop and block.reload == Reload(interval=30.0, jitter=15.0) and block.loadbalance == LoadBalance()
-    assert block.ready is not None and block.prometheus is not None and block.prometheus.listen == Listen("", 9153)
+    assert (
+        block.loop
+        and block.reload == ReloadSettings(interval=30.0, jitter=15.0)
+        and block.loadbalance == LoadBalanceSettings()
+    )
+    assert (
+        block.ready is not None and block.prometheus is not None and block.prometheus.listen == HttpEndpoint("", 9153)
+    )
 
 
 def test_options_without_effect_are_told():
@@ -93,25 +99,25 @@ def test_stub_domains():
     assert corp.zones == ("corp.example.", "20.10.in-addr.arpa.", "21.10.in-addr.arpa.", "22.10.in-addr.arpa.",
                           "23.10.in-addr.arpa.")  # fmt: skip
     assert corp.errors is not None
-    assert corp.errors.consolidate == (Consolidate(every=300.0, pattern=".* i/o timeout$", level="warning"),)
+    assert corp.errors.consolidate == (ConsolidateRule(interval=300.0, pattern=".* i/o timeout$", level="warning"),)
     (forward,) = corp.forwards
     assert forward.to == (Upstream("10.0.0.10"), Upstream("10.0.0.11", 1053), Upstream("2001:db8::35"))
     assert forward.policy == "round_robin" and forward.max_fails == 3 and forward.expire == 20.0
-    assert forward.health_check == HealthCheck(every=2.0, recursion=False, domain="corp.example.")
-    assert corp.cache == Cache(
+    assert forward.health_check == HealthCheckSettings(interval=2.0, recursion=False, domain="corp.example.")
+    assert corp.cache == CacheSettings(
         zones=("corp.example.",),
-        success=Kept(capacity=5000, longest=3600, least=10),
-        denial=Kept(capacity=2500, longest=60),
-        prefetch=Prefetch(amount=10, window=60.0, percent=20),
-        stale=Stale(longest=7200.0, mode="verified"),
+        success=CacheBounds(capacity=5000, max_ttl=3600, min_ttl=10),
+        denial=CacheBounds(capacity=2500, max_ttl=60),
+        prefetch=PrefetchSettings(amount=10, window=60.0, percent=20),
+        stale=ServeStaleSettings(max_stale=7200.0, mode="verified"),
         servfail=2.0,
     )
     assert quad.forwards[0].to == (Upstream("9.9.9.9", 853, "tls"),)
-    assert quad.forwards[0].tls == Tls(server_name="dns.quad9.net")
+    assert quad.forwards[0].tls == UpstreamTlsSettings(server_name="dns.quad9.net")
     lab, other = rest.forwards
     assert lab.next_on == (3, 2) and lab.zone == "lab.example."
     assert other.failover_on == (2, 5) and other.force_tcp and other.excluded == ("lab.example.", "internal.")
-    assert rest.hosts == Hosts(
+    assert rest.hosts == HostsSettings(
         zones=(".",),
         inline=("10.1.2.3 gateway.example gw", "fd00::3 gateway.example"),
         reverse=False,
@@ -121,15 +127,15 @@ def test_stub_domains():
 
 def test_node_local():
     cluster, reverse, rest = read("nodelocal").blocks
-    assert cluster.bind == Bind(to=("169.254.20.10", "10.96.0.10"))
-    assert cluster.health == Health(listen=Listen("169.254.20.10", 8080))
+    assert cluster.bind == BindSettings(to=("169.254.20.10", "10.96.0.10"))
+    assert cluster.health == HealthSettings(listen=HttpEndpoint("169.254.20.10", 8080))
     assert cluster.forwards[0].force_tcp
     assert reverse.zones == ("in-addr.arpa.", "ip6.arpa.") and rest.zones == (".",)
 
 
 def test_all_options_of_the_cluster():
     (block,) = read("external").blocks
-    assert block.kubernetes == Kubernetes(
+    assert block.kubernetes == KubernetesSettings(
         zones=("cluster.local.", "10.in-addr.arpa."),
         kubeconfig="/etc/narthex/kubeconfig",
         namespaces=("shop", "billing"),
@@ -141,9 +147,11 @@ def test_all_options_of_the_cluster():
         startup_timeout=10.0,
         fallthrough=(".",),
     )
-    assert block.external == External(zones=("example.org.",), apex="ns", ttl=60, headless=True)
-    assert block.log == (Log(),) and block.debug
-    assert block.reload == Reload(interval=10.0, jitter=5.0) and block.loadbalance == LoadBalance(limit=8)
+    assert block.external == K8sExternalSettings(zones=("example.org.",), apex="ns", ttl=60, headless=True)
+    assert block.log == (LogSettings(),) and block.debug
+    assert block.reload == ReloadSettings(interval=10.0, jitter=5.0) and block.loadbalance == LoadBalanceSettings(
+        limit=8
+    )
 
 
 def test_one_block_for_each_port():
@@ -192,7 +200,7 @@ on two lines$"
         parse(text.strip(), environment=environment | {"ZONE": "a b"})
     (block,) = parse(text.strip(), environment=environment).blocks
     assert block.log[0].format == '{a} " b # c'
-    assert block.health.listen == Listen("", 81)
+    assert block.health.listen == HttpEndpoint("", 81)
     assert block.hosts.path == "/x/y" and block.hosts.zones == ("example.org.",)
     assert block.hosts.inline == ("1.2.3.4 {",), "what a variable holds is never syntax"
     assert block.errors.consolidate[0].pattern == "^fails\non two lines$"
@@ -210,7 +218,7 @@ on two lines$"
 )
 def test_ways_to_write_the_same(text):
     (block,) = parse(text).blocks
-    assert block.errors is not None and block.cache.denial == Kept(capacity=1000, longest=30)
+    assert block.errors is not None and block.cache.denial == CacheBounds(capacity=1000, max_ttl=30)
 
 
 def test_keys_go_on_behind_a_comma():
@@ -232,7 +240,7 @@ def test_imports():
     corefile = parse(text, "/etc/dns/Corefile", load=lambda pattern: files[pattern])
     root, other = corefile.blocks
     assert root.errors and root.loop and other.errors is not None
-    assert other.where == Position("/etc/dns/custom/x.server", 1)
+    assert other.where == CorefilePosition("/etc/dns/custom/x.server", 1)
     assert corefile.imported == tuple(
         f"/etc/dns/{name}" for name in ("custom/*.override", "none*", "custom/*.server", "custom/more")
     )
@@ -279,7 +287,7 @@ c.example a.example {
         lameduck soon
 """
     expected = [
-        ("1", "servers speak dns:// only"),
+        ("1", "only dns:// is supported"),
         ("2", "unknown plugin 'whatever'; known are autopath, bind,"),
         ("5", "cache: zone 'x@y' is neither"),
         ("6", "cache: success: 'many' is not a whole number"),
@@ -339,8 +347,8 @@ c.example a.example {
         ("autopath @etcd", "known is @kubernetes"),
         ("hosts {\n gateway 1.2.3.4\n}", "is neither an option"),
         ("hosts {\n 1.2.3.4\n}", "nor an address with names"),
-        ("health nowhere", "is not a place to listen on"),
-        ("health :0", "is not a place to listen on"),
+        ("health nowhere", "is not an address to listen on"),
+        ("health :0", "is not an address to listen on"),
         ("ready {\n monitor always\n}", "known are until-ready and continuously"),
         ("prometheus {\n tls x\n}", "speaks plain HTTP"),
         ("loop now", "takes no argument"),

@@ -4,9 +4,9 @@ import dns.message
 import pytest
 from tests.dns.cluster import OBJECTS, Served
 
-from narthex.dns.corefile.settings import External
-from narthex.dns.dispatcher import Block, Desk, Made
-from narthex.dns.plugins.external import ExternalZone
+from narthex.dns.corefile.settings import K8sExternalSettings
+from narthex.dns.plugins.k8s_external import K8sExternalPlugin
+from narthex.dns.server.dispatcher import BlockPlugins, Dispatcher, LocalAnswer
 from narthex.model.objects import ServicePort
 from narthex.model.store import Upsert
 from narthex.testing.build import endpoint, endpoint_slice, service
@@ -31,15 +31,17 @@ MORE = (
 class Outward(Served):
     def __init__(self, synced=True, zone="example.org.", **settings):
         super().__init__(*OBJECTS, *MORE, synced=synced)
-        cluster = next(iter(self.desk._by_zone.values()))[0].cluster
-        external = ExternalZone(External(zones=(zone,), **settings), self.zone, ("10.20.0.11", "fd20::11"))
-        self.desk = Desk([Block((".",), cluster, None, None, external)])
+        cluster = next(iter(self.dispatcher._by_zone.values()))[0].kubernetes
+        external = K8sExternalPlugin(
+            K8sExternalSettings(zones=(zone,), **settings), self.zone, ("10.20.0.11", "fd20::11")
+        )
+        self.dispatcher = Dispatcher([BlockPlugins((".",), cluster, None, None, external)])
 
     def ask(self, name, type_="A", **options):
         query = dns.message.make_query(name, type_, **options)
-        made = self.desk.handle(query.to_wire(), "tcp")
-        assert isinstance(made, Made)
-        message = dns.message.from_wire(query.to_wire()[:2] + made.compiled.tail)
+        made = self.dispatcher.handle(query.to_wire(), "tcp")
+        assert isinstance(made, LocalAnswer)
+        message = dns.message.from_wire(query.to_wire()[:2] + made.response.tail)
         self.plugin = made.labels.plugin
         return message
 

@@ -6,8 +6,9 @@ import dns.rrset
 import pytest
 from tests.dns.cluster import OBJECTS, Served, code, texts
 
-from narthex.dns.message import names, wire
-from narthex.dns.zone.external_name import asked_for, joined
+from narthex.dns.message import names
+from narthex.dns.message.query import parse_query
+from narthex.dns.plugins.kubernetes import external_query, join_external
 
 NAME = "OutSide.shop.svc.cluster.local"
 
@@ -15,25 +16,25 @@ NAME = "OutSide.shop.svc.cluster.local"
 @pytest.fixture(scope="module")
 def ask():
     served = Served(*OBJECTS, resolver=object())
-    return served.desk.handle(dns.message.make_query(NAME, "A", id=99, use_edns=0, payload=1232).to_wire(), "udp")
+    return served.dispatcher.handle(dns.message.make_query(NAME, "A", id=99, use_edns=0, payload=1232).to_wire(), "udp")
 
 
 def upstream(ask, rcode=0, records=(), edit=lambda message: message):
     """What a server says that was asked for the end."""
-    asked = dns.message.from_wire(asked_for(ask.query, ask.outside).packet)
+    asked = dns.message.from_wire(external_query(ask.query, ask.external).packet)
     said = dns.message.make_response(asked)
     said.set_rcode(rcode)
     for owner, ttl, type_, data in records:
         said.answer.append(dns.rrset.from_text(owner, ttl, "IN", type_, data))
-    return dns.message.from_wire(joined(ask.query, ask.outside, edit(said.to_wire()), 1232))
+    return dns.message.from_wire(join_external(ask.query, ask.external, edit(said.to_wire()), 1232))
 
 
 def test_the_end_is_asked_for_with_the_clients_id_and_options(ask):
-    asked = asked_for(ask.query, ask.outside)
+    asked = external_query(ask.query, ask.external)
     said = dns.message.from_wire(asked.packet)
     assert (said.id, str(said.question[0].name), said.payload) == (99, "www.example.org.", 1232)
     assert asked.packet[12 : asked.question_end] == names.wire("www.example.org") + b"\0\1\0\1"
-    assert wire.read(asked.packet) == asked
+    assert parse_query(asked.packet) == asked
 
 
 def test_the_answer_is_whole_and_keeps_the_others_ttl(ask):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from narthex.dns.corefile.settings import Forward, Upstream
-from narthex.dns.plugins.forward import Ask, Done, Fail, Pass, Pool, Send
+from narthex.dns.corefile.settings import ForwardSettings, Upstream
+from narthex.dns.plugins.forward import ForwardedQuery, GiveUp, NextForward, QueryUpstream, UpstreamPool, UseResponse
 
 A, B, C = (Upstream(f"192.0.2.{number}") for number in (1, 2, 3))
 TLS = Upstream("192.0.2.9", 853, "tls")
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.row("S7")
 
 
 def pool(*upstreams, draw=lambda count: count - 1, **settings):
-    return Pool(Forward(zone=".", to=upstreams, **{"policy": "sequential"} | settings), upstreams, draw)
+    return UpstreamPool(ForwardSettings(zone=".", to=upstreams, **{"policy": "sequential"} | settings), upstreams, draw)
 
 
 def take_down(servers, upstream, times=2):
@@ -40,41 +40,41 @@ class TestOrder:
 
 def test_the_first_answer_counts():
     servers = pool(A, B)
-    ask = Ask(servers, "udp")
-    assert ask.begin(10.0) == Send(A, "udp", 12.0)
+    ask = ForwardedQuery(servers, "udp")
+    assert ask.begin(10.0) == QueryUpstream(A, "udp", 12.0)
     assert servers.in_flight == 1
-    assert ask.answered(3, False, 10.1) == Done()
+    assert ask.answered(3, False, 10.1) == UseResponse()
     assert servers.in_flight == 0
 
 
 def test_the_next_one_after_an_error():
-    ask = Ask(pool(A, B), "tcp")
-    assert ask.begin(0.0) == Send(A, "tcp", 2.0)
-    assert ask.failed("refused", 0.1) == Send(B, "tcp", 2.1)
-    assert ask.answered(0, False, 0.2) == Done()
+    ask = ForwardedQuery(pool(A, B), "tcp")
+    assert ask.begin(0.0) == QueryUpstream(A, "tcp", 2.0)
+    assert ask.failed("refused", 0.1) == QueryUpstream(B, "tcp", 2.1)
+    assert ask.answered(0, False, 0.2) == UseResponse()
 
 
 def test_every_one_gets_two_chances_within_five_seconds():
     servers = pool(A, B)
-    ask = Ask(servers, "udp")
+    ask = ForwardedQuery(servers, "udp")
     sent = [ask.begin(0.0), *(ask.failed("refused", 0.1 * number) for number in range(3))]
     assert [each.upstream for each in sent] == [A, B, A, B]
-    assert ask.failed("refused", 0.5) == Fail(2, "refused")
+    assert ask.failed("refused", 0.5) == GiveUp(2, "refused")
     assert servers.in_flight == 0
 
-    ask = Ask(pool(A), "udp")
+    ask = ForwardedQuery(pool(A), "udp")
     assert ask.begin(0.0).deadline == 2.0
-    assert ask.failed("late", 4.5) == Send(A, "udp", 5.0), "no attempt goes on beyond the end"
-    assert ask.failed("late", 5.0) == Fail(2, "late")
+    assert ask.failed("late", 4.5) == QueryUpstream(A, "udp", 5.0), "no attempt goes on beyond the end"
+    assert ask.failed("late", 5.0) == GiveUp(2, "late")
 
 
 def test_one_that_is_down_is_passed_over_until_a_check_goes_well():
     servers = pool(A, B)
     take_down(servers, A)
     assert servers.down(A) and not servers.failed(A), "it is being checked already"
-    assert Ask(servers, "udp").begin(0.0).upstream == B
+    assert ForwardedQuery(servers, "udp").begin(0.0).upstream == B
     assert not servers.checked(A, True)
-    assert not servers.down(A) and Ask(servers, "udp").begin(0.0).upstream == A
+    assert not servers.down(A) and ForwardedQuery(servers, "udp").begin(0.0).upstream == A
     assert servers.failed(A), "checks begin anew"
 
 
@@ -90,27 +90,27 @@ def test_all_down_means_any_once():
     servers = pool(A, B, draw=lambda count: count - 1)
     take_down(servers, A)
     take_down(servers, B)
-    ask = Ask(servers, "udp")
-    assert ask.begin(0.0) == Send(B, "udp", 2.0)
-    assert ask.failed("refused", 0.1) == Fail(2, "refused")
+    ask = ForwardedQuery(servers, "udp")
+    assert ask.begin(0.0) == QueryUpstream(B, "udp", 2.0)
+    assert ask.failed("refused", 0.1) == GiveUp(2, "refused")
     assert (servers.take_broken(), servers.take_broken()) == (1, 0)
     servers = pool(A, fail_fast=True)
     take_down(servers, A)
-    assert Ask(servers, "udp").begin(0.0) == Fail(2, "all upstreams are down") and servers.in_flight == 0
+    assert ForwardedQuery(servers, "udp").begin(0.0) == GiveUp(2, "all upstreams are down") and servers.in_flight == 0
 
 
 def test_no_upstream_at_all():
-    assert Ask(pool(), "udp").begin(0.0) == Fail(2, "there is no upstream")
+    assert ForwardedQuery(pool(), "udp").begin(0.0) == GiveUp(2, "there is no upstream")
 
 
 def test_max_concurrent():
     servers = pool(A, max_concurrent=2)
-    asks = [Ask(servers, "udp") for _ in range(3)]
-    assert [type(ask.begin(0.0)) for ask in asks] == [Send, Send, Fail]
+    asks = [ForwardedQuery(servers, "udp") for _ in range(3)]
+    assert [type(ask.begin(0.0)) for ask in asks] == [QueryUpstream, QueryUpstream, GiveUp]
     assert servers.take_rejected() == 1 and servers.in_flight == 2
     asks[0].answered(0, False, 0.1)
-    assert isinstance(Ask(servers, "udp").begin(0.2), Send)
-    rejected = Ask(servers, "udp").begin(0.2)
+    assert isinstance(ForwardedQuery(servers, "udp").begin(0.2), QueryUpstream)
+    rejected = ForwardedQuery(servers, "udp").begin(0.2)
     assert (rejected.rcode, servers.in_flight) == (5, 2)
 
 
@@ -125,44 +125,44 @@ def test_max_concurrent():
     ],
 )
 def test_transports(settings, transport, via):
-    assert Ask(pool(A, **settings), transport).begin(0.0).via == via
-    assert Ask(pool(TLS, **settings), transport).begin(0.0).via == "tcp"
+    assert ForwardedQuery(pool(A, **settings), transport).begin(0.0).via == via
+    assert ForwardedQuery(pool(TLS, **settings), transport).begin(0.0).via == "tcp"
 
 
 def test_a_truncated_answer_stays_one_unless_udp_was_our_choice():
-    ask = Ask(pool(A), "udp")
+    ask = ForwardedQuery(pool(A), "udp")
     ask.begin(0.0)
-    assert ask.answered(0, True, 0.1) == Done()
-    ask = Ask(pool(A, B, prefer_udp=True), "tcp")
+    assert ask.answered(0, True, 0.1) == UseResponse()
+    ask = ForwardedQuery(pool(A, B, prefer_udp=True), "tcp")
     ask.begin(0.0)
-    assert ask.answered(0, True, 0.1) == Send(A, "tcp", 2.1)
-    assert ask.answered(0, True, 0.2) == Done()
+    assert ask.answered(0, True, 0.1) == QueryUpstream(A, "tcp", 2.1)
+    assert ask.answered(0, True, 0.2) == UseResponse()
 
 
 def test_failover():
-    ask = Ask(pool(A, B, C, failover_on=(2, 5)), "udp")
+    ask = ForwardedQuery(pool(A, B, C, failover_on=(2, 5)), "udp")
     ask.begin(0.0)
     assert ask.answered(2, False, 0.1).upstream == B
     assert ask.answered(5, False, 0.2).upstream == C
-    assert ask.answered(2, False, 0.3) == Done(), "the last one's answer is the answer"
-    ask = Ask(pool(A, B, failover_on=(2,)), "udp")
+    assert ask.answered(2, False, 0.3) == UseResponse(), "the last one's answer is the answer"
+    ask = ForwardedQuery(pool(A, B, failover_on=(2,)), "udp")
     ask.begin(0.0)
     assert ask.answered(2, False, 0.1).upstream == B
     assert ask.failed("refused", 0.2).upstream == B, "who has refused is not asked again"
 
 
 def test_next():
-    ask = Ask(pool(A, next_on=(3,)), "udp")
+    ask = ForwardedQuery(pool(A, next_on=(3,)), "udp")
     ask.begin(0.0)
-    assert ask.answered(3, False, 0.1) == Pass()
+    assert ask.answered(3, False, 0.1) == NextForward()
 
 
 def test_loops():
     servers = pool(A, B)
-    assert (servers.loops(A), servers.loops(A)) == (True, False)
-    assert servers.down(A) and Ask(servers, "udp").begin(0.0).upstream == B
-    servers.loops(B)
-    assert Ask(servers, "udp").begin(0.0) == Fail(2, "all upstreams are down"), "not even as a last chance"
+    assert (servers.mark_looping(A), servers.mark_looping(A)) == (True, False)
+    assert servers.down(A) and ForwardedQuery(servers, "udp").begin(0.0).upstream == B
+    servers.mark_looping(B)
+    assert ForwardedQuery(servers, "udp").begin(0.0) == GiveUp(2, "all upstreams are down"), "not even as a last chance"
 
 
 def test_other_upstreams():
@@ -177,7 +177,7 @@ def test_other_upstreams():
 
 
 def test_misuse_is_told():
-    ask = Ask(pool(A), "udp")
+    ask = ForwardedQuery(pool(A), "udp")
     with pytest.raises(RuntimeError):
         ask.answered(0, False, 0.0)
     ask.begin(0.0)

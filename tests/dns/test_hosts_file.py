@@ -3,9 +3,9 @@
 import dns.message
 import pytest
 
-from narthex.dns.corefile.settings import Hosts as Settings
-from narthex.dns.message import wire
-from narthex.dns.plugins.hosts_file import Hosts, parse
+from narthex.dns.corefile.settings import HostsSettings
+from narthex.dns.message.query import parse_query
+from narthex.dns.plugins.hosts import HostsPlugin, parse_hosts
 
 FILE = """
 127.0.0.1 localhost loopback # here
@@ -21,13 +21,13 @@ nonsense line
 
 
 def hosts(inline=("10.0.0.1 router.example gateway.example",), **settings):
-    made = Hosts(Settings(zones=("example.", "."), inline=inline, **settings))
+    made = HostsPlugin(HostsSettings(zones=("example.", "."), inline=inline, **settings))
     made.load(FILE.splitlines())
     return made
 
 
 def ask(served, name, qtype="A"):
-    answer = served.answer(wire.read(dns.message.make_query(name, qtype).to_wire()))
+    answer = served.answer(parse_query(dns.message.make_query(name, qtype).to_wire()))
     if answer is None:
         return None
     message = dns.message.from_wire(answer)
@@ -61,7 +61,7 @@ def test_names():
 def test_the_corefiles_own_lines_win_and_stay():
     served = hosts()
     assert ask(served, "gateway.example") == (0, ["10.0.0.1"])
-    assert len(served) == len(parse(FILE.splitlines())) + 4
+    assert len(served) == len(parse_hosts(FILE.splitlines())) + 4
     served.load(())
     assert ask(served, "router.example") == (0, ["10.0.0.1"]) and ask(served, "gw") == (2, [])
 
@@ -80,11 +80,11 @@ def test_fallthrough(through, name, falls):
 
 
 def test_zones():
-    served = Hosts(Settings(zones=("example.",)))
+    served = HostsPlugin(HostsSettings(zones=("example.",)))
     served.load(FILE.splitlines())
     assert ask(served, "gw") is None and ask(served, "gateway.example") is not None
 
 
 def test_ttl():
-    answer = hosts(ttl=60).answer(wire.read(dns.message.make_query("gw", "A").to_wire()))
+    answer = hosts(ttl=60).answer(parse_query(dns.message.make_query("gw", "A").to_wire()))
     assert dns.message.from_wire(answer).answer[0].ttl == 60

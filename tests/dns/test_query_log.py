@@ -2,13 +2,13 @@
 
 import pytest
 
-from narthex.dns.corefile.settings import Log
-from narthex.dns.interfaces import Client
+from narthex.dns.corefile.settings import LogSettings
 from narthex.dns.message import wire
 from narthex.dns.message.names import wire as name_of
-from narthex.dns.plugins.query_log import QueryLog, line
+from narthex.dns.message.query import DnsClient, parse_query
+from narthex.dns.plugins.log import QueryLog, format_line
 
-CLIENT = Client("10.64.1.9", "udp")
+CLIENT = DnsClient("10.64.1.9", "udp")
 
 
 def question(name="Web.shop.svc.cluster.local", qtype=1, edns=b"", qclass=1):
@@ -25,7 +25,7 @@ def answer(code=0, answers=1, flags=wire.QR | wire.AA | wire.RD):
 
 
 def said(*, packet=None, message=None, client=CLIENT, format_="{common}"):
-    return line(format_, wire.read(packet or question()), message or answer(), client, 5353, 0.00012)
+    return format_line(format_, parse_query(packet or question()), message or answer(), client, 5353, 0.00012)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def said(*, packet=None, message=None, client=CLIENT, format_="{common}"):
             {"packet": question(qtype=28, edns=opt(1232, dnssec=True)), "message": answer(3, 0, wire.QR | wire.TC)},
             '10.64.1.9:5353 - 4567 "AAAA IN Web.shop.svc.cluster.local. udp 55 true 1232" NXDOMAIN qr,tc 12 0.000120000s',
         ),
-        ({"client": Client("fd64::9", "tcp"), "format_": "{remote}:{port} {proto} {nope} {"}, "[fd64::9]:5353 tcp {nope} {"),
+        ({"client": DnsClient("fd64::9", "tcp"), "format_": "{remote}:{port} {proto} {nope} {"}, "[fd64::9]:5353 tcp {nope} {"),
         ({"packet": question(qtype=4711, qclass=3), "format_": "{type} {class} {>opcode}"}, "TYPE4711 CH 0"),
         ({"format_": "{combined}"}, '10.64.1.9:5353 - 4567 "A IN Web.shop.svc.cluster.local. udp 44 false 512" '
          'NOERROR qr,aa,rd 12 0.000120000s "0"'),
@@ -57,12 +57,12 @@ def test_nothing_a_client_sends_is_syntax():
 @pytest.mark.parametrize(
     ("log", "written"),
     [
-        (Log(), "ok denied empty failed slow"),
-        (Log(classes=("denial",)), "denied empty"),
-        (Log(classes=("success", "error")), "ok failed slow"),
-        (Log(classes=("error",), slower_than=1.0), "failed slow"),
-        (Log(zones=("shop.svc.cluster.local.",)), "ok denied empty failed slow"),
-        (Log(zones=("other.",)), ""),
+        (LogSettings(), "ok denied empty failed slow"),
+        (LogSettings(classes=("denial",)), "denied empty"),
+        (LogSettings(classes=("success", "error")), "ok failed slow"),
+        (LogSettings(classes=("error",), min_duration=1.0), "failed slow"),
+        (LogSettings(zones=("shop.svc.cluster.local.",)), "ok denied empty failed slow"),
+        (LogSettings(zones=("other.",)), ""),
     ],
 )
 def test_which_have_one(log, written):
@@ -79,13 +79,13 @@ def test_which_have_one(log, written):
     names = []
     for name, (message, seconds) in cases.items():
         before = len(lines)
-        one.note("cluster.local.", question(), message, CLIENT, 1, seconds)
+        one.log_query("cluster.local.", question(), message, CLIENT, 1, seconds)
         names += [name] * (len(lines) - before)
-        one.note("quiet.", question(), message, CLIENT, 1, seconds)
+        one.log_query("quiet.", question(), message, CLIENT, 1, seconds)
     assert " ".join(names) == written
 
 
 def test_what_is_no_question_has_none():
     lines = []
-    QueryLog({".": (Log(),)}, lines.append).note(".", b"\0" * 12, answer(), CLIENT, 1, 0.1)
+    QueryLog({".": (LogSettings(),)}, lines.append).log_query(".", b"\0" * 12, answer(), CLIENT, 1, 0.1)
     assert lines == []

@@ -4,10 +4,10 @@ import dns.message
 import pytest
 from tests.dns.cluster import NOW, OBJECTS, Served, code, texts
 
-from narthex.dns.corefile.settings import Kubernetes
-from narthex.dns.dispatcher import Ask
-from narthex.dns.zone.changes import Recorder
-from narthex.dns.zone.records import entry
+from narthex.dns.corefile.settings import KubernetesSettings
+from narthex.dns.server.dispatcher import PendingQuery
+from narthex.dns.zone.changes import ZoneTracker
+from narthex.dns.zone.records import service_records
 from narthex.model.names import NamespacedName
 from narthex.model.objects import Namespace, Pod
 from narthex.model.selector import parse
@@ -58,8 +58,8 @@ ROWS = [
     ("D19", f"inside.{Z}", "AAAA", OK, []),
     ("D19", f"nowhere.{Z}", "A", OK, []),
     ("D20", f"number.{Z}", "A", NX, []),
-    ("D21", f"x.outside.{Z}", "A", NX, []),
-    ("D21", f"_http._tcp.outside.{Z}", "SRV", NX, []),
+    ("D21", f"x.external.{Z}", "A", NX, []),
+    ("D21", f"_http._tcp.external.{Z}", "SRV", NX, []),
     ("D21", f"outside.{Z}", "SRV", OK, []),
     ("D22", "10-64-1-10.shop.pod.cluster.local", "A", NX, []),
     ("D22", "shop.pod.cluster.local", "A", NX, []),
@@ -133,16 +133,16 @@ def test_d11_endpoints_can_have_their_pods_names():
 def test_d16_only_readiness_counts():
     """Whoever writes slices has already made the endpoints of such a Service ready."""
     slices = [endpoint_slice("shop/db", endpoint("10.64.1.1", ready=False))]
-    assert entry(service("shop/db", "None", publish_not_ready=True), slices) is None
+    assert service_records(service("shop/db", "None", publish_not_ready=True), slices) is None
 
 
 @pytest.mark.row("D17")
 def test_d17_outside_names_are_left_to_others():
     served = Served(*OBJECTS, resolver=object())
-    made = served.desk.handle(dns.message.make_query(f"outside.{Z}", "A").to_wire(), "udp")
-    assert isinstance(made, Ask)
-    assert made.outside.target == b"\x03www\x07example\x03org\0"
-    assert len(made.outside.links) == 1
+    made = served.dispatcher.handle(dns.message.make_query(f"outside.{Z}", "A").to_wire(), "udp")
+    assert isinstance(made, PendingQuery)
+    assert made.external.target == b"\x03www\x07example\x03org\0"
+    assert len(made.external.links) == 1
 
 
 @pytest.mark.row("D17")
@@ -207,8 +207,8 @@ def test_d26_each_service_of_an_endpoint():
 def test_d27_falls_through_to_others():
     served = Served(*OBJECTS, resolver=object(), fallthrough=("in-addr.arpa.",))
     for name, asked in (("9.9.9.9.in-addr.arpa", True), ("1.0.110.10.in-addr.arpa", False), ("x.cluster.local", False)):
-        made = served.desk.handle(dns.message.make_query(name, "PTR").to_wire(), "udp")
-        assert isinstance(made, Ask) == asked, name
+        made = served.dispatcher.handle(dns.message.make_query(name, "PTR").to_wire(), "udp")
+        assert isinstance(made, PendingQuery) == asked, name
 
 
 @pytest.mark.row("D28")
@@ -271,9 +271,9 @@ def test_one_change_compiles_one_service():
 
     def counted(service, slices, **options):
         made.append(service.name)
-        return entry(service, slices, **options)
+        return service_records(service, slices, **options)
 
-    store, recorder = Store(), Recorder(Kubernetes(zones=("cluster.local.",)), counted)
+    store, recorder = Store(), ZoneTracker(KubernetesSettings(zones=("cluster.local.",)), counted)
     for number in range(500):
         store.apply(Upsert(service(f"shop/s{number}", f"10.110.{number // 250}.{number % 250 + 1}")))
     store.apply(Synced())

@@ -3,7 +3,7 @@
 import pytest
 
 from narthex.dns.corefile.settings import Upstream
-from narthex.dns.resolv_conf import ResolvConf, parse, upstreams
+from narthex.dns.server.resolv_conf import ResolvConf, parse_resolv_conf, split_upstreams
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from narthex.dns.resolv_conf import ResolvConf, parse, upstreams
     ],
 )
 def test_read(text, expected):
-    assert parse(text) == expected
+    assert parse_resolv_conf(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,6 @@ def test_ndots(options, ndots):
 @pytest.mark.row("S11")
 def test_stubs_and_our_own_addresses_are_left_out():
     conf = ResolvConf(nameservers=("127.0.0.53", "10.0.0.1", "169.254.20.10", "127.0.0.54", "127.0.0.11"))
-    found, left_out = upstreams(conf, ours=("169.254.20.10",))
+    found, left_out = split_upstreams(conf, ours=("169.254.20.10",))
     assert found == (Upstream("10.0.0.1"), Upstream("127.0.0.11"))
     assert left_out == ("127.0.0.53", "169.254.20.10", "127.0.0.54")

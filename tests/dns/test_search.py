@@ -2,7 +2,12 @@
 
 import pytest
 
-from narthex.dns.search import Search, candidates, look_up, pod_search
+from narthex.dns.search_list import (
+    SearchPath,
+    candidates,
+    look_up,
+    pod_search,
+)
 from narthex.testing.build import endpoint, endpoint_slice, service, snapshot
 
 LIST = ("shop.svc.cluster.local.", "svc.cluster.local.", "cluster.local.")
@@ -21,18 +26,18 @@ DOMAIN = "cluster.local"
     ],
 )
 def test_the_order_of_names(name, ndots, asked):
-    assert list(candidates(name, Search(LIST, ndots))) == asked
+    assert list(candidates(name, SearchPath(LIST, ndots))) == asked
 
 
 def test_what_becomes_too_long_is_left_out():
     name = ".".join(["a" * 60] * 4)
-    assert candidates(name, Search(LIST)) == (f"{name}.",)
+    assert candidates(name, SearchPath(LIST)) == (f"{name}.",)
 
 
 @pytest.mark.parametrize("name", ["", "a..b", "a b", "a" * 64, "ü.de"])
 def test_what_is_no_name(name):
     with pytest.raises(ValueError, match=r"empty|blank|holds|label"):
-        candidates(name, Search(LIST))
+        candidates(name, SearchPath(LIST))
 
 
 def test_a_pod_searches_its_own_namespace_first():

@@ -1,1 +1,1 @@
-"""Names of Services and pods: which records there are, how questions are read and answers written. No I/O."""
+"""DNS server for Services and pods, compatible with CoreDNS. See README.md for the stages and the path of a query."""

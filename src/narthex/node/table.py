@@ -74,12 +74,12 @@ def _overlay(given: PartInputs) -> NodePart:
 
 
 def _dns(given: PartInputs) -> NodePart:
-    from narthex.dns.program.node_local import made
+    from narthex.dns.program.node_local import build_node_local
     from narthex.proxy.kernel.dataplanes import DATAPLANES
 
     own = given.settings.own
     ipvs = own.parts.proxy and DATAPLANES[given.settings.mode].binds_addresses
-    return made(own.dns, given.origin(), ipvs=ipvs)
+    return build_node_local(own.dns, given.origin(), ipvs=ipvs)
 
 
 def _announcer(given: PartInputs) -> NodePart:

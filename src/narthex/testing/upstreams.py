@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable, Iterable
-from typing import Literal
 
 from narthex.dns.corefile.settings import Upstream
-from narthex.dns.interfaces import Loop, Query
 from narthex.dns.message import wire
+from narthex.dns.message.query import Query, Transport, parse_query
+from narthex.dns.server.event_loop import EventLoop
 
-Via = Literal["udp", "tcp"]
-Script = Callable[[Query, Via], Iterable[bytes]]
+Script = Callable[[Query, Transport], Iterable[bytes]]
 """The messages to send for a question; none: silence."""
 
 _TRIES = 50
@@ -21,10 +20,10 @@ _TRIES = 50
 class FakeUpstream:
     """Listens over UDP and TCP on one random port until `close`."""
 
-    def __init__(self, loop: Loop, script: Script) -> None:
+    def __init__(self, loop: EventLoop, script: Script) -> None:
         self._loop = loop
         self.script = script
-        self.asked: list[tuple[Query, Via]] = []
+        self.asked: list[tuple[Query, Transport]] = []
         """All questions so far."""
         self.ports: set[int] = set()
         """Ports that questions over UDP came from."""
@@ -94,8 +93,8 @@ class FakeUpstream:
                 sock.sendall(len(message).to_bytes(2, "big") + message)
                 sock.setblocking(False)
 
-    def _messages(self, packet: bytes, via: Via) -> Iterable[bytes]:
-        query = wire.read(packet)
+    def _messages(self, packet: bytes, via: Transport) -> Iterable[bytes]:
+        query = parse_query(packet)
         if not isinstance(query, Query):
             raise AssertionError(f"no question: {packet!r}")
         self.asked.append((query, via))

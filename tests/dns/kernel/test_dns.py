@@ -303,7 +303,7 @@ def test_edits_of_manifests_and_of_the_corefile(fresh):
     write(fresh, service("shop/web", "10.110.0.2"), service("shop/more", "10.110.0.3"))
     fresh.wait(lambda: fresh.dig(WEB) == ["10.110.0.2"] and fresh.dig(f"more.{Z}") == ["10.110.0.3"], "the edit")
     fresh.corefile.write_text("nonsense {")
-    fresh.wait(lambda: "the one before stays in force" in fresh.log, "a word about it")
+    fresh.wait(lambda: "the previous one stays in force" in fresh.log, "a word about it")
     assert fresh.dig(WEB) == ["10.110.0.2"]
     asked = fresh.http(9153, "/metrics")[1].count("coredns_dns_requests_total{")
     fresh.corefile.write_text(COREFILE.replace("cluster.local", "corp.example").replace("lameduck 0s", "lameduck 1s"))
@@ -324,7 +324,7 @@ def test_a_port_that_is_taken(fresh):
         taker.stdout.readline()
         fresh.start()
         assert fresh.process.wait(60) == 1
-        assert "UDP 0.0.0.0 port 53; another server has it" in fresh.log
+        assert "UDP 0.0.0.0 port 53; another server uses it" in fresh.log
     finally:
         taker.kill()
         taker.wait()
@@ -357,7 +357,7 @@ def test_an_api_server_that_goes_and_comes_back(fresh, api):
     assert fresh.dig(WEB) == ["10.110.0.1"]
     assert fresh.dig(f"heads.{Z}") == ["10.64.1.10", "10.64.1.11"]
     api.stop()
-    fresh.wait(lambda: "last word from the API server" in fresh.http(8181, "/ready")[1], "a word about the age")
+    fresh.wait(lambda: "last message from the API server" in fresh.http(8181, "/ready")[1], "a word about the age")
     assert fresh.http(8181, "/ready")[0] == 200
     assert fresh.dig(WEB) == ["10.110.0.1"]
     assert "narthex_dns_heard_age_seconds" in fresh.http(9153, "/metrics")[1]

@@ -12,8 +12,7 @@ import pytest
 import yaml
 from tests.proxy.kernel.small_cluster import CALLERS, HERE, POD, SERVERS, SmallCluster, service, slices
 
-from narthex.dns.node_local import TABLE
-from narthex.dns.server.own_link import OwnLink, OwnLinkError
+from narthex.dns.program.node_local import TABLE, NodeLocalLink, NodeLocalLinkError
 from narthex.linux import namespaces as netns
 from narthex.linux.addresses import own_addresses
 from narthex.linux.run import run
@@ -26,8 +25,8 @@ SOURCE = Path(__file__).parents[3] / "src"
 ADDRESSES = ["169.254.20.10", "10.96.0.10", "fd6e::a"]
 HOLDER = f"""
 import sys, time
-from narthex.dns.server.own_link import OwnLink
-held = OwnLink({ADDRESSES!r})
+from narthex.dns.program.node_local import NodeLocalLink
+held = NodeLocalLink({ADDRESSES!r})
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -69,23 +68,23 @@ def test_it_goes_with_its_process(node):
 
 def test_one_at_a_time_and_again(node):
     with netns.entered(node):
-        held = OwnLink(ADDRESSES)
+        held = NodeLocalLink(ADDRESSES)
         try:
             own = {each.address for each in own_addresses()}
             assert not own & set(ADDRESSES)
-            with pytest.raises(OwnLinkError, match="another process answers on this node"):
-                OwnLink(ADDRESSES)
+            with pytest.raises(NodeLocalLinkError, match="another process answers on this node"):
+                NodeLocalLink(ADDRESSES)
         finally:
             held.close()
             held.close()
-        OwnLink(ADDRESSES[:1]).close()
+        NodeLocalLink(ADDRESSES[:1]).close()
     assert there(node) == (False, False)
 
 
 def test_what_cannot_be_leaves_nothing(node):
-    with netns.entered(node), pytest.raises(OwnLinkError):
+    with netns.entered(node), pytest.raises(NodeLocalLinkError):
         # Nobody may have all of them: the kernel refuses the second one.
-        OwnLink(["127.0.0.1", "ff02::1"])
+        NodeLocalLink(["127.0.0.1", "ff02::1"])
     assert there(node) == (False, False)
 
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.dns.cluster import OBJECTS, Served
 
-from narthex.dns.dispatcher import Made, Refused
-from narthex.dns.interfaces import Query, limit
-from narthex.dns.message import names, wire
-from narthex.dns.message.answer import Outside
-from narthex.dns.zone.external_name import expanded, joined
+from narthex.dns.message import names
+from narthex.dns.message.query import Query, max_response_size, parse_query
+from narthex.dns.message.response import expand_name
+from narthex.dns.plugins.kubernetes import ExternalTarget, join_external
+from narthex.dns.server.dispatcher import LocalAnswer, RejectedPacket
 
 Z = "shop.svc.cluster.local"
 MUTATIONS = 100_000
@@ -25,25 +25,25 @@ def cluster():
 
 
 def check(served, packet, transport="udp"):
-    made = served.desk.handle(packet, transport)
-    short = served.desk.unknown(packet[2:]) if len(packet) >= 2 else None
-    assert short is None or short[0] == made.compiled.tail
+    made = served.dispatcher.handle(packet, transport)
+    short = served.dispatcher.nxdomain.lookup(packet[2:]) if len(packet) >= 2 else None
+    assert short is None or short[0] == made.response.tail
     if made is None:
         # Silence is for what is no question, or what is an answer.
         assert len(packet) < 12 or packet[2] & 0x80
         return None
-    if isinstance(made, Refused):
+    if isinstance(made, RejectedPacket):
         assert len(made.message) == 12 <= len(packet)
         return None
-    assert isinstance(made, Made)
-    query = wire.read(packet)
+    assert isinstance(made, LocalAnswer)
+    query = parse_query(packet)
     assert isinstance(query, Query)
-    answer = packet[:2] + made.compiled.tail
-    assert len(answer) <= limit(query, transport)
+    answer = packet[:2] + made.response.tail
+    assert len(answer) <= max_response_size(query, transport)
     assert answer[12 : query.question_end] == packet[12 : query.question_end]
-    if made.compiled.turn is not None:
-        assert len(made.compiled.turn.next()) == len(made.compiled.tail)
-    served.desk.learn(packet[2:], made, [0])
+    if made.response.rotation is not None:
+        assert len(made.response.rotation.next()) == len(made.response.tail)
+    served.dispatcher.learn(packet[2:], made, [0])
     return answer
 
 
@@ -138,21 +138,21 @@ def test_mutations(cluster):
 
 @given(st.binary(max_size=200), st.integers(0, 220))
 def test_names_in_other_servers_answers_end(data, at):
-    found = expanded(data, at)
+    found = expand_name(data, at)
     if found is not None:
-        assert len(found[0]) <= names.LONGEST
+        assert len(found[0]) <= names.MAX_NAME
         assert 0 < found[1] <= len(data)
         assert list(names.labels(found[0])) is not None
 
 
 @given(st.binary(max_size=400), st.integers(0, 3), st.integers(0, 20))
 def test_an_answer_behind_a_cname_is_a_message(data, questions, answers):
-    query = wire.read(dns.message.make_query(f"outside.{Z}", "A").to_wire())
-    outside = Outside(
+    query = parse_query(dns.message.make_query(f"outside.{Z}", "A").to_wire())
+    outside = ExternalTarget(
         names.wire("www.example.org"), [b"\xc0\x0c\0\x05\0\x01\0\0\0\x05\0\x11" + names.wire("www.example.org")]
     )
     for message in (data, struct.pack(">6H", 1, 0x8180, questions, answers, 0, 0) + data):
-        said = joined(query, outside, message, 512)
+        said = join_external(query, outside, message, 512)
         assert len(said) <= 512
         assert said[:2] == query.packet[:2]
         dns.message.from_wire(said)

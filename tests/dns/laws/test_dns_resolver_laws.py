@@ -9,40 +9,49 @@ import dns.message
 import hypothesis.strategies as st
 import msgspec
 from hypothesis import assume, example, given, settings
+from tests.dns import corefile_text
 
-from narthex.dns.corefile import print as corefile_print
 from narthex.dns.corefile.parse import CorefileError, parse
 from narthex.dns.corefile.settings import (
-    Autopath,
-    Bind,
-    Consolidate,
-    Errors,
-    External,
-    Forward,
-    Health,
-    HealthCheck,
-    Hosts,
-    Kept,
-    Kubernetes,
-    Listen,
-    LoadBalance,
-    Log,
-    Position,
-    Prefetch,
-    Prometheus,
-    Ready,
-    Reload,
+    AutopathSettings,
+    BindSettings,
+    CacheBounds,
+    CacheSettings,
+    ConsolidateRule,
+    CorefilePosition,
+    ErrorsSettings,
+    ForwardSettings,
+    HealthCheckSettings,
+    HealthSettings,
+    HostsSettings,
+    HttpEndpoint,
+    K8sExternalSettings,
+    KubernetesSettings,
+    LoadBalanceSettings,
+    LogSettings,
+    PrefetchSettings,
+    PrometheusSettings,
+    ReadySettings,
+    ReloadSettings,
     ServerBlock,
-    Stale,
-    Tls,
+    ServeStaleSettings,
     Upstream,
+    UpstreamTlsSettings,
 )
-from narthex.dns.corefile.settings import Cache as CacheSettings
 from narthex.dns.message import names, wire
-from narthex.dns.message.question import Question
-from narthex.dns.message.response import Malformed, read
-from narthex.dns.plugins.cache import Cache, key
-from narthex.dns.plugins.forward import READ_TIMEOUT, TOTAL_TIMEOUT, Ask, Done, Fail, Pass, Pool, Send
+from narthex.dns.message.query import UpstreamQuery, parse_query
+from narthex.dns.message.response import MalformedResponseError, parse_response
+from narthex.dns.plugins.cache import ResponseCache, cache_key
+from narthex.dns.plugins.forward import (
+    READ_TIMEOUT,
+    TOTAL_TIMEOUT,
+    ForwardedQuery,
+    GiveUp,
+    NextForward,
+    QueryUpstream,
+    UpstreamPool,
+    UseResponse,
+)
 from narthex.model.selector import Requirement
 
 LABELS = st.text(string.ascii_lowercase + string.digits + "_", min_size=1, max_size=8)
@@ -57,12 +66,16 @@ DURATIONS = st.integers(0, 10**7).map(lambda count: count / 1000)
 PORTS = st.integers(1, 65535)
 ADDRESSES = st.ip_addresses(v=4).map(str) | st.ip_addresses(v=6).map(str)
 UPSTREAMS = st.builds(Upstream, ADDRESSES, PORTS, st.sampled_from(["dns", "tls"]))
-LISTEN = st.builds(Listen, st.sampled_from(["", "localhost", "10.0.0.1", "fd00::1"]), PORTS)
-KEPT = st.builds(Kept, capacity=st.integers(1, 99999), longest=st.integers(1, 99999), least=st.integers(0, 999))
+LISTEN = st.builds(HttpEndpoint, st.sampled_from(["", "localhost", "10.0.0.1", "fd00::1"]), PORTS)
+KEPT = st.builds(
+    CacheBounds, capacity=st.integers(1, 99999), max_ttl=st.integers(1, 99999), min_ttl=st.integers(0, 999)
+)
 TTLS = st.integers(0, 3600)
 REQUIREMENTS = st.lists(
     st.builds(
-        lambda key, operator, values: Requirement(key, operator, tuple(sorted(values)) if "in" in operator else ()),
+        lambda cache_key, operator, values: Requirement(
+            cache_key, operator, tuple(sorted(values)) if "in" in operator else ()
+        ),
         LABELS.filter(lambda label: label[0] != "_" and label[-1] != "_"),
         st.sampled_from(["in", "notin", "exists", "absent"]),
         st.sets(st.sampled_from(["a", "b2", ""]), min_size=1),
@@ -70,7 +83,7 @@ REQUIREMENTS = st.lists(
     max_size=2,
 ).map(tuple)
 FORWARDS = st.builds(
-    Forward,
+    ForwardSettings,
     zone=ZONES,
     to=st.lists(UPSTREAMS | PATHS.map(lambda path: path + ".conf"), min_size=1, max_size=4).map(tuple),
     excluded=st.lists(ZONES, max_size=2, unique=True).map(tuple),
@@ -79,14 +92,19 @@ FORWARDS = st.builds(
     expire=DURATIONS,
     max_fails=st.integers(0, 9),
     tls=st.builds(
-        lambda pair, authority, name: Tls(certificate=pair[0], key=pair[1], authority=authority, server_name=name),
+        lambda pair, authority, name: UpstreamTlsSettings(
+            certificate=pair[0], key=pair[1], authority=authority, server_name=name
+        ),
         st.just(("", "")) | st.tuples(PATHS, PATHS),
         st.just("") | PATHS,
         st.just("") | LABELS,
     ),
     policy=st.sampled_from(["random", "round_robin", "sequential"]),
     health_check=st.builds(
-        HealthCheck, every=DURATIONS.filter(lambda seconds: seconds >= 0.01), recursion=st.booleans(), domain=ZONES
+        HealthCheckSettings,
+        interval=DURATIONS.filter(lambda seconds: seconds >= 0.01),
+        recursion=st.booleans(),
+        domain=ZONES,
     ),
     max_concurrent=st.integers(0, 9999),
     next_on=st.lists(st.integers(0, 9), max_size=3, unique=True).map(tuple),
@@ -98,15 +116,17 @@ CACHES = st.builds(
     zones=ZONE_LISTS,
     success=KEPT,
     denial=KEPT,
-    prefetch=st.none() | st.builds(Prefetch, amount=st.integers(1, 99), window=DURATIONS, percent=st.integers(10, 90)),
-    stale=st.none() | st.builds(Stale, longest=DURATIONS, mode=st.sampled_from(["immediate", "verified"])),
+    prefetch=st.none()
+    | st.builds(PrefetchSettings, amount=st.integers(1, 99), window=DURATIONS, percent=st.integers(10, 90)),
+    stale=st.none()
+    | st.builds(ServeStaleSettings, max_stale=DURATIONS, mode=st.sampled_from(["immediate", "verified"])),
     servfail=DURATIONS.map(lambda seconds: min(seconds, 300.0)),
     no_success=st.just(()) | ZONE_LISTS,
     no_denial=st.just(()) | ZONE_LISTS,
     keep_ttl=st.booleans(),
 )
 KUBERNETES = st.builds(
-    Kubernetes,
+    KubernetesSettings,
     zones=ZONE_LISTS,
     endpoint=st.sampled_from(["", "https://10.0.0.1:6443"]),
     kubeconfig=st.just("") | PATHS,
@@ -121,7 +141,7 @@ KUBERNETES = st.builds(
     startup_timeout=DURATIONS,
 )
 HOSTS = st.builds(
-    Hosts,
+    HostsSettings,
     path=PATHS,
     zones=ZONE_LISTS,
     inline=st.lists(st.tuples(ADDRESSES, LABELS).map(" ".join), max_size=2).map(tuple),
@@ -134,41 +154,41 @@ BLOCKS = st.builds(
     ServerBlock,
     zones=ZONE_LISTS,
     port=PORTS,
-    bind=st.none() | st.builds(Bind, to=st.lists(WORDS, min_size=1, max_size=2, unique=True).map(tuple)),
+    bind=st.none() | st.builds(BindSettings, to=st.lists(WORDS, min_size=1, max_size=2, unique=True).map(tuple)),
     debug=st.booleans(),
     errors=st.none()
     | st.builds(
-        Errors,
+        ErrorsSettings,
         consolidate=st.lists(
-            st.builds(Consolidate, every=DURATIONS, pattern=st.sampled_from(["^a b$", "#", '"x"']), level=st.just("info")),
+            st.builds(ConsolidateRule, interval=DURATIONS, pattern=st.sampled_from(["^a b$", "#", '"x"']), level=st.just("info")),
             max_size=2,
         ).map(tuple),
     ),
     log=st.lists(
-        st.builds(Log, zones=ZONE_LISTS, format=st.sampled_from(["{common}", 'a {name} "b"']), slower_than=st.none() | DURATIONS),
+        st.builds(LogSettings, zones=ZONE_LISTS, format=st.sampled_from(["{common}", 'a {name} "b"']), min_duration=st.none() | DURATIONS),
         max_size=2,
     ).map(tuple),
-    health=st.none() | st.builds(Health, listen=LISTEN, lameduck=DURATIONS),
-    ready=st.none() | st.builds(Ready, listen=LISTEN, monitor=st.sampled_from(["until-ready", "continuously"])),
-    prometheus=st.none() | st.builds(Prometheus, listen=LISTEN),
-    loadbalance=st.none() | st.builds(LoadBalance, limit=st.integers(0, 9)),
+    health=st.none() | st.builds(HealthSettings, listen=LISTEN, lameduck=DURATIONS),
+    ready=st.none() | st.builds(ReadySettings, listen=LISTEN, monitor=st.sampled_from(["until-ready", "continuously"])),
+    prometheus=st.none() | st.builds(PrometheusSettings, listen=LISTEN),
+    loadbalance=st.none() | st.builds(LoadBalanceSettings, limit=st.integers(0, 9)),
     cache=st.none() | CACHES,
-    autopath=st.none() | st.builds(Autopath, zones=ZONE_LISTS, path=st.just("") | PATHS),
+    autopath=st.none() | st.builds(AutopathSettings, zones=ZONE_LISTS, path=st.just("") | PATHS),
     hosts=st.none() | HOSTS,
-    external=st.none() | st.builds(External, zones=ZONE_LISTS, apex=st.just("ns"), ttl=TTLS, headless=st.booleans(), fallthrough=MAYBE_ZONES),
+    external=st.none() | st.builds(K8sExternalSettings, zones=ZONE_LISTS, apex=st.just("ns"), ttl=TTLS, headless=st.booleans(), fallthrough=MAYBE_ZONES),
     kubernetes=KUBERNETES,
     loop=st.booleans(),
     forwards=st.lists(FORWARDS, max_size=3).map(tuple),
-    reload=st.none() | st.builds(lambda interval, part: Reload(interval=round(2 + interval, 3), jitter=round(1 + interval * part / 2, 3)), DURATIONS.map(float), st.sampled_from([0.0, 0.5])),
+    reload=st.none() | st.builds(lambda interval, part: ReloadSettings(interval=round(2 + interval, 3), jitter=round(1 + interval * part / 2, 3)), DURATIONS.map(float), st.sampled_from([0.0, 0.5])),
 )  # fmt: skip
 
 
 @settings(max_examples=40, deadline=None)
 @given(BLOCKS)
 def test_a_corefile_printed_is_the_same(block):
-    (again,) = parse(corefile_print.text([block])).blocks
-    assert msgspec.structs.replace(again, where=Position("", 0)) == msgspec.structs.replace(
-        block, where=Position("", 0)
+    (again,) = parse(corefile_text.text([block])).blocks
+    assert msgspec.structs.replace(again, where=CorefilePosition("", 0)) == msgspec.structs.replace(
+        block, where=CorefilePosition("", 0)
     )
 
 
@@ -198,19 +218,21 @@ def message(name, ttl, kind):
     answers, code = {"success": (1, 0), "nxdomain": (0, 3), "servfail": (0, 2)}[kind]
     head = wire.HEADER.pack(0, 0x8180 | code, 1, answers, int(kind == "nxdomain"), 0) + name + b"\0\1\0\1"
     if kind == "success":
-        return read(head + b"\xc0\x0c" + wire.RECORD_TAIL.pack(1, 1, ttl, 4) + b"abcd")
+        return parse_response(head + b"\xc0\x0c" + wire.RECORD_TAIL.pack(1, 1, ttl, 4) + b"abcd")
     if kind == "nxdomain":
         soa = wire.RECORD_TAIL.pack(6, 1, 600, 22) + b"\0" * 18 + ttl.to_bytes(4, "big")
-        return read(head + b"\xc0\x0c" + soa)
-    return read(head)
+        return parse_response(head + b"\xc0\x0c" + soa)
+    return parse_response(head)
 
 
 @settings(max_examples=120, deadline=None)
 @given(STEPS, st.integers(1, 3), st.sampled_from([None, 5.0]))
 def test_the_cache_gives_the_last_answer_or_none(steps, capacity, stale):
-    kept = Kept(capacity=capacity, longest=12, least=3)
-    cache = Cache(
-        CacheSettings(zones=(".",), success=kept, denial=kept, servfail=4.0, stale=stale and Stale(longest=stale))
+    kept = CacheBounds(capacity=capacity, max_ttl=12, min_ttl=3)
+    cache = ResponseCache(
+        CacheSettings(
+            zones=(".",), success=kept, denial=kept, servfail=4.0, stale=stale and ServeStaleSettings(max_stale=stale)
+        )
     )
     model = {}
     now = 100.0
@@ -218,13 +240,13 @@ def test_the_cache_gives_the_last_answer_or_none(steps, capacity, stale):
         if step[0] == "wait":
             now += step[1]
             continue
-        query = wire.read(Question(step[1], 1, 1, 0x100).packet(1, step[1]))
-        wanted = key(query)
+        query = parse_query(UpstreamQuery(step[1], 1, 1, 0x100).packet(1, step[1]))
+        wanted = cache_key(query)
         if step[0] == "keep":
             _, name, ttl, kind = step
             answer = message(name, ttl, kind)
             lifetime = 4 if kind == "servfail" else min(max(ttl, 3), 12)
-            if cache.keep(wanted, answer, now) is None:
+            if cache.store(wanted, answer, now) is None:
                 held, _, ends = model[wanted]
                 assert kind == "servfail" and stale and held.kind != "servfail" and now < ends + stale
             else:
@@ -233,10 +255,10 @@ def test_the_cache_gives_the_last_answer_or_none(steps, capacity, stale):
             found = cache.find(wanted, now)
             if found is not None:
                 answer, lifetime, ends = model[wanted]
-                assert found.item.answer is answer
+                assert found.entry.response is answer
                 assert found.stale == (now >= ends) and found.ttl == 0 if found.stale else 0 < found.ttl <= lifetime
                 assert now < ends + (stale or 0) or abs(now - ends) < 1e-6
-                assert found.to(query)[12 : 12 + len(step[1])] == step[1]
+                assert found.for_client(query)[12 : 12 + len(step[1])] == step[1]
         assert all(cache.entries(half) <= capacity for half in ("success", "denial"))
 
 
@@ -252,7 +274,7 @@ EVENTS = st.lists(
     st.integers(0, 4),
     EVENTS,
     st.builds(
-        Forward,
+        ForwardSettings,
         zone=st.just("."),
         to=st.just(()),
         max_fails=st.integers(0, 2),
@@ -267,18 +289,18 @@ EVENTS = st.lists(
 )
 def test_every_question_ends_once_and_in_time(count, events, given_settings, seed):
     upstreams = tuple(Upstream(f"192.0.2.{number}") for number in range(count))
-    pool = Pool(given_settings, upstreams, lambda most: seed % most)
+    pool = UpstreamPool(given_settings, upstreams, lambda most: seed % most)
     now, running, over = 0.0, [], 0
     started = 0
     for happened, which in [*events, *[("refused", 0)] * 200]:
         if len(running) < 3 and started < 20:
-            ask = Ask(pool, "udp")
+            ask = ForwardedQuery(pool, "udp")
             started += 1
             verdict = ask.begin(now)
-            if isinstance(verdict, Send):
+            if isinstance(verdict, QueryUpstream):
                 running.append((ask, verdict, now))
             else:
-                assert isinstance(verdict, Fail)
+                assert isinstance(verdict, GiveUp)
                 over += 1
         if not running:
             continue
@@ -294,10 +316,10 @@ def test_every_question_ends_once_and_in_time(count, events, given_settings, see
             verdict = ask.failed(happened, now)
         else:
             verdict = ask.answered(2 if happened == "servfail" else 0, happened == "truncated", now)
-        if isinstance(verdict, Send):
+        if isinstance(verdict, QueryUpstream):
             running.append((ask, verdict, began))
         else:
-            assert isinstance(verdict, Done | Pass | Fail)
+            assert isinstance(verdict, UseResponse | NextForward | GiveUp)
             assert now <= began + TOTAL_TIMEOUT
             over += 1
         assert pool.in_flight == len(running)
@@ -326,7 +348,7 @@ def sample():
 
 
 SAMPLE = sample()
-QUERY = wire.read(dns.message.make_query("WWW.example.org", "A", use_edns=0).to_wire())
+QUERY = parse_query(dns.message.make_query("WWW.example.org", "A", use_edns=0).to_wire())
 
 
 def test_twenty_thousand_broken_responses():
@@ -340,12 +362,12 @@ def test_twenty_thousand_broken_responses():
             )
         del packet[draw.randrange(12, len(packet) + 200) :]
         try:
-            answer = read(bytes(packet))
-        except Malformed:
+            answer = parse_response(bytes(packet))
+        except MalformedResponseError:
             continue
         taken += 1
         if answer.question == SAMPLE[12 : answer.question_end]:
-            assert len(answer.to(QUERY, 9, draw.shuffle)) <= len(packet) + 11
+            assert len(answer.for_client(QUERY, 9, draw.shuffle)) <= len(packet) + 11
     assert 0 < taken < 20_000
 
 
@@ -360,11 +382,11 @@ def test_broken_responses_are_refused_or_readable(changes, length):
     for at, byte in changes:
         packet[at] = byte
     try:
-        answer = read(bytes(packet[:length]))
-    except Malformed:
+        answer = parse_response(bytes(packet[:length]))
+    except MalformedResponseError:
         return
     assume(answer.question == SAMPLE[12 : answer.question_end])
-    given_on = answer.to(QUERY, 9)
+    given_on = answer.for_client(QUERY, 9)
     assert len(given_on) <= length + 11
     try:
         seen = dns.message.from_wire(given_on)
@@ -378,6 +400,6 @@ def test_broken_responses_are_refused_or_readable(changes, length):
 @given(st.binary(max_size=300))
 def test_bytes_are_refused(packet):
     try:
-        read(SAMPLE[:2] + b"\x81\x80" + packet)
-    except Malformed:
+        parse_response(SAMPLE[:2] + b"\x81\x80" + packet)
+    except MalformedResponseError:
         return

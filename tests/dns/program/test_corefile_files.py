@@ -5,8 +5,7 @@ import os
 import pytest
 
 from narthex.dns.corefile.parse import CorefileError
-from narthex.dns.program import corefile_files as corefile
-from narthex.dns.program.start import Configuration, Flags, SourceError
+from narthex.dns.program.configuration import CorefileSource, DnsConfigurationError, DnsFlags, read_corefile
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def test_imports_are_found_beside_the_file(place, monkeypatch, relative):
     path = place / "Corefile"
     if relative:
         path = path.relative_to(place.parent)
-    found = corefile.read(path, {"TO": "192.0.2.2"})
+    found = read_corefile(path, {"TO": "192.0.2.2"})
     root, other = found.blocks
     assert root.errors is not None and str(other.forwards[0].to[0]) == "192.0.2.2:53"
     assert other.where.file.endswith("custom/x.server") and len(found.imported) == 3
@@ -39,20 +38,20 @@ def test_imports_are_found_beside_the_file(place, monkeypatch, relative):
 
 def test_what_cannot_be_read(place):
     with pytest.raises(OSError):
-        corefile.read(place / "nothing", {})
+        read_corefile(place / "nothing", {})
     (place / "Corefile").write_text("import custom/none\n")
     with pytest.raises(CorefileError, match="No such file"):
-        corefile.read(place / "Corefile", {})
+        read_corefile(place / "Corefile", {})
     (place / "Corefile").write_text("#" * 5_000_000)
     with pytest.raises(OSError, match="no Corefile"):
-        corefile.read(place / "Corefile", {})
+        read_corefile(place / "Corefile", {})
 
 
 class TestReread:
     @pytest.fixture
     def configuration(self, place, monkeypatch):
         monkeypatch.setenv("TO", "192.0.2.2")
-        return Configuration(place / "Corefile", Flags())
+        return CorefileSource(place / "Corefile", DnsFlags())
 
     def test_the_same_is_not_other(self, configuration):
         assert configuration.reread() is None
@@ -77,13 +76,13 @@ class TestReread:
         (place / "Corefile").write_text(". {\n forward . tls://192.0.2.1 {\n tls /no/such/authority\n }\n}\n")
         assert configuration.reread() is None
         assert any("tls: No such file" in message for message in caplog.messages)
-        with pytest.raises(SourceError, match="No such file"):
-            Configuration(place / "Corefile", Flags())
+        with pytest.raises(DnsConfigurationError, match="No such file"):
+            CorefileSource(place / "Corefile", DnsFlags())
 
 
 def test_comments_alone_are_another_file_but_no_other_blocks(place, monkeypatch):
     monkeypatch.setenv("TO", "192.0.2.2")
-    configuration = Configuration(place / "Corefile", Flags())
+    configuration = CorefileSource(place / "Corefile", DnsFlags())
     with (place / "Corefile").open("a") as file:
         file.write("# nothing\n")
     os.utime(place / "Corefile", ns=(1, 1))

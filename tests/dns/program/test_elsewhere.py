@@ -3,10 +3,9 @@
 import dns.message
 import pytest
 
-from narthex.dns.dispatcher import Block, Desk
-from narthex.dns.interfaces import Client
-from narthex.dns.program.elsewhere import PRIVATE, Elsewhere
-from narthex.dns.server.tally import Tally
+from narthex.dns.message.query import DnsClient
+from narthex.dns.server.counters import AnswerCounter
+from narthex.dns.server.dispatcher import DEFAULT_RECURSION_NETWORKS, BlockPlugins, Dispatcher, Recursion
 
 QUERY = dns.message.make_query("example.org", "A", use_edns=False)
 
@@ -18,17 +17,17 @@ class Resolver:
         self.message = message
         self.asked = []
 
-    def ask(self, query, client, reply, now):
+    def resolve(self, query, client, reply, now):
         self.asked.append((query, client, now))
         reply(self.message)
 
 
-def handed_on(client, networks=PRIVATE, message=None):
+def handed_on(client, networks=DEFAULT_RECURSION_NETWORKS, message=None):
     resolver = Resolver(dns.message.make_response(QUERY).to_wire() if message is None else message)
-    ask = Desk([Block((".",), None, resolver)]).handle(QUERY.to_wire(), "udp")
-    tally = Tally(lambda: None)
+    ask = Dispatcher([BlockPlugins((".",), None, resolver)]).handle(QUERY.to_wire(), "udp")
+    tally = AnswerCounter(lambda: None)
     got = []
-    Elsewhere(networks, tally, lambda: 7.0)(ask, Client(client), got.append)
+    Recursion(networks, tally, lambda: 7.0).resolve(ask, DnsClient(client), got.append)
     return resolver, [dns.message.from_wire(each) for each in got], tally.take()
 
 

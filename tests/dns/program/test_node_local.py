@@ -2,7 +2,7 @@
 
 import pytest
 
-from narthex.dns.corefile.settings import Bind
+from narthex.dns.corefile.settings import BindSettings
 from narthex.dns.program import node_local
 from narthex.kube.manifests import ManifestSource
 from narthex.kube.origin import Origin
@@ -19,10 +19,10 @@ def served(monkeypatch, tmp_path):
         told.append((settings, reread))
         return source
 
-    monkeypatch.setattr(node_local, "DnsPart", server)
+    monkeypatch.setattr(node_local, "DnsServer", server)
 
     def make(ipvs=False, **fields):
-        node_local.made(DnsConfiguration(**fields), Origin(ManifestSource(tmp_path)), ipvs)
+        node_local.build_node_local(DnsConfiguration(**fields), Origin(ManifestSource(tmp_path)), ipvs)
         return told[-1]
 
     return make
@@ -31,7 +31,7 @@ def served(monkeypatch, tmp_path):
 def test_it_answers_on_its_own_addresses_and_those_of_the_node(served):
     settings, reread = served(addresses=("169.254.20.10", "10.96.0.10"), listen=("192.0.2.1",), zones=("k8s.example.",))
     (block,) = settings.blocks
-    assert block.bind == Bind(to=("169.254.20.10", "10.96.0.10", "192.0.2.1"))
+    assert block.bind == BindSettings(to=("169.254.20.10", "10.96.0.10", "192.0.2.1"))
     assert block.kubernetes.zones[0] == "k8s.example." and block.prometheus.listen.port == 9353
     assert (block.health, block.ready) == (None, None) and block.forwards
     assert reread() is None
@@ -56,7 +56,10 @@ def test_a_corefile_says_it_all_but_the_addresses(served, tmp_path):
     [
         ({"corefile": "/no/such/Corefile"}, "No such file"),
         ({"upstreams": ("nobody",)}, "'nobody' is neither an address"),
-        ({"ipvs": True, "addresses": ("169.254.20.10", "10.96.0.10")}, "mode ipvs .* take 10.96.0.10 before"),
+        (
+            {"ipvs": True, "addresses": ("169.254.20.10", "10.96.0.10")},
+            "mode ipvs .* take queries to 10.96.0.10 before",
+        ),
     ],
 )
 def test_what_cannot_be(served, fields, said):

@@ -4,15 +4,16 @@ import dns.message
 import pytest
 
 from narthex.dns.corefile import parse as corefile
-from narthex.dns.interfaces import Client
 from narthex.dns.message import wire
-from narthex.dns.program import resolver as resolvers
-from narthex.dns.program.resolver import BlockResolver, shared_secrets, trouble
-from narthex.dns.program.resolver_metrics import resolver_metrics
-from narthex.dns.server import files
-from narthex.dns.server import upstream as upstreams
-from narthex.dns.server.loop import EventLoop
-from narthex.dns.server.meter import ResolverCounts
+from narthex.dns.message.query import DnsClient, parse_query
+from narthex.dns.program.metrics import resolver_metrics
+from narthex.dns.program.serve import draw_secrets
+from narthex.dns.server import forwarder as upstreams
+from narthex.dns.server import plugin_chain as resolvers
+from narthex.dns.server.counters import ResolverCounts
+from narthex.dns.server.event_loop import EventLoop
+from narthex.dns.server.plugin_chain import PluginChain, tls_file_error
+from narthex.dns.server.resolv_conf import upstreams_of_file
 from narthex.testing.upstreams import FakeUpstream, answer, denial
 
 LONG = 60.0
@@ -32,15 +33,15 @@ class Desk:
         """`{up}` in the body is the fake upstream."""
         text = f".:{port} {{\n" + body.replace("{up}", str(self.fake.upstream)) + "\n}"
         (block,) = corefile.parse(text).blocks
-        self.resolver = BlockResolver(block, self.loop, secrets or shared_secrets(), ours, self.said.append)
+        self.resolver = PluginChain(block, self.loop, secrets or draw_secrets(), ours, self.said.append)
         self.resolver.open()
         return self
 
     def start(self, name="www.example.org", qtype="A", transport="udp", **how):
         told = []
         message = dns.message.make_query(name, qtype, **how)
-        query = wire.read(message.to_wire())
-        self.resolver.ask(query, Client("10.0.0.7", transport), told.append, self.loop.now() + self.ahead)
+        query = parse_query(message.to_wire())
+        self.resolver.resolve(query, DnsClient("10.0.0.7", transport), told.append, self.loop.now() + self.ahead)
         return told
 
     def ask(self, *args, **how):
@@ -204,7 +205,7 @@ def test_loadbalance(desk):
 
 class TestFiles:
     def test_resolv_conf_is_followed(self, desk, tmp_path, monkeypatch):
-        monkeypatch.setattr(resolvers, "LOOK", 0.01)
+        monkeypatch.setattr(resolvers, "RESOLV_CONF_INTERVAL", 0.01)
         path = tmp_path / "resolv.conf"
         path.write_text("search x\nnameserver 192.0.2.1\nnameserver fd00::1\n")
         desk.open(f"forward . {path}")
@@ -224,7 +225,7 @@ class TestFiles:
         path.write_text("nameserver 127.0.0.53\nnameserver 192.0.2.1\nnameserver 169.254.20.10\n")
         desk.open(f"forward . {path}", ours=("169.254.20.10",))
         assert [str(each) for each in desk.resolver._forwarders[0].pool.upstreams] == ["192.0.2.1:53"]
-        assert "127.0.0.53, 169.254.20.10 left out" in desk.said[0]
+        assert "127.0.0.53, 169.254.20.10 skipped" in desk.said[0]
         desk.resolver.close()
         desk.open(f"forward . {path}", ours=("169.254.20.10",), port=5300)
         assert len(desk.resolver._forwarders[0].pool.upstreams) == 2, "at 53 there is somebody else"
@@ -233,20 +234,18 @@ class TestFiles:
     def test_the_real_file_behind_a_stub(self, tmp_path):
         real = tmp_path / "real"
         said = []
-        assert files.servers("/r", "nameserver 127.0.0.53", (), said.append, str(real)) == ()
+        assert upstreams_of_file("/r", "nameserver 127.0.0.53", (), said.append, str(real)) == ()
         assert "No such file" in said[-1]
         real.write_text("nameserver 192.0.2.7")
-        assert [str(each) for each in files.servers("/r", "nameserver 127.0.0.53", (), said.append, str(real))] == [
+        assert [str(each) for each in upstreams_of_file("/r", "nameserver 127.0.0.53", (), said.append, str(real))] == [
             "192.0.2.7:53"
         ]
-        assert "servers are taken from" in said[-1]
+        assert "using the servers of" in said[-1]
 
-    def test_one_of_several_workers_tells_of_files(self, desk, tmp_path):
+    def test_one_of_several_workers_reports_files(self, desk, tmp_path):
         (block,) = corefile.parse(f". {{\n forward . {tmp_path}/none\n}}").blocks
         for tells in (False, True):
-            desk.resolver = BlockResolver(
-                block, desk.loop, shared_secrets(), (), desk.said.append, tells_of_files=tells
-            )
+            desk.resolver = PluginChain(block, desk.loop, draw_secrets(), (), desk.said.append, reports_files=tells)
             desk.resolver.open()
             assert bool(desk.said) is tells
 
@@ -275,7 +274,7 @@ class TestLoops:
     def test_what_comes_back_is_told_and_stopped(self, desk):
         def script(query, _):
             told = []
-            desk.resolver.ask(query, Client("127.0.0.1"), told.append, desk.loop.now())
+            desk.resolver.resolve(query, DnsClient("127.0.0.1"), told.append, desk.loop.now())
             return told
 
         desk.fake.script = script
@@ -286,13 +285,13 @@ class TestLoops:
         assert desk.ask().rcode() == 2 and len(desk.fake.asked) == asked, "it is not asked any more"
 
     def test_another_worker_may_get_the_probe(self, desk):
-        secrets = shared_secrets()
+        secrets = draw_secrets()
         other = Desk()
         other.open("loop\nforward . 192.0.2.1 {\n max_fails 0\n}", secrets)
 
         def script(query, _):
             told = []
-            other.resolver.ask(query, Client("127.0.0.1"), told.append, other.loop.now())
+            other.resolver.resolve(query, DnsClient("127.0.0.1"), told.append, other.loop.now())
             return told
 
         desk.fake.script = script
@@ -307,7 +306,7 @@ class TestLoops:
         assert addresses(desk.ask()) == ["192.0.2.1"] and not desk.said
 
     def test_an_upstream_that_comes_later_is_probed_later(self, desk, monkeypatch):
-        monkeypatch.setattr(resolvers.loops, "PROBE_INTERVAL", 0.01)
+        monkeypatch.setattr(resolvers.loop_plugin, "PROBE_INTERVAL", 0.01)
         monkeypatch.setattr(upstreams, "CHECK_TIMEOUT", 0.05)
         desk.fake.script = lambda *_: []
         desk.open("loop\nforward . {up}")
@@ -341,9 +340,9 @@ def test_errors_are_consolidated(desk):
 
 def test_files_for_tls_are_looked_for_before_anything_starts(tmp_path):
     (good,) = corefile.parse(". {\n forward . tls://192.0.2.1 {\n tls_servername x\n }\n}").blocks
-    assert trouble(good) is None
+    assert tls_file_error(good) is None
     (bad,) = corefile.parse(f". {{\n forward . tls://192.0.2.1 {{\n tls {tmp_path}/none\n }}\n}}").blocks
-    assert trouble(bad) == "Corefile:1: forward .: tls: No such file or directory"
+    assert tls_file_error(bad) == "Corefile:1: forward .: tls: No such file or directory"
 
 
 def test_metrics(desk):

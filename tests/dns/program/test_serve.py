@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from narthex.dns.program.serve import DnsPart, DnsSettings
+from narthex.dns.program.serve import DnsServer, DnsSettings
 from narthex.model.store import Synced, Upsert
 from narthex.model.trigger_time import TRIGGER_TIME
 from narthex.testing.build import endpoint, endpoint_slice, service
@@ -57,7 +57,7 @@ def test_the_thread_that_watches_takes_events_in(monkeypatch):
     source = Source(
         [Upsert(object=service("shop/web", "10.110.0.1")), Synced()], [Upsert(object=service("shop/b", "10.110.0.2"))]
     )
-    part = DnsPart(DnsSettings(blocks=(), workers=1), source)
+    part = DnsServer(DnsSettings(blocks=(), workers=1), source)
     by = []
     apply = part._store.apply
     monkeypatch.setattr(part._store, "apply", lambda event: (by.append(threading.current_thread()), apply(event))[1])
@@ -78,7 +78,7 @@ def test_the_thread_that_watches_takes_events_in(monkeypatch):
 @pytest.mark.parametrize("before", [[], [[Synced()]]], ids=["at first", "while it answers"])
 def test_a_fault_there_ends_the_run(before):
     source = Source(*before, ["no event"])
-    part = DnsPart(DnsSettings(blocks=(), workers=1), source)
+    part = DnsServer(DnsSettings(blocks=(), workers=1), source)
     thread, raised = started(part)
     try:
         for _ in before:
@@ -112,7 +112,7 @@ def test_how_long_each_kind_of_service_waited():
     known = [Upsert(object=one) for _, one in kinds.values()]
     old = [Upsert(object=changed(f"shop/{name}", "10.64.0.1", -3600)) for name in kinds]
     source = Source([*known, *old, Synced()], news := [], again := [])
-    part = DnsPart(DnsSettings(blocks=(), workers=1), source)
+    part = DnsServer(DnsSettings(blocks=(), workers=1), source)
     thread, raised = started(part)
 
     def counted():

@@ -9,9 +9,10 @@ from click.testing import CliRunner
 from narthex.cli import main
 from narthex.dns.corefile.parse import parse
 from narthex.dns.corefile.settings import Upstream
-from narthex.dns.program.listeners import ListenError, places, reached_at
+from narthex.dns.program.configuration import CorefileSource, DnsConfigurationError, DnsFlags
+from narthex.dns.program.listeners import ListenError, listen_addresses, reached_at
 from narthex.dns.program.serve import DnsSettings
-from narthex.dns.program.start import Configuration, Flags, SourceError, made
+from narthex.dns.program.start import build_server
 
 
 def blocks(text):
@@ -19,13 +20,13 @@ def blocks(text):
 
 
 def test_flags_are_a_corefile_as_kubeadm_writes_it():
-    (block,) = Configuration(None, Flags()).blocks
+    (block,) = CorefileSource(None, DnsFlags()).blocks
     assert (block.zones, block.port, block.bind) == ((".",), 53, None)
     assert block.kubernetes.zones == ("cluster.local.", "in-addr.arpa.", "ip6.arpa.")
     assert (block.kubernetes.pods, block.kubernetes.ttl) == ("insecure", 30)
     assert block.forwards == ()
-    told = Flags(zones=("corp.example",), listen="[::1]:5300", upstreams=("192.0.2.53",), ttl=5)
-    (block,) = Configuration(None, told).blocks
+    told = DnsFlags(zones=("corp.example",), listen="[::1]:5300", upstreams=("192.0.2.53",), ttl=5)
+    (block,) = CorefileSource(None, told).blocks
     assert (block.port, block.bind.to, block.kubernetes.ttl) == (5300, ("::1",), 5)
     assert block.forwards[0].to == (Upstream("192.0.2.53"),)
 
@@ -33,22 +34,22 @@ def test_flags_are_a_corefile_as_kubeadm_writes_it():
 @pytest.mark.parametrize(
     "flags",
     [
-        Flags(zones=("a b",)),
-        Flags(zones=("",)),
-        Flags(upstreams=("} evil {",)),
-        Flags(listen="x"),
-        Flags(listen="127.0.0.1:dns"),
-        Flags(zones=("a..b",)),
-        Flags(listen="127.0.0.1:99999"),
+        DnsFlags(zones=("a b",)),
+        DnsFlags(zones=("",)),
+        DnsFlags(upstreams=("} evil {",)),
+        DnsFlags(listen="x"),
+        DnsFlags(listen="127.0.0.1:dns"),
+        DnsFlags(zones=("a..b",)),
+        DnsFlags(listen="127.0.0.1:99999"),
     ],
 )
 def test_flags_that_mean_nothing(flags):
-    with pytest.raises(SourceError):
-        Configuration(None, flags)
+    with pytest.raises(DnsConfigurationError):
+        CorefileSource(None, flags)
 
 
 def test_places():
-    found = places(
+    found = listen_addresses(
         blocks(
             ". {\n bind 127.0.0.1 lo\n forward . 192.0.2.1\n}\n"
             "a.example {\n forward . 192.0.2.1\n}\nb.example:54 c.example {\n bind 127.0.0.1\n forward . 192.0.2.1\n}\n"
@@ -63,21 +64,21 @@ def test_places():
 
 def test_a_bind_that_is_nowhere():
     with pytest.raises(ListenError, match="neither an address nor a link"):
-        places(blocks(". {\n bind nosuchlink\n forward . 192.0.2.1\n}\n"))
+        listen_addresses(blocks(". {\n bind nosuchlink\n forward . 192.0.2.1\n}\n"))
 
 
 def test_where_objects_come_from(monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     cluster = blocks(".:5300 {\n kubernetes cluster.local\n}\n")
-    with pytest.raises(SourceError, match="nothing to follow"):
-        made(DnsSettings(blocks=cluster), None, "", "")
-    made(DnsSettings(blocks=cluster), None, "", "http://127.0.0.1:1")
-    made(DnsSettings(blocks=blocks(".:5300 {\n forward . 192.0.2.1\n}\n")), None, "", "")
+    with pytest.raises(DnsConfigurationError, match="nothing to follow"):
+        build_server(DnsSettings(blocks=cluster), None, "", "")
+    build_server(DnsSettings(blocks=cluster), None, "", "http://127.0.0.1:1")
+    build_server(DnsSettings(blocks=blocks(".:5300 {\n forward . 192.0.2.1\n}\n")), None, "", "")
     two = blocks(
         ".:5300 {\n kubernetes a.example {\n kubeconfig /one\n }\n}\n.:5301 {\n kubernetes b.example {\n kubeconfig /two\n }\n}\n"
     )
-    with pytest.raises(SourceError, match="one API server"):
-        made(DnsSettings(blocks=two), None, "", "")
+    with pytest.raises(DnsConfigurationError, match="one API server"):
+        build_server(DnsSettings(blocks=two), None, "", "")
 
 
 def test_workers():

@@ -1,20 +1,25 @@
 """Counting in bulk loses nothing."""
 
-from narthex.dns.dispatcher import Labels
-from narthex.dns.server import tally as tallies
-from narthex.dns.server.speech import Counted, Open, Reader, frame
-from narthex.dns.server.tally import SIZES, Counts, Tally
+from narthex.dns.program.worker_protocol import (
+    CountsReport,
+    MessageReader,
+    StartServing,
+    frame,
+)
+from narthex.dns.server import counters as tallies
+from narthex.dns.server.counters import SIZES, AnswerCounter, AnswerCounts
+from narthex.dns.server.dispatcher import AnswerLabels
 
-LABELS = Labels(".", "A", "NOERROR", "kubernetes")
+LABELS = AnswerLabels(".", "A", "NOERROR", "kubernetes")
 KEY = ("udp", 1, *LABELS)
 
 
 def test_what_is_taken_is_counted_once():
-    tally = Tally(lambda: None)
+    tally = AnswerCounter(lambda: None)
     counter = tally.counter(("udp", 1, LABELS, 50, 120))
     counter[0] += 3
     tally.counter(("udp", 1, LABELS, 60, 120))[0] += 1
-    tally.took(".", 0.0003, 4)
+    tally.observe(".", 0.0003, 4)
     first = tally.take()
     assert first.answers == {KEY: 4}
     assert first.request_sizes["udp", "."].total == 3 * 50 + 60
@@ -23,13 +28,13 @@ def test_what_is_taken_is_counted_once():
     # The counter goes on, for entries that hold it.
     counter[0] += 1
     assert tally.take().answers == {KEY: 1}
-    assert tally.take() == Counts()
+    assert tally.take() == AnswerCounts()
 
 
 def test_too_many_kinds_are_folded_and_everybody_told(monkeypatch):
-    monkeypatch.setattr(tallies, "_MOST_KINDS", 10)
+    monkeypatch.setattr(tallies, "_MAX_KINDS", 10)
     dropped = []
-    tally = Tally(lambda: dropped.append(1))
+    tally = AnswerCounter(lambda: dropped.append(1))
     for size in range(35):
         tally.counter(("udp", 1, LABELS, size, size))[0] += 1
     assert len(dropped) == 3
@@ -38,13 +43,13 @@ def test_too_many_kinds_are_folded_and_everybody_told(monkeypatch):
 
 def test_counts_of_workers_add_up():
     def one(zone):
-        tally = Tally(lambda: None)
+        tally = AnswerCounter(lambda: None)
         tally.counter(("tcp", 2, LABELS._replace(zone=zone), 50, 120))[0] += 2
-        tally.took(zone, 1.5, 2)
+        tally.observe(zone, 1.5, 2)
         tally.lost = 1
         return tally.take()
 
-    whole = Counts()
+    whole = AnswerCounts()
     for zone in ("a.", "b.", "a."):
         whole.merge(one(zone))
     assert whole.answers == {("tcp", 2, "a.", *LABELS[1:]): 4, ("tcp", 2, "b.", *LABELS[1:]): 2}
@@ -64,11 +69,11 @@ class Pieces:
 
 
 def test_messages_come_in_any_pieces():
-    data = frame(Open()) * 3
+    data = frame(StartServing()) * 3
     for size in (1, 3, len(data)):
-        reader = Reader(Pieces(data, size))
+        reader = MessageReader(Pieces(data, size))
         found = []
         while reader._sock.data:
             found += reader.read()
-        assert found == [Open()] * 3
-    assert frame(Counted(Counts()))[4:]
+        assert found == [StartServing()] * 3
+    assert frame(CountsReport(AnswerCounts()))[4:]

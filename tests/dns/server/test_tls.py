@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from narthex.dns.corefile.settings import Forward, Tls, Upstream
-from narthex.dns.message import names, question, wire
-from narthex.dns.server.loop import EventLoop
-from narthex.dns.server.meter import Meter
-from narthex.dns.server.upstream import Forwarder, context
+from narthex.dns.corefile.settings import ForwardSettings, Upstream, UpstreamTlsSettings
+from narthex.dns.message import names
+from narthex.dns.message import query as question
+from narthex.dns.message.query import parse_query
+from narthex.dns.server.counters import UpstreamCounter
+from narthex.dns.server.event_loop import EventLoop
+from narthex.dns.server.forwarder import Forwarder, tls_context
 from narthex.testing.upstreams import answer
 
 CERTIFICATES = Path(__file__).parents[2] / "kube/certificates"
@@ -53,7 +55,7 @@ class Server:
                 with self._context.wrap_socket(plain, server_side=True) as sock:
                     while head := sock.recv(2):
                         packet = sock.recv(int.from_bytes(head, "big"))
-                        message = answer(wire.read(packet), "192.0.2.1")
+                        message = answer(parse_query(packet), "192.0.2.1")
                         sock.sendall(len(message).to_bytes(2, "big") + message)
             except OSError:
                 continue
@@ -68,13 +70,13 @@ def server():
 
 def asked(server, count=1, **tls):
     loop = EventLoop()
-    meter = Meter()
-    forward = Forward(zone=".", to=(server.upstream,), tls=Tls(**tls), max_fails=0)
+    meter = UpstreamCounter()
+    forward = ForwardSettings(zone=".", to=(server.upstream,), tls=UpstreamTlsSettings(**tls), max_fails=0)
     forwarder = Forwarder(loop, forward, (server.upstream,), meter)
     found = []
     try:
         for number in range(count):
-            forwarder.ask(question.Question(names.wire(f"n{number}"), 1, 1, 0x100), "udp", found.append)
+            forwarder.forward(question.UpstreamQuery(names.wire(f"n{number}"), 1, 1, 0x100), "udp", found.append)
             end = loop.now() + LONG
             while len(found) <= number:
                 loop.turn(1.0)
@@ -87,13 +89,13 @@ def asked(server, count=1, **tls):
 
 def test_an_authority_of_ones_own_and_one_connection_for_many_questions(server):
     found, connections = asked(server, 4, authority=AUTHORITY)
-    assert all(how.answer is not None for how in found) and server.connections == 1
+    assert all(how.response is not None for how in found) and server.connections == 1
     assert connections[str(server.upstream), "tcp-tls", False] == 1
     assert connections[str(server.upstream), "tcp-tls", True] == 3
 
 
 def test_a_name_of_ones_choice(server):
-    assert asked(server, authority=AUTHORITY, server_name="api.test")[0][0].answer is not None
+    assert asked(server, authority=AUTHORITY, server_name="api.test")[0][0].response is not None
 
 
 @pytest.mark.parametrize(
@@ -102,22 +104,22 @@ def test_a_name_of_ones_choice(server):
 )
 def test_who_is_somebody_else_is_not_believed(server, tls, reason):
     ((how,), _) = asked(server, **tls)
-    assert how.answer is None and how.reason.startswith(reason) and "CERTIFICATE_VERIFY_FAILED" in how.reason
+    assert how.response is None and how.reason.startswith(reason) and "CERTIFICATE_VERIFY_FAILED" in how.reason
 
 
 def test_a_certificate_of_ours():
     server = Server(client_authority=AUTHORITY)
     try:
         files = {"certificate": str(CERTIFICATES / "client.pem"), "key": str(CERTIFICATES / "client.key")}
-        assert asked(server, authority=AUTHORITY, **files)[0][0].answer is not None
-        assert asked(server, authority=AUTHORITY)[0][0].answer is None
+        assert asked(server, authority=AUTHORITY, **files)[0][0].response is not None
+        assert asked(server, authority=AUTHORITY)[0][0].response is None
     finally:
         server.close()
 
 
 def test_files_that_are_none(tmp_path):
     with pytest.raises(OSError):
-        context(Tls(authority=str(tmp_path / "none")))
+        tls_context(UpstreamTlsSettings(authority=str(tmp_path / "none")))
     (tmp_path / "empty").write_text("nothing")
     with pytest.raises(ssl.SSLError):
-        context(Tls(authority=str(tmp_path / "empty")))
+        tls_context(UpstreamTlsSettings(authority=str(tmp_path / "empty")))

@@ -5,14 +5,16 @@ import secrets
 
 import pytest
 
-from narthex.dns.corefile.settings import Forward, HealthCheck, Upstream
-from narthex.dns.message import names, question, wire
+from narthex.dns.corefile.settings import ForwardSettings, HealthCheckSettings, Upstream
+from narthex.dns.message import names, wire
+from narthex.dns.message import query as question
+from narthex.dns.message.response import header_response
 from narthex.dns.message.wire import SERVFAIL
 from narthex.dns.server import exchange as exchanges
-from narthex.dns.server import upstream as upstreams
-from narthex.dns.server.loop import EventLoop
-from narthex.dns.server.meter import Meter
-from narthex.dns.server.upstream import Forwarder
+from narthex.dns.server import forwarder as upstreams
+from narthex.dns.server.counters import UpstreamCounter
+from narthex.dns.server.event_loop import EventLoop
+from narthex.dns.server.forwarder import Forwarder
 from narthex.testing.upstreams import FakeUpstream, answer
 
 LONG = 60.0
@@ -24,7 +26,7 @@ class World:
 
     def __init__(self):
         self.loop = EventLoop()
-        self.meter = Meter()
+        self.meter = UpstreamCounter()
         self.fakes = []
         self.forwarder = None
 
@@ -34,15 +36,15 @@ class World:
         return made
 
     def forward(self, *upstreams, **settings):
-        given = Forward(zone=".", to=upstreams, **{"policy": "sequential"} | settings)
+        given = ForwardSettings(zone=".", to=upstreams, **{"policy": "sequential"} | settings)
         self.forwarder = Forwarder(self.loop, given, upstreams, self.meter)
         return self.forwarder
 
     def ask(self, name="www.example.org", transport="udp", times=1):
         told = []
-        asked = question.Question(names.wire(name), wire.A, wire.IN, wire.RD)
+        asked = question.UpstreamQuery(names.wire(name), wire.A, wire.IN, wire.RD)
         for _ in range(times):
-            self.forwarder.ask(asked, transport, told.append)
+            self.forwarder.forward(asked, transport, told.append)
         self.until(lambda: len(told) >= times)
         assert len(told) == times
         return told[0] if times == 1 else told
@@ -81,7 +83,7 @@ def test_an_answer_over_udp(world):
     fake = world.fake()
     world.forward(fake.upstream)
     how = world.ask()
-    assert how.answer.rcode == 0 and how.answer.packet.endswith(b"\xc0\0\2\1")
+    assert how.response.rcode == 0 and how.response.packet.endswith(b"\xc0\0\2\1")
     ((query, via),) = fake.asked
     assert via == "udp" and query.name == names.wire("www.example.org") and query.edns_size is None
     assert world.meter.counts.connections == {(str(fake.upstream), "udp", False): 1}
@@ -102,13 +104,13 @@ def test_ports_ids_and_letters_are_drawn(world):
 
 
 def test_many_at_once_over_few_sockets(world, monkeypatch):
-    monkeypatch.setattr(exchanges, "MOST_SOCKETS", 10)
+    monkeypatch.setattr(exchanges, "MAX_SOCKETS", 10)
     fake = world.fake()
     world.forward(fake.upstream, max_fails=0)
     told = []
     for number in range(30):
-        asked = question.Question(names.wire(f"n{number}"), wire.A, wire.IN, wire.RD)
-        world.forwarder.ask(asked, "udp", told.append)
+        asked = question.UpstreamQuery(names.wire(f"n{number}"), wire.A, wire.IN, wire.RD)
+        world.forwarder.forward(asked, "udp", told.append)
     world.until(lambda: len(told) == 30)
     assert sorted(how.rcode for how in told) == [0] * 10 + [SERVFAIL] * 20
 
@@ -118,7 +120,7 @@ def test_equal_questions_go_out_once(world):
     world.forward(fake.upstream)
     told = world.ask(times=20)
     assert len(fake.asked) == 1 and world.meter.counts.coalesced == 19
-    assert len({id(how.answer) for how in told}) == 1
+    assert len({id(how.response) for how in told}) == 1
     world.ask()
     assert len(fake.asked) == 2, "one that is over is not waited for"
 
@@ -144,7 +146,7 @@ def test_what_does_not_fit_is_dropped_and_the_wait_goes_on(world, forge, reason)
     fake = world.fake(lambda query, _: [forge(query), answer(query, "192.0.2.1")])
     world.forward(fake.upstream)
     how = world.ask()
-    assert how.answer.packet.endswith(b"\xc0\0\2\1") and len(fake.asked) == 1
+    assert how.response.packet.endswith(b"\xc0\0\2\1") and len(fake.asked) == 1
     assert world.meter.counts.drops == {reason: 1}
 
 
@@ -169,7 +171,7 @@ class TestCase:
         self.asked_until_mixed(world, fake)
         before = len(fake.asked)
         for number in range(20):
-            assert world.ask(f"n{number}.example.org").answer is not None
+            assert world.ask(f"n{number}.example.org").response is not None
         assert [(query.qname == query.name, via) for query, via in fake.asked[before:]] == [(True, "udp")] * 20
 
     def test_nor_does_it_need_tcp(self, world):
@@ -183,7 +185,7 @@ class TestCase:
     def asked_until_mixed(world, fake):
         """Ask for names with letters enough: one in 2**40 is sent in lower case as it stands."""
         how = world.ask("abcdefghijklmnopqrstuvwxyz.abcdefghijklmn.example")
-        assert how.answer.packet.endswith(b"\xc0\0\2\1")
+        assert how.response.packet.endswith(b"\xc0\0\2\1")
         assert fake.asked[0][0].qname != fake.asked[0][0].name
 
 
@@ -192,7 +194,7 @@ class TestTcp:
         fake = world.fake()
         world.forward(fake.upstream, force_tcp=True)
         for number in range(5):
-            assert world.ask(f"n{number}").answer is not None
+            assert world.ask(f"n{number}").response is not None
         assert fake.accepted == 1 and {via for _, via in fake.asked} == {"tcp"}
         assert world.meter.counts.connections == {
             (str(fake.upstream), "tcp", False): 1,
@@ -204,17 +206,17 @@ class TestTcp:
         world.forward(fake.upstream, force_tcp=True)
         told = []
         for number in range(8):
-            asked = question.Question(names.wire(f"n{number}"), wire.A, wire.IN, wire.RD)
-            world.forwarder.ask(asked, "udp", told.append)
+            asked = question.UpstreamQuery(names.wire(f"n{number}"), wire.A, wire.IN, wire.RD)
+            world.forwarder.forward(asked, "udp", told.append)
         world.until(lambda: len(told) == 8)
-        assert fake.accepted == 8 and all(how.answer for how in told)
+        assert fake.accepted == 8 and all(how.response for how in told)
 
     def test_a_connection_closed_meanwhile_is_made_anew(self, world):
         fake = world.fake()
         world.forward(fake.upstream, force_tcp=True)
         world.ask("a")
         fake.hang_up()
-        assert world.ask("b").answer is not None
+        assert world.ask("b").response is not None
         assert fake.accepted == 2 and not world.meter.counts.failed_checks
 
     def test_idle_ones_are_closed(self, world):
@@ -230,7 +232,7 @@ class TestTcp:
 
         fake = world.fake(script)
         world.forward(fake.upstream, force_tcp=True)
-        assert len(world.ask().answer.packet) > 64_000
+        assert len(world.ask().response.packet) > 64_000
 
     def test_the_upstream_hangs_up(self, world):
         def script(*_):
@@ -246,33 +248,35 @@ class TestTcp:
         fake = world.fake(lambda query, _: [answer(query, "6.6.6.6")[:-1]])
         world.forward(fake.upstream, force_tcp=True, max_fails=0)
         how = world.ask()
-        assert how.answer is None and "ends within" in how.reason
+        assert how.response is None and "ends within" in how.reason
 
     def test_a_truncated_answer_is_asked_again(self, world):
         fake = world.fake(lambda query, via: [answer(query, "192.0.2.1", flags=0 if via == "tcp" else wire.TC)])
         world.forward(fake.upstream, prefer_udp=True)
-        assert not world.ask().answer.truncated and [via for _, via in fake.asked] == ["udp", "tcp"]
+        assert not world.ask().response.truncated and [via for _, via in fake.asked] == ["udp", "tcp"]
         world.forwarder.close()
         world.forward(fake.upstream)
-        assert world.ask().answer.truncated, "unless the client is to ask again itself"
+        assert world.ask().response.truncated, "unless the client is to ask again itself"
 
 
 class TestFailures:
     def test_the_next_upstream_is_asked(self, world):
         nobody, fake = unused(), world.fake()
         world.forward(nobody, fake.upstream)
-        assert world.ask().answer is not None
+        assert world.ask().response is not None
         assert (str(nobody), "NOERROR") not in world.meter.counts.durations
 
     def test_over_tcp_as_well(self, world):
         fake = world.fake()
         world.forward(unused(), fake.upstream, force_tcp=True)
-        assert world.ask().answer is not None
+        assert world.ask().response is not None
 
     def test_nobody_is_there(self, world):
         world.forward(unused(), unused(), max_fails=0)
         how = world.ask()
-        assert (how.answer, how.rcode) == (None, SERVFAIL) and errno.errorcode[errno.ECONNREFUSED].lower() in how.reason
+        assert (how.response, how.rcode) == (None, SERVFAIL) and errno.errorcode[
+            errno.ECONNREFUSED
+        ].lower() in how.reason
 
     def test_no_route(self, world):
         world.forward(Upstream("255.255.255.255"), max_fails=0)
@@ -284,14 +288,16 @@ class TestFailures:
         fake = world.fake(lambda query, _: [answer(query, "192.0.2.1")] if well or query.qtype == wire.A else [])
         dead = world.fake(lambda query, _: [answer(query, rcode=5)] if well else [])
         dead_upstream = dead.upstream
-        world.forward(dead_upstream, fake.upstream, health_check=HealthCheck(every=0.01, domain="check.example."))
+        world.forward(
+            dead_upstream, fake.upstream, health_check=HealthCheckSettings(interval=0.01, domain="check.example.")
+        )
         pool = world.forwarder.pool
         began = world.loop.now()
-        assert world.ask("a").answer is not None
+        assert world.ask("a").response is not None
         assert world.loop.now() - began >= 1.9
         world.until(lambda: pool.down(dead_upstream))
         before = [query.name for query, _ in dead.asked if query.qtype == wire.A]
-        assert world.ask("b").answer is not None
+        assert world.ask("b").response is not None
         assert [query.name for query, _ in dead.asked if query.qtype == wire.A] == before, "it is left alone"
         assert world.meter.counts.failed_checks[str(dead_upstream)] >= 2
         assert {query.name for query, _ in dead.asked if query.qtype == wire.NS} == {names.wire("check.example")}
@@ -300,14 +306,14 @@ class TestFailures:
 
     @pytest.mark.parametrize("tcp", [False, True])
     def test_a_bare_header_is_a_refusal_and_a_sign_of_life(self, world, tcp):
-        puzzled = world.fake(lambda query, _: [wire.refusal(query.packet, 1)])
+        puzzled = world.fake(lambda query, _: [header_response(query.packet, 1)])
         fake = world.fake()
         world.forward(puzzled.upstream, fake.upstream, force_tcp=tcp)
-        assert world.ask().answer is not None and len(puzzled.asked) == 1
+        assert world.ask().response is not None and len(puzzled.asked) == 1
         assert not world.forwarder.pool.health(puzzled.upstream).checking
         assert not world.meter.counts.drops
         world.forwarder.pool.failed(puzzled.upstream)
-        world.forwarder._checks(puzzled.upstream)
+        world.forwarder._check_health(puzzled.upstream)
         world.until(lambda: not world.forwarder.pool.health(puzzled.upstream).checking)
         assert not world.meter.counts.failed_checks
 
@@ -315,7 +321,7 @@ class TestFailures:
         fake = world.fake(lambda *_: [])
         world.forward(fake.upstream)
         told = []
-        world.forwarder.ask(question.Question(names.wire("x"), 1, 1, 0), "udp", told.append)
+        world.forwarder.forward(question.UpstreamQuery(names.wire("x"), 1, 1, 0), "udp", told.append)
         world.forwarder.close()
         assert [how.rcode for how in told] == [SERVFAIL]
 
@@ -324,7 +330,10 @@ def test_what_a_forward_takes(world):
     forwarder = world.forward(Upstream("192.0.2.1"))
     assert forwarder.takes(names.wire("any.thing"))
     world.forwarder = Forwarder(
-        world.loop, Forward(zone="Example.org.", to=(), excluded=("a.example.org.", "example.org.")), (), world.meter
+        world.loop,
+        ForwardSettings(zone="Example.org.", to=(), excluded=("a.example.org.", "example.org.")),
+        (),
+        world.meter,
     )
     takes = world.forwarder.takes
     assert takes(names.wire("example.org")), "its own name is never excluded"

@@ -1,1 +1,1 @@
-"""Corefile text to typed server blocks, and back. Pure."""
+"""Parses Corefiles into typed settings. Pure."""

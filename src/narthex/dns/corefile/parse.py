@@ -1,13 +1,13 @@
-"""Corefile text -> server blocks. All faults of a file, and of those it imports, are told at once.
+"""Parses a Corefile into server blocks, and reports all errors of the file and its imports at once.
 
-    example.org:1053 10.0.0.0/24 {      keys: zones, each with or without a port, separated by blanks
+    example.org:1053 10.0.0.0/24 {      keys: zones, each with an optional port
         cache 30 {                      a plugin with an argument
             denial 1000                 and an option
         }
     }
 
-The order of plugins in a block means nothing, but for several `forward`s. Facts about the language are CoreDNS's
-(manual page corefile(5), the plugins' READMEs); `docs/reference/corefile.md` lists what is the same and what is not.
+The order of plugins in a block has no effect, except for several `forward`. The language is that of CoreDNS (manual page
+corefile(5), READMEs of the plugins); `docs/reference/corefile.md` lists the differences.
 """
 
 from __future__ import annotations
@@ -18,18 +18,23 @@ from typing import Any
 
 import msgspec
 
-from narthex.dns.corefile import values
-from narthex.dns.corefile.plugins import ELSEWHERE, PLUGINS
-from narthex.dns.corefile.settings import DEFAULT_PORT, Bind, Kubernetes, Position, ServerBlock
-from narthex.dns.corefile.tree import Load, Node, Outline, Word
-from narthex.dns.corefile.values import Line
+from narthex.dns.corefile import directive as values
+from narthex.dns.corefile.directive import Directive
+from narthex.dns.corefile.plugins import PLUGINS, UNSUPPORTED_PLUGINS
+from narthex.dns.corefile.settings import DEFAULT_PORT, BindSettings, CorefilePosition, KubernetesSettings, ServerBlock
+from narthex.dns.corefile.syntax import (
+    CorefileNode,
+    CorefileReader,
+    CorefileWord,
+    LoadFiles,
+)
 from narthex.model.problem import Problem, one_of, quoted
 
 _PORT = re.compile(r"\d{1,5}", re.ASCII)
 
 
 class CorefileError(ValueError):
-    """A Corefile that cannot be used; its text has a line for each fault."""
+    """A Corefile with errors; the message has a line for each."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
@@ -37,71 +42,79 @@ class CorefileError(ValueError):
 
 
 class Corefile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Corefile says."""
+    """A parsed Corefile."""
 
     blocks: tuple[ServerBlock, ...]
-    """In the order of the file; no two answer the same zone in the same place."""
+    """In the order of the file. No two have the same zone on the same port and addresses."""
     problems: tuple[Problem, ...] = ()
     """Warnings only."""
     imported: tuple[str, ...] = ()
-    """Paths and patterns of the files it imports; a change of theirs is a change of the Corefile."""
+    """Paths and patterns of imported files, whose changes change the Corefile."""
 
 
 def no_files(pattern: str) -> tuple[tuple[str, str], ...]:
-    """For texts that may import nothing but their own snippets."""
-    raise FileNotFoundError(f"{pattern}: there are no files to import here")
+    """Reject the import of files, for texts that may import only their own snippets."""
+    raise FileNotFoundError(f"{pattern}: files cannot be imported here")
 
 
 def parse(
     text: str,
     path: str = "Corefile",
     *,
-    load: Load = no_files,
+    load: LoadFiles = no_files,
     environment: Mapping[str, str] | None = None,
     default_port: int = DEFAULT_PORT,
 ) -> Corefile:
-    """Read a Corefile. `path` names it in messages and is where relative imports begin; `load` reads what it imports.
+    """Parse a Corefile.
 
-    Raises CorefileError with all faults.
+    Args:
+        text: Content of the file.
+        path: Name of the file in messages, and base of relative imports.
+        load: Reads imported files.
+        environment: Variables for `{$NAME}`.
+        default_port: Port of keys without one.
+
+    Raises:
+        CorefileError: The file has errors; all are reported.
     """
-    outline = Outline(load, environment or {})
+    reader = CorefileReader(load, environment or {})
     blocks: list[ServerBlock] = []
-    for node in outline.read(path, text):
-        blocks += _blocks(node, outline, default_port)
-    _distinct(blocks, outline)
-    if not blocks and not outline.problems:
-        outline.error(Position(path, 1), "there is no server block")
-    problems = outline.problems
+    for node in reader.read(path, text):
+        blocks += _blocks(node, reader, default_port)
+    _check_distinct(blocks, reader)
+    if not blocks and not reader.problems:
+        reader.error(CorefilePosition(path, 1), "there is no server block")
+    problems = reader.problems
     if any(problem.severity == "error" for problem in problems):
         raise CorefileError(problems)
-    return Corefile(blocks=tuple(blocks), problems=problems, imported=tuple(dict.fromkeys(outline.imported)))
+    return Corefile(blocks=tuple(blocks), problems=problems, imported=tuple(dict.fromkeys(reader.imported)))
 
 
-def _blocks(node: Node, outline: Outline, default_port: int) -> list[ServerBlock]:
-    """The blocks of one pair of braces: one for each port of its keys."""
+def _blocks(node: CorefileNode, reader: CorefileReader, default_port: int) -> list[ServerBlock]:
+    """Return one server block for each port of the keys."""
     if node.children is None:
-        outline.error(node.where, f"{quoted(node.name)} stands outside of the braces of a server block")
+        reader.error(node.where, f"{quoted(node.name)} stands outside of the braces of a server block")
         return []
     zones: dict[int, dict[str, None]] = {}
     for word in node.words:
-        for port, zone in _key(word, node, outline, default_port):
+        for port, zone in _key(word, node, reader, default_port):
             zones.setdefault(port, {})[zone] = None
     if not any(word.text.rstrip(",") for word in node.words):
-        outline.error(node.where, "a server block needs a zone, such as . or cluster.local")
+        reader.error(node.where, "a server block needs a zone, such as . or cluster.local")
     all_zones = tuple(dict.fromkeys(zone for of_port in zones.values() for zone in of_port))
-    fields = _plugins(node.children, all_zones, outline)
-    _coherent(fields, node, outline)
+    fields = _plugins(node.children, all_zones, reader)
+    _check_dependencies(fields, node, reader)
     return [ServerBlock(zones=tuple(of_port), port=port, where=node.where, **fields) for port, of_port in zones.items()]
 
 
-def _key(word: Word, node: Node, outline: Outline, default_port: int) -> list[tuple[int, str]]:
-    """Port and zones of one key."""
+def _key(word: CorefileWord, node: CorefileNode, reader: CorefileReader, default_port: int) -> list[tuple[int, str]]:
+    """Return port and zones of one key."""
     text = word.text.rstrip(",")
     if not text:
         return []
     scheme, found, rest = text.rpartition("://")
     if found and scheme != "dns":
-        outline.error(node.where, f"key {quoted(text)}: servers speak dns:// only, over UDP and TCP")
+        reader.error(node.where, f"key {quoted(text)}: only dns:// is supported, over UDP and TCP")
         return []
     zone, port = rest, str(default_port)
     if (match := re.fullmatch(r"(.*/\d+):(.*)", rest)) or (
@@ -109,33 +122,33 @@ def _key(word: Word, node: Node, outline: Outline, default_port: int) -> list[tu
     ):
         zone, port = match[1] or ".", match[2]
     if not _PORT.fullmatch(port) or not 1 <= int(port) <= 65535:
-        outline.error(node.where, f"key {quoted(text)}: {quoted(port)} is not a port (1-65535)")
+        reader.error(node.where, f"key {quoted(text)}: {quoted(port)} is not a port (1-65535)")
         return []
     try:
         return [(int(port), each) for each in values.zones(zone)]
     except ValueError as error:
-        outline.error(node.where, f"key {quoted(text)}: {quoted(zone)} {error}")
+        reader.error(node.where, f"key {quoted(text)}: {quoted(zone)} {error}")
         return []
 
 
-def _plugins(nodes: tuple[Node, ...], zones: tuple[str, ...], outline: Outline) -> dict[str, Any]:
+def _plugins(nodes: tuple[CorefileNode, ...], zones: tuple[str, ...], reader: CorefileReader) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    first: dict[str, Position] = {}
+    first: dict[str, CorefilePosition] = {}
     for node in nodes:
         plugin = PLUGINS.get(node.name)
-        line = Line(node, outline)
+        directive = Directive(node, reader)
         if plugin is None:
-            if node.name in ELSEWHERE:
-                outline.error(node.where, f"plugin {quoted(node.name)} of CoreDNS is not supported")
+            if node.name in UNSUPPORTED_PLUGINS:
+                reader.error(node.where, f"plugin {quoted(node.name)} of CoreDNS is not supported")
             else:
                 known = one_of(sorted((*PLUGINS, "import")))
-                outline.error(node.where, f"unknown plugin {quoted(node.name)}; known are {known}")
+                reader.error(node.where, f"unknown plugin {quoted(node.name)}; known are {known}")
             continue
         if node.name in first and not plugin.repeats:
-            line.error(f"is there already, at {first[node.name]}; it may be there once in a server block")
+            directive.error(f"is there already, at {first[node.name]}; it may be there once in a server block")
             continue
         first.setdefault(node.name, node.where)
-        found = plugin.read(line, zones)
+        found = plugin.parse(directive, zones)
         if found is None:
             continue
         if plugin.repeats:
@@ -145,37 +158,37 @@ def _plugins(nodes: tuple[Node, ...], zones: tuple[str, ...], outline: Outline) 
     if binds := fields.get("bind"):
         to = tuple(dict.fromkeys(word for bind in binds for word in bind.to))
         excluded = tuple(dict.fromkeys(word for bind in binds for word in bind.excluded))
-        fields["bind"] = Bind(to=to, excluded=excluded)
+        fields["bind"] = BindSettings(to=to, excluded=excluded)
     return fields
 
 
-def _coherent(fields: dict[str, Any], node: Node, outline: Outline) -> None:
-    """Note what plugins of a block lack of each other."""
-    kubernetes: Kubernetes | None = fields.get("kubernetes")
+def _check_dependencies(fields: dict[str, Any], node: CorefileNode, reader: CorefileReader) -> None:
+    """Report plugins that lack another plugin in the same server block."""
+    kubernetes: KubernetesSettings | None = fields.get("kubernetes")
     autopath = fields.get("autopath")
     if autopath is not None and not autopath.path:
         if kubernetes is None:
-            outline.error(node.where, "autopath @kubernetes needs plugin kubernetes in the same server block")
+            reader.error(node.where, "autopath @kubernetes needs plugin kubernetes in the same server block")
         elif kubernetes.pods != "verified":
-            outline.warning(
+            reader.warning(
                 node.where,
                 "autopath @kubernetes does nothing without pods verified of plugin kubernetes",
             )
     if "external" in fields and kubernetes is None:
-        outline.error(node.where, "k8s_external needs plugin kubernetes in the same server block")
+        reader.error(node.where, "k8s_external needs plugin kubernetes in the same server block")
     if fields.get("loop") and not fields.get("forwards"):
-        outline.warning(node.where, "loop has nothing to look for without forward")
+        reader.warning(node.where, "loop has no effect without forward")
 
 
-def _distinct(blocks: list[ServerBlock], outline: Outline) -> None:
-    """Note zones that two blocks would answer in the same place."""
+def _check_distinct(blocks: list[ServerBlock], reader: CorefileReader) -> None:
+    """Report zones that two server blocks have on the same port and addresses."""
     seen: dict[tuple[str, int, tuple[str, ...]], ServerBlock] = {}
     for block in blocks:
         to = block.bind.to if block.bind else ()
         for zone in block.zones:
             before = seen.setdefault((zone, block.port, to), block)
             if before is not block:
-                outline.error(
+                reader.error(
                     block.where,
                     f"zone {zone} on port {block.port} belongs to the server block at {before.where} already",
                 )

@@ -1,8 +1,7 @@
-"""What a Corefile says, typed. `corefile.py` reads it from text; everything that serves is built from these values.
+"""The settings of a Corefile: one type for each plugin, and `ServerBlock` for all of a server block.
 
-Zones are absolute names in lower case with their dot at the end (`cluster.local.`, `.`). Times are seconds. Where an
-option takes "a list of zones, or none for all", the value is None when the option is absent and `(".",)` when it
-stands alone.
+Zones are absolute names in lower case with their trailing dot (`cluster.local.`, `.`). Times are in seconds. An option whose
+list of zones is optional has the value None if it is absent, and `(".",)` if it has no arguments.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ Zones = tuple[str, ...]
 
 DEFAULT_PORT = 53
 DEFAULT_TLS_PORT = 853
-LONGEST_TTL = 3600
-"""The most a record of the cluster's zone may live, and an answer in the cache (rows S1, S9)."""
+MAX_TTL = 3600
+"""Limit of the TTL of cluster records and cached responses (rows S1, S9)."""
 CACHE_DENIAL_TTL = 1800
-CACHE_LEAST_TTL = 5
+CACHE_MIN_TTL = 5
 CACHE_CAPACITY = 9984
 CACHE_SERVFAIL_TTL = 5.0
-MOST_UPSTREAMS = 15
+MAX_UPSTREAMS = 15
 
 
-class Position(msgspec.Struct, frozen=True):
-    """A line of a file."""
+class CorefilePosition(msgspec.Struct, frozen=True):
+    """A line of a Corefile or imported file."""
 
     file: str
     line: int
@@ -37,7 +36,7 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class Upstream(msgspec.Struct, frozen=True):
-    """A server to forward to."""
+    """A DNS server to forward queries to."""
 
     address: str
     port: int = DEFAULT_PORT
@@ -48,8 +47,8 @@ class Upstream(msgspec.Struct, frozen=True):
         return f"{'tls://' if self.transport == 'tls' else ''}{host}:{self.port}"
 
 
-class Listen(msgspec.Struct, frozen=True):
-    """Where an HTTP endpoint listens. An empty host stands for all addresses."""
+class HttpEndpoint(msgspec.Struct, frozen=True):
+    """Host and port of an HTTP endpoint. An empty host stands for all addresses."""
 
     host: str
     port: int
@@ -58,88 +57,88 @@ class Listen(msgspec.Struct, frozen=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Bind(msgspec.Struct, frozen=True, kw_only=True):
-    """`bind`: addresses or links to listen on. A link stands for all its addresses."""
+class BindSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`bind`: addresses or interfaces to listen on. An interface stands for all its addresses."""
 
     to: tuple[str, ...]
     excluded: tuple[str, ...] = ()
-    """Addresses or links that `to` does not mean, although a link of it has them."""
+    """Addresses or interfaces that are excluded from those of `to`."""
 
 
-class Consolidate(msgspec.Struct, frozen=True, kw_only=True):
-    """`errors`: equal messages are counted and printed once in a while."""
+class ConsolidateRule(msgspec.Struct, frozen=True, kw_only=True):
+    """`consolidate` of `errors`: messages that match are counted and summarized."""
 
-    every: float
+    interval: float
     pattern: str
-    """A regular expression; it compiles."""
+    """A valid regular expression."""
     level: Literal["debug", "info", "warning", "error"] = "error"
 
 
-class Errors(msgspec.Struct, frozen=True, kw_only=True):
-    """`errors`: failures of single questions go to the log."""
+class ErrorsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`errors`: failed queries are logged."""
 
-    consolidate: tuple[Consolidate, ...] = ()
+    consolidate: tuple[ConsolidateRule, ...] = ()
 
 
-class Log(msgspec.Struct, frozen=True, kw_only=True):
-    """`log`: one line for each question."""
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`log`: each query is logged."""
 
     zones: Zones = (".",)
     format: str = "{common}"
     classes: tuple[Literal["success", "denial", "error", "all"], ...] = ("all",)
-    slower_than: float | None = None
-    """Answers that took longer are logged whatever their class."""
+    min_duration: float | None = None
+    """Responses that took at least this time are logged whatever their class."""
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """`health`: `/health` says OK while the process lives (row S15)."""
+class HealthSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`health`: `/health` returns OK while the process runs (row S15)."""
 
-    listen: Listen = Listen("", 8080)
+    listen: HttpEndpoint = HttpEndpoint("", 8080)
     lameduck: float = 0.0
-    """Seconds between a signal to end and the end, during which questions are still answered."""
+    """Seconds for which queries are still answered after a signal to terminate."""
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """`ready`: `/ready` says OK once all has been read that answers need."""
+class ReadySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`ready`: `/ready` returns OK once the objects of the cluster have been read."""
 
-    listen: Listen = Listen("", 8181)
+    listen: HttpEndpoint = HttpEndpoint("", 8181)
     monitor: Literal["until-ready", "continuously"] = "until-ready"
 
 
-class Prometheus(msgspec.Struct, frozen=True, kw_only=True):
-    """`prometheus`: `/metrics` (row S16)."""
+class PrometheusSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`prometheus`: metrics at `/metrics` (row S16)."""
 
-    listen: Listen = Listen("localhost", 9153)
+    listen: HttpEndpoint = HttpEndpoint("localhost", 9153)
 
 
-class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
-    """`kubernetes`: the cluster's zones."""
+class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`kubernetes`: the zones of a cluster."""
 
     zones: Zones
-    """Forward and reverse ones, never empty: the server block's when the plugin names none."""
+    """Forward and reverse zones; by default those of the server block."""
     endpoint: str = ""
-    """URL of the API server; empty: that of the kubeconfig, or the cluster's own."""
+    """URL of the API server; empty: that of the kubeconfig, or of the cluster that the pod runs in."""
     kubeconfig: str = ""
-    """A file; its current context counts."""
+    """Path of a file, whose current context is used."""
     namespaces: tuple[str, ...] = ()
-    """Only these are shown; empty: all."""
+    """Namespaces whose names exist; empty: all."""
     namespace_labels: tuple[Requirement, ...] = ()
     labels: tuple[Requirement, ...] = ()
-    """What a Service's and its EndpointSlices' labels must meet."""
+    """Label selector of Services and EndpointSlices."""
     pods: Literal["disabled", "insecure", "verified"] = "disabled"
     endpoint_pod_names: bool = False
     ttl: int = 5
     endpoints: bool = True
-    """False by `noendpoints`: EndpointSlices are not watched at all."""
+    """False with `noendpoints`: EndpointSlices are not watched."""
     fallthrough: Zones | None = None
-    """For names of these zones that do not exist, what comes after is asked."""
+    """Zones in which the next plugin answers for names that do not exist."""
     ignore_empty_service: bool = False
     startup_timeout: float = 5.0
-    """Questions wait so long for the first sync before they are answered without it (row S12)."""
+    """Time after which the server starts to answer without complete lists (row S12)."""
 
 
-class External(msgspec.Struct, frozen=True, kw_only=True):
-    """`k8s_external`: addresses of load balancers and external IPs in another zone (row S20)."""
+class K8sExternalSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`k8s_external`: load balancer addresses and external IPs in other zones (row S20)."""
 
     zones: Zones
     apex: str = "dns"
@@ -148,158 +147,156 @@ class External(msgspec.Struct, frozen=True, kw_only=True):
     fallthrough: Zones | None = None
 
 
-class Hosts(msgspec.Struct, frozen=True, kw_only=True):
-    """`hosts`: a hosts file, and lines of the Corefile itself."""
+class HostsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`hosts`: a hosts file, and lines of the Corefile."""
 
     path: str = "/etc/hosts"
     zones: Zones
     inline: tuple[str, ...] = ()
-    """Lines as in the file."""
+    """Lines in the format of the file."""
     ttl: int = 3600
     reverse: bool = True
-    """False by `no_reverse`."""
+    """False with `no_reverse`."""
     reload: float = 5.0
-    """Seconds between two looks at the file; 0: never again."""
+    """Seconds between two checks of the file; 0: it is read once."""
     fallthrough: Zones | None = None
 
 
-class Autopath(msgspec.Struct, frozen=True, kw_only=True):
-    """`autopath`: the search list is walked here instead of in the pod (row S18)."""
+class AutopathSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`autopath`: the server walks the search list of the pod (row S18)."""
 
     zones: Zones
     path: str = ""
-    """A file as /etc/resolv.conf whose search list holds for every client; empty: `@kubernetes`, the list that the
-    client's own pod has."""
+    """resolv.conf with the search list of all clients; empty: `@kubernetes`, the list of the client's pod."""
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """One half of the cache."""
+class CacheBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one half of the cache."""
 
     capacity: int = CACHE_CAPACITY
-    longest: int
-    """Seconds that an answer is kept at most."""
-    least: int = CACHE_LEAST_TTL
+    max_ttl: int
+    min_ttl: int = CACHE_MIN_TTL
 
 
-class Prefetch(msgspec.Struct, frozen=True, kw_only=True):
-    """Popular answers are asked for again before they are over."""
+class PrefetchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`prefetch` of `cache`: popular responses are refreshed before they expire."""
 
     amount: int
-    """Questions that make a name popular; with no gap of `window` seconds between two."""
+    """Queries, at intervals below `window` seconds, that make a response popular."""
     window: float = 60.0
     percent: int = 10
-    """Of the lifetime that is left when it is asked again."""
+    """Remaining lifetime, in percent, at which the response is refreshed."""
 
 
-class Stale(msgspec.Struct, frozen=True, kw_only=True):
-    """`serve_stale`: answers that are over are given with a TTL of 0 while there is no newer one (row S10)."""
+class ServeStaleSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`serve_stale` of `cache`: expired responses are served with a TTL of 0 until they are refreshed (row S10)."""
 
-    longest: float = 3600.0
+    max_stale: float = 3600.0
     mode: Literal["immediate", "verified"] = "immediate"
-    """Whether the stale answer goes out before or after the source has been asked."""
+    """Whether a stale response is served before or after an attempt to refresh it."""
 
 
-class Cache(msgspec.Struct, frozen=True, kw_only=True):
-    """`cache` (row S9)."""
+class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`cache`: responses of upstreams are cached (row S9)."""
 
     zones: Zones
-    success: Kept = Kept(longest=LONGEST_TTL)
-    denial: Kept = Kept(longest=CACHE_DENIAL_TTL)
-    prefetch: Prefetch | None = None
-    stale: Stale | None = None
+    success: CacheBounds = CacheBounds(max_ttl=MAX_TTL)
+    denial: CacheBounds = CacheBounds(max_ttl=CACHE_DENIAL_TTL)
+    prefetch: PrefetchSettings | None = None
+    stale: ServeStaleSettings | None = None
     servfail: float = CACHE_SERVFAIL_TTL
-    """Seconds that a SERVFAIL is kept; 0: not at all."""
+    """Lifetime of a SERVFAIL response; 0: it is not cached."""
     no_success: Zones = ()
-    """Zones below which no positive answer is kept, by `disable success`."""
+    """Zones without caching of positive responses (`disable success`)."""
     no_denial: Zones = ()
     keep_ttl: bool = False
-    """Answers out of the cache keep the TTL they came with."""
+    """Cached responses keep their original TTL."""
 
 
-class Tls(msgspec.Struct, frozen=True, kw_only=True):
-    """`tls` and `tls_servername` of `forward`: files and the name that the servers' certificates must bear."""
+class UpstreamTlsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`tls` and `tls_servername` of `forward`: files, and the expected name in the certificate of upstreams."""
 
     certificate: str = ""
     key: str = ""
     authority: str = ""
-    """Empty: the system's authorities."""
+    """Empty: the certificate authorities of the system."""
     server_name: str = ""
 
 
-class HealthCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """How an upstream that has failed is tried again."""
+class HealthCheckSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`health_check` of `forward`: how an upstream is checked after a failure."""
 
-    every: float = 0.5
+    interval: float = 0.5
     recursion: bool = True
     domain: str = "."
 
 
-class Forward(msgspec.Struct, frozen=True, kw_only=True):
-    """`forward` (row S7)."""
+class ForwardSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`forward`: queries are forwarded to upstreams (row S7)."""
 
     zone: str
     to: tuple[Upstream | str, ...]
-    """In the order written; a string is the path of a file as /etc/resolv.conf, whose name servers stand there."""
+    """Upstreams in the order of the Corefile; a string is the path of a resolv.conf that names some."""
     excluded: Zones = ()
-    """Of the names below `zone`, what is below these is not forwarded here."""
+    """Zones below `zone` that are not forwarded here."""
     force_tcp: bool = False
     prefer_udp: bool = False
     expire: float = 10.0
-    """Seconds after which an idle connection to an upstream is closed."""
+    """Lifetime of idle connections to upstreams."""
     max_fails: int = 2
-    """Failed checks after which an upstream is down; 0: it never is, and is never checked."""
-    tls: Tls = Tls()
+    """Consecutive failed checks after which an upstream is down; 0 disables health checks."""
+    tls: UpstreamTlsSettings = UpstreamTlsSettings()
     policy: Literal["random", "round_robin", "sequential"] = "random"
-    health_check: HealthCheck = HealthCheck()
+    health_check: HealthCheckSettings = HealthCheckSettings()
     max_concurrent: int = 0
-    """Questions on their way at one time; beyond them REFUSED. 0: no limit."""
+    """Limit of queries in flight, beyond which queries get REFUSED; 0: no limit."""
     next_on: tuple[int, ...] = ()
-    """Response codes after which the next `forward` of the server block is asked."""
+    """Response codes after which the next `forward` of the server block is tried."""
     failover_on: tuple[int, ...] = ()
-    """Response codes after which the next upstream is asked."""
+    """Response codes after which the next upstream is tried."""
     fail_fast: bool = False
-    """SERVFAIL at once while all upstreams are down, instead of trying one of them."""
+    """Answer SERVFAIL at once while all upstreams are down, instead of trying one of them."""
 
 
-class Reload(msgspec.Struct, frozen=True, kw_only=True):
-    """`reload`: the Corefile is read again when it has changed."""
+class ReloadSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`reload`: the Corefile is read again after changes."""
 
     interval: float = 30.0
     jitter: float = 15.0
     """At most half the interval."""
 
 
-class LoadBalance(msgspec.Struct, frozen=True, kw_only=True):
-    """`loadbalance`: the order of addresses is drawn for every answer (row S8)."""
+class LoadBalanceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`loadbalance`: each response has another order of addresses (row S8)."""
 
     limit: int = 0
-    """Records of an answer at most; 0: all."""
+    """Limit of address records in an answer; 0: no limit."""
 
 
 class ServerBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A server: which zones it answers on which port, and how. None and empty: the plugin is not there.
+    """The zones of a server block on one port, and its plugins; None or empty if a plugin is absent.
 
-    A block with keys of several ports becomes several of these, equal but for zones and port. A question belongs to
-    the block of its port (and address, with `bind`) with the longest zone that it is in.
+    A server block with keys of several ports becomes one of these for each port. A query belongs to the server block of its
+    port (and address, with `bind`) with the longest zone that contains its name.
     """
 
     zones: Zones
     port: int = DEFAULT_PORT
-    where: Position = Position("Corefile", 1)
-    """Where the block begins."""
-    bind: Bind | None = None
+    where: CorefilePosition = CorefilePosition("Corefile", 1)
+    """First line of the server block."""
+    bind: BindSettings | None = None
     debug: bool = False
-    errors: Errors | None = None
-    log: tuple[Log, ...] = ()
-    health: Health | None = None
-    ready: Ready | None = None
-    prometheus: Prometheus | None = None
-    loadbalance: LoadBalance | None = None
-    cache: Cache | None = None
-    autopath: Autopath | None = None
-    hosts: Hosts | None = None
-    external: External | None = None
-    kubernetes: Kubernetes | None = None
+    errors: ErrorsSettings | None = None
+    log: tuple[LogSettings, ...] = ()
+    health: HealthSettings | None = None
+    ready: ReadySettings | None = None
+    prometheus: PrometheusSettings | None = None
+    loadbalance: LoadBalanceSettings | None = None
+    cache: CacheSettings | None = None
+    autopath: AutopathSettings | None = None
+    hosts: HostsSettings | None = None
+    external: K8sExternalSettings | None = None
+    kubernetes: KubernetesSettings | None = None
     loop: bool = False
-    forwards: tuple[Forward, ...] = ()
-    reload: Reload | None = None
+    forwards: tuple[ForwardSettings, ...] = ()
+    reload: ReloadSettings | None = None

@@ -1,1 +1,1 @@
-"""DNS messages: names, questions, and responses as bytes. Pure."""
+"""DNS messages as bytes: names, queries, and responses (RFC 1035, 6891). Pure."""

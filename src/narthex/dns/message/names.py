@@ -1,16 +1,17 @@
-"""Domain names: text as people write it, wire form as packets hold it.
+"""Domain names as text and in wire form (RFC 1035 section 3.1).
 
-Wire form is what RFC 1035 3.1 says, uncompressed: each label behind its length, then a zero. Two names are the same
-when their lower-case wire forms are; only ASCII letters have a case.
+Wire form is uncompressed: each label after its length byte, then a zero byte. Two names are equal if their wire forms are
+equal in lower case; only ASCII letters have a case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
-LONGEST = 255
+MAX_NAME = 255
 """Bytes of a name in wire form."""
-LONGEST_LABEL = 63
+MAX_LABEL = 63
 ROOT = b"\0"
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_*/")
@@ -18,10 +19,10 @@ _LABEL_BYTES = _PLAIN | frozenset(b"+=:~^%&!?,|[]{}<>#'`")
 
 
 def wire(text: str) -> bytes:
-    """The wire form of a name, case as written; a dot at the end makes no difference, and `.` is the root.
+    """Return the wire form of a name in its original case. A trailing dot makes no difference, and `.` is the root.
 
-    Raises ValueError for what is no name: empty or long labels, blanks, control characters, anything outside ASCII.
-    Escapes (`\\.`, `\\032`) are read as in zone files.
+    Escapes (`\\.`, `\\032`) are read as in zone files. Raises ValueError for empty or long labels, blanks, control characters, and
+    anything outside ASCII.
     """
     if text in (".", ""):
         if not text:
@@ -57,16 +58,16 @@ def wire(text: str) -> bytes:
     for found in labels:
         if not found:
             raise ValueError("has an empty label")
-        if len(found) > LONGEST_LABEL:
-            raise ValueError(f"has a label of {len(found)} characters; {LONGEST_LABEL} are allowed")
+        if len(found) > MAX_LABEL:
+            raise ValueError(f"has a label of {len(found)} characters; {MAX_LABEL} are allowed")
     packed = b"".join(bytes((len(found),)) + found for found in labels) + ROOT
-    if len(packed) > LONGEST:
-        raise ValueError(f"is too long: {len(packed)} bytes where {LONGEST} are allowed")
+    if len(packed) > MAX_NAME:
+        raise ValueError(f"is too long: {len(packed)} bytes where {MAX_NAME} are allowed")
     return packed
 
 
 def text(name: bytes) -> str:
-    """The name as text, with its dot at the end; what would be misread is escaped. Takes a whole, valid wire form."""
+    """Return a valid wire form as text, with the trailing dot; special characters are escaped as in zone files."""
     parts = []
     for label in labels(name):
         shown = "".join(
@@ -78,7 +79,7 @@ def text(name: bytes) -> str:
 
 
 def labels(name: bytes) -> Iterator[bytes]:
-    """Its labels, first to last, without the root."""
+    """Yield the labels from first to last, without the root."""
     at = 0
     while name[at]:
         end = at + 1 + name[at]
@@ -87,7 +88,7 @@ def labels(name: bytes) -> Iterator[bytes]:
 
 
 def suffixes(name: bytes) -> Iterator[bytes]:
-    """The name itself, then what is left without its first label, and so on down to the root."""
+    """Yield the name itself, then its parent, and so on up to the root."""
     at = 0
     while name[at]:
         yield name[at:]
@@ -96,10 +97,27 @@ def suffixes(name: bytes) -> Iterator[bytes]:
 
 
 def within(name: bytes, zone: bytes) -> bool:
-    """Whether `name` is `zone` or below it. Both in lower case."""
+    """Return True if `name` is `zone` or below it. Both are in lower case."""
     if not name.endswith(zone):
         return False
     at, end = 0, len(name) - len(zone)
     while at < end:
         at += 1 + name[at]
     return at == end
+
+
+def lower_zones(zones: Iterable[str]) -> tuple[bytes, ...]:
+    """Return the wire forms of zones, in lower case."""
+    return tuple(wire(zone).lower() for zone in zones)
+
+
+def within_any(name: bytes, zones: Iterable[bytes]) -> bool:
+    """Return True if `name` is in one of the zones. All are in lower case."""
+    return any(within(name, zone) for zone in zones)
+
+
+@lru_cache(maxsize=4096)
+def label(text: str) -> bytes:
+    """Return one ASCII label in wire form, in lower case."""
+    data = text.lower().encode("ascii")
+    return bytes((len(data),)) + data

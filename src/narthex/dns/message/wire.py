@@ -1,116 +1,46 @@
-"""Questions out of packets. What is no question is told apart here, before anything else looks at it.
-
-* A response, or less than a header: silence (answering it could start a loop).
-* Another opcode than QUERY: NOTIMP (RFC 1035 4.1.1). Several questions or none, a compressed or endless name in the
-  question, a broken record behind it, two OPT records (RFC 6891 6.1.1), bytes behind the message: FORMERR.
-
-Refusals are a header of 12 bytes, so nobody gets more than was sent.
-"""
+"""Constants of the DNS wire format (RFC 1035 section 4): header layout, flags, response codes, and record types."""
 
 from __future__ import annotations
 
 from struct import Struct
 
-from narthex.dns.interfaces import Query
-from narthex.dns.message.names import LONGEST, LONGEST_LABEL
-
 HEADER = Struct(">HHHHHH")
-"""Id, flags, and the counts of questions, answers, authorities and additional records."""
+"""ID, flags, and the number of questions, answers, authorities, and additional records."""
 QUESTION_TAIL = Struct(">HH")
+"""Type and class after the name of a question."""
 RECORD_TAIL = Struct(">HHIH")
-"""Type, class, TTL and length of a record's data, behind its name."""
+"""Type, class, TTL, and data length after the owner name of a record."""
 
-QR, AA, TC, RD, RA, CD = 0x8000, 0x0400, 0x0200, 0x0100, 0x0080, 0x0010
+QR, AA, TC, RD, RA, AD, CD = 0x8000, 0x0400, 0x0200, 0x0100, 0x0080, 0x0020, 0x0010
 OPCODE = 0x7800
 
+RCODES = (
+    "NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "YXDOMAIN", "YXRRSET", "NXRRSET", "NOTAUTH",
+)  # fmt: skip
+"""Names of the response codes 0 to 9."""
 NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED = range(6)
 BADVERS = 16
 
 IN = 1
-A, NS, CNAME, SOA, PTR, TXT, AAAA, SRV, OPT, IXFR, AXFR = 1, 2, 5, 6, 12, 16, 28, 33, 41, 251, 252
+A, NS, CNAME, SOA, PTR, HINFO, MX, TXT, AAAA, SRV, DNAME, OPT, IXFR, AXFR = (
+    1, 2, 5, 6, 12, 13, 15, 16, 28, 33, 39, 41, 251, 252,
+)  # fmt: skip
+ADDRESS_SIZES = {A: 4, AAAA: 16}
+"""Bytes of an address, by record type."""
 
-_MOST_RECORDS = 16
-"""Behind a question stand an OPT record, maybe a signature and an IXFR's SOA; nobody honest sends more."""
-
-
-def read(packet: bytes) -> Query | int | None:
-    """The question of a message, or the code to refuse it with, or None for silence. Never raises."""
-    if len(packet) < HEADER.size:
-        return None
-    id_, flags, questions, answers, authorities, additional = HEADER.unpack_from(packet)
-    if flags & QR:
-        return None
-    if flags & OPCODE:
-        return NOTIMP
-    if questions != 1 or answers or authorities + additional > _MOST_RECORDS:
-        return FORMERR
-    end = _name_end(packet, HEADER.size)
-    if end == 0 or end + QUESTION_TAIL.size > len(packet):
-        return FORMERR
-    qtype, qclass = QUESTION_TAIL.unpack_from(packet, end)
-    edns_size: int | None = None
-    version = 0
-    at = question_end = end + QUESTION_TAIL.size
-    if authorities or additional:
-        found = _options(packet, at, authorities, additional)
-        if found is None:
-            return FORMERR
-        at, edns_size, version = found
-    if at != len(packet):
-        return FORMERR
-    qname = packet[HEADER.size : end]
-    return Query(packet, id_, qname.lower(), qname, qtype, qclass, flags, edns_size, version, question_end)
+OTHER = "other"
+"""Metric label of types and codes that have no label of their own, so that clients cannot create new time series."""
+_TYPE_LABELS = {
+    A: "A", NS: "NS", CNAME: "CNAME", SOA: "SOA", PTR: "PTR", MX: "MX", TXT: "TXT", AAAA: "AAAA", SRV: "SRV", 43: "DS",
+    48: "DNSKEY", 64: "SVCB", 65: "HTTPS", 255: "ANY", IXFR: "IXFR", AXFR: "AXFR",
+}  # fmt: skip
 
 
-def refusal(packet: bytes, code: int) -> bytes:
-    """A response of nothing but a header, for a packet that is at least a header."""
-    id_, flags = HEADER.unpack_from(packet)[:2]
-    return HEADER.pack(id_, QR | flags & (OPCODE | RD) | code, 0, 0, 0, 0)
+def rcode_label(rcode: int) -> str:
+    """Return the name of a response code as metrics and logs show it."""
+    return RCODES[rcode] if rcode <= REFUSED else "BADVERS" if rcode == BADVERS else OTHER
 
 
-def _name_end(packet: bytes, at: int) -> int:
-    """Behind an uncompressed name; 0 when there is none. Lengths are below "A", so `lower` leaves them alone."""
-    end = min(len(packet), at + LONGEST)
-    while at < end:
-        length = packet[at]
-        at += 1 + length
-        if length == 0:
-            return at
-        if length > LONGEST_LABEL:
-            return 0
-    return 0
-
-
-def _options(packet: bytes, at: int, authorities: int, additional: int) -> tuple[int, int | None, int] | None:
-    """The end of the records behind a question, and of an OPT record the UDP size and the version."""
-    size: int | None = None
-    version = 0
-    for index in range(authorities + additional):
-        root = packet[at : at + 1] == b"\0"
-        at = _skip_name(packet, at)
-        if at == 0 or at + RECORD_TAIL.size > len(packet):
-            return None
-        type_, class_, ttl, length = RECORD_TAIL.unpack_from(packet, at)
-        at += RECORD_TAIL.size + length
-        if at > len(packet):
-            return None
-        if type_ == OPT:
-            if size is not None or not root or index < authorities:
-                return None
-            size, version = class_, ttl >> 16 & 0xFF
-    return at, size, version
-
-
-def _skip_name(packet: bytes, at: int) -> int:
-    """Behind a name that may end in a pointer, which is not followed; 0 when there is none."""
-    start, end = at, len(packet)
-    while at < end and at - start < LONGEST:
-        length = packet[at]
-        if length & 0xC0 == 0xC0:
-            return at + 2
-        at += 1 + length
-        if length == 0:
-            return at
-        if length > LONGEST_LABEL:
-            return 0
-    return 0
+def type_label(qtype: int) -> str:
+    """Return the name of a record type as metrics show it."""
+    return _TYPE_LABELS.get(qtype, OTHER)

@@ -1,221 +1,215 @@
-"""Answers kept for a while (rows S9, S10). Two halves, one for what is and one for what is not, each with its bounds.
+"""Plugin `cache`: responses of upstreams, with prefetch and serve-stale (rows S9, S10; RFC 8767).
 
-Times are what the caller says. An answer is found by its question: name in lower case, type, class, and the bits DO and
-CD, since answers with and without DNSSEC differ. It is never found by another name, whatever else it holds.
+Positive responses and denials are two halves with bounds of their own. The key of a response is its question: name in lower
+case, type, class, and the bits DO and CD, since responses with and without DNSSEC differ. Other names that it contains do
+not lead to it. The caller provides the time.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
-from narthex.dns.corefile.settings import Cache as Settings
-from narthex.dns.corefile.settings import Kept, Zones
-from narthex.dns.interfaces import Query
+from narthex.dns.corefile.settings import CacheBounds, CacheSettings
 from narthex.dns.message import names, wire
-from narthex.dns.message.response import Answer, Shuffle, dnssec_ok
+from narthex.dns.message.query import Query
+from narthex.dns.message.response import Shuffle, UpstreamResponse
 
-Key = tuple[bytes, int, int, bool, bool]
-Half = Literal["success", "denial"]
-HALVES: tuple[Half, Half] = ("denial", "success")
-"""In the order in which they are looked through."""
+CacheKey = tuple[bytes, int, int, bool, bool]
+CacheHalf = Literal["success", "denial"]
+CACHE_HALVES: tuple[CacheHalf, CacheHalf] = ("denial", "success")
+"""In the order of the lookup."""
 
-MOST_BYTES = 16 * 1024 * 1024
-"""Of messages in a half, whatever its capacity: one over TCP may have 64 KiB."""
-
-
-def key(query: Query) -> Key:
-    """What a question's answer is kept by."""
-    return query.name, query.qtype, query.qclass, dnssec_ok(query), bool(query.flags & wire.CD)
+MAX_BYTES = 16 * 1024 * 1024
+"""Limit of the messages in a half, in addition to its capacity: a response over TCP may have 64 KiB."""
 
 
-@dataclass(slots=True)
-class Item:
-    """An answer that is kept."""
+def cache_key(query: Query) -> CacheKey:
+    """Return the cache key of a query."""
+    return query.name, query.qtype, query.qclass, query.dnssec_ok, bool(query.flags & wire.CD)
 
-    answer: Answer
+
+class CachedResponse(msgspec.Struct):
+    """An entry of the cache."""
+
+    response: UpstreamResponse
     stored: float
     lifetime: int
     """Seconds."""
     hits: int = 0
     last: float = -math.inf
-    """When it was asked for last."""
-    retry: float = -math.inf
-    """Not before then it is asked for anew: the last time it failed, or it is on its way."""
+    """Time of the last query for it."""
+    retry_at: float = -math.inf
+    """Time of the next refresh; it lies in the future while one is in flight or after one has failed."""
 
     @property
-    def ends(self) -> float:
-        """When it is over."""
+    def expires(self) -> float:
+        """Time at which the entry becomes stale."""
         return self.stored + self.lifetime
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An answer for a client."""
+class CacheHit(msgspec.Struct, frozen=True):
+    """A usable entry of the cache."""
 
-    item: Item
+    entry: CachedResponse
     ttl: int
-    """For all its records; 0 when it is stale."""
+    """TTL for all records; 0 if the entry is stale."""
     stale: bool
     refresh: bool
-    """It is to be asked for anew now, behind the client's back or (`verified`) before the client gets it."""
+    """True if the query is to be forwarded now: after the client has been answered, or before with mode `verified`."""
 
-    def to(self, query: Query, shuffle: Shuffle | None = None) -> bytes:
-        """The message."""
-        return self.item.answer.to(query, self.ttl, shuffle)
+    def for_client(self, query: Query, shuffle: Shuffle | None = None) -> bytes:
+        """Return the message."""
+        return self.entry.response.for_client(query, self.ttl, shuffle)
 
 
-class Counters(msgspec.Struct):
-    """What has happened, by half where it matters."""
+class CacheCounters(msgspec.Struct):
+    """Counters of a cache; some are by half."""
 
     requests: int = 0
     misses: int = 0
-    hits: dict[Half, int] = msgspec.field(default_factory=lambda: {"success": 0, "denial": 0})
-    evictions: dict[Half, int] = msgspec.field(default_factory=lambda: {"success": 0, "denial": 0})
+    hits: dict[CacheHalf, int] = msgspec.field(default_factory=lambda: {"success": 0, "denial": 0})
+    evictions: dict[CacheHalf, int] = msgspec.field(default_factory=lambda: {"success": 0, "denial": 0})
     prefetches: int = 0
     stale: int = 0
-    """Stale answers given."""
+    """Stale responses served."""
 
 
-class Cache:
-    """One server block's cache."""
+class ResponseCache:
+    """The cache of one server block."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: CacheSettings) -> None:
         self._settings = settings
-        self._zones = _wired(settings.zones)
-        self._never: dict[Half, tuple[bytes, ...]] = {
-            "success": _wired(settings.no_success),
-            "denial": _wired(settings.no_denial),
+        self._zones = names.lower_zones(settings.zones)
+        self._disabled: dict[CacheHalf, tuple[bytes, ...]] = {
+            "success": names.lower_zones(settings.no_success),
+            "denial": names.lower_zones(settings.no_denial),
         }
-        self._halves: dict[Half, _Half] = {"success": _Half(settings.success), "denial": _Half(settings.denial)}
-        self.counters = Counters()
+        self._halves: dict[CacheHalf, _Half] = {"success": _Half(settings.success), "denial": _Half(settings.denial)}
+        self.counters = CacheCounters()
 
     @property
     def verifies(self) -> bool:
-        """Whether the source is asked before a stale answer is given."""
+        """True if upstreams are asked before a stale response is served."""
         return self._settings.stale is not None and self._settings.stale.mode == "verified"
 
-    def entries(self, half: Half) -> int:
-        """How many answers a half holds."""
-        return len(self._halves[half].items)
+    def entries(self, half: CacheHalf) -> int:
+        """Return the number of entries of a half."""
+        return len(self._halves[half].entries)
 
     def covers(self, name: bytes) -> bool:
-        """Whether this name (lower case) is in one of the cache's zones."""
-        return any(names.within(name, zone) for zone in self._zones)
+        """Return True if a name (in lower case) is in one of the zones of the cache."""
+        return names.within_any(name, self._zones)
 
-    def find(self, wanted: Key, now: float) -> Found | None:
-        """The answer to give now, if there is one."""
+    def find(self, key: CacheKey, now: float) -> CacheHit | None:
+        """Return the response to serve now, fresh or stale, or None."""
         self.counters.requests += 1
-        for half in HALVES:
-            item = self._halves[half].items.get(wanted)
-            found = None if item is None else self._usable(item, now)
-            if found is not None:
-                self._halves[half].items.move_to_end(wanted)
+        for half in CACHE_HALVES:
+            entry = self._halves[half].entries.get(key)
+            hit = None if entry is None else self._usable(entry, now)
+            if hit is not None:
+                self._halves[half].entries.move_to_end(key)
                 self.counters.hits[half] += 1
-                self.counters.stale += found.stale
-                self.counters.prefetches += found.refresh and not found.stale
-                return found
+                self.counters.stale += hit.stale
+                self.counters.prefetches += hit.refresh and not hit.stale
+                return hit
         self.counters.misses += 1
         return None
 
-    def keep(self, wanted: Key, answer: Answer, now: float) -> int | None:
-        """Take an answer in, if it is one to be kept. The TTL its records now have; None: it is as it came.
+    def store(self, key: CacheKey, response: UpstreamResponse, now: float) -> int | None:
+        """Store a response if it is cacheable. Return the new TTL of its records; None: unchanged.
 
-        A failure never takes the place of an answer that may still be given stale; it only puts off the next attempt.
+        A failure never replaces a response that may still be served stale; it only postpones the next attempt.
         """
-        half: Half = "success" if answer.kind == "success" else "denial"
-        if answer.kind == "other" or answer.truncated:
+        half: CacheHalf = "success" if response.kind == "success" else "denial"
+        if response.kind == "other" or response.truncated:
             return None
-        lifetime = self._lifetime(answer)
-        if lifetime <= 0 or any(names.within(wanted[0], zone) for zone in self._never[half]):
+        lifetime = self._lifetime(response)
+        if lifetime <= 0 or names.within_any(key[0], self._disabled[half]):
             return None
-        before = self._last(wanted)
-        if answer.kind == "servfail" and before is not None and self._stale_until(before) > now:
-            before.retry = now + lifetime
+        before = self._last(key)
+        if response.kind == "servfail" and before is not None and self._stale_until(before) > now:
+            before.retry_at = now + lifetime
             return None
-        item = Item(answer, now, lifetime)
+        entry = CachedResponse(response, now, lifetime)
         if before is not None:
-            item.hits, item.last = before.hits, before.last
-        self._halves["denial" if half == "success" else "success"].drop(wanted)
-        self.counters.evictions[half] += self._halves[half].put(wanted, item)
+            entry.hits, entry.last = before.hits, before.last
+        self._halves["denial" if half == "success" else "success"].remove(key)
+        self.counters.evictions[half] += self._halves[half].store(key, entry)
         return lifetime
 
-    def failed(self, wanted: Key, now: float) -> None:
-        """No answer came at all; a stale one is not asked for again at once."""
-        before = self._last(wanted)
+    def failed(self, key: CacheKey, now: float) -> None:
+        """Postpone the next refresh of a stale response after an attempt without any response."""
+        before = self._last(key)
         if before is not None:
-            before.retry = now + max(self._settings.servfail, 1.0)
+            before.retry_at = now + max(self._settings.servfail, 1.0)
 
-    def _last(self, wanted: Key) -> Item | None:
-        return self._halves["denial"].items.get(wanted) or self._halves["success"].items.get(wanted)
+    def _last(self, key: CacheKey) -> CachedResponse | None:
+        return self._halves["denial"].entries.get(key) or self._halves["success"].entries.get(key)
 
-    def _usable(self, item: Item, now: float) -> Found | None:
-        # Sums of a clock's seconds are not exact: seven seconds may be a little more.
-        ttl = min(math.ceil(item.ends - now), item.lifetime)
+    def _usable(self, entry: CachedResponse, now: float) -> CacheHit | None:
+        # The sum of times may be inexact, so that the rounded TTL may exceed the lifetime.
+        ttl = min(math.ceil(entry.expires - now), entry.lifetime)
         if ttl > 0:
-            shown = item.lifetime if self._settings.keep_ttl else ttl
-            return Found(item, shown, stale=False, refresh=self._popular(item, ttl, now))
-        if self._stale_until(item) <= now:
+            shown = entry.lifetime if self._settings.keep_ttl else ttl
+            return CacheHit(entry, shown, stale=False, refresh=self._starts_prefetch(entry, ttl, now))
+        if self._stale_until(entry) <= now:
             return None
-        refresh = item.retry <= now
+        refresh = entry.retry_at <= now
         if refresh:
-            item.retry = now + max(self._settings.servfail, 1.0)
-        return Found(item, 0, stale=True, refresh=refresh)
+            entry.retry_at = now + max(self._settings.servfail, 1.0)
+        return CacheHit(entry, 0, stale=True, refresh=refresh)
 
-    def _popular(self, item: Item, ttl: int, now: float) -> bool:
+    def _starts_prefetch(self, entry: CachedResponse, ttl: int, now: float) -> bool:
         prefetch = self._settings.prefetch
         if prefetch is None:
             return False
-        item.hits = item.hits + 1 if now - item.last < prefetch.window else 1
-        item.last = now
-        if item.hits < prefetch.amount or ttl > math.ceil(item.lifetime * prefetch.percent / 100) or item.retry > now:
+        entry.hits = entry.hits + 1 if now - entry.last < prefetch.window else 1
+        entry.last = now
+        due = ttl <= math.ceil(entry.lifetime * prefetch.percent / 100)
+        if entry.hits < prefetch.amount or not due or entry.retry_at > now:
             return False
-        item.retry = item.ends
+        entry.retry_at = entry.expires
         return True
 
-    def _stale_until(self, item: Item) -> float:
+    def _stale_until(self, entry: CachedResponse) -> float:
         stale = self._settings.stale
-        if stale is None or item.answer.kind == "servfail":
+        if stale is None or entry.response.kind == "servfail":
             return -math.inf
-        return item.ends + stale.longest
+        return entry.expires + stale.max_stale
 
-    def _lifetime(self, answer: Answer) -> int:
-        if answer.kind == "servfail":
+    def _lifetime(self, response: UpstreamResponse) -> int:
+        if response.kind == "servfail":
             return math.ceil(self._settings.servfail)
-        kept = self._settings.success if answer.kind == "success" else self._settings.denial
-        return min(max(answer.ttl, kept.least), kept.longest)
+        bounds = self._settings.success if response.kind == "success" else self._settings.denial
+        return min(max(response.ttl, bounds.min_ttl), bounds.max_ttl)
 
 
 class _Half:
-    """Items, the one asked for last at the end."""
+    """Entries in the order of their last use."""
 
-    def __init__(self, bounds: Kept) -> None:
+    def __init__(self, bounds: CacheBounds) -> None:
         self._capacity = bounds.capacity
         self._bytes = 0
-        self.items: OrderedDict[Key, Item] = OrderedDict()
+        self.entries: OrderedDict[CacheKey, CachedResponse] = OrderedDict()
 
-    def put(self, wanted: Key, item: Item) -> int:
-        """Take an item in; how many others had to go."""
-        self.drop(wanted)
-        self.items[wanted] = item
-        self._bytes += len(item.answer.packet)
-        gone = 0
-        while len(self.items) > self._capacity or self._bytes > MOST_BYTES:
-            _, oldest = self.items.popitem(last=False)
-            self._bytes -= len(oldest.answer.packet)
-            gone += 1
-        return gone
+    def store(self, key: CacheKey, entry: CachedResponse) -> int:
+        """Store an entry and return the number of evicted ones."""
+        self.remove(key)
+        self.entries[key] = entry
+        self._bytes += len(entry.response.packet)
+        evicted = 0
+        while len(self.entries) > self._capacity or self._bytes > MAX_BYTES:
+            _, oldest = self.entries.popitem(last=False)
+            self._bytes -= len(oldest.response.packet)
+            evicted += 1
+        return evicted
 
-    def drop(self, wanted: Key) -> None:
-        """Forget an item, if it is there."""
-        item = self.items.pop(wanted, None)
-        if item is not None:
-            self._bytes -= len(item.answer.packet)
-
-
-def _wired(zones: Zones) -> tuple[bytes, ...]:
-    return tuple(names.wire(zone).lower() for zone in zones)
+    def remove(self, key: CacheKey) -> None:
+        """Remove an entry if it exists."""
+        entry = self.entries.pop(key, None)
+        if entry is not None:
+            self._bytes -= len(entry.response.packet)

@@ -1,122 +1,113 @@
-"""Which upstream is asked, when the next one is, and when it is given up (row S7). No clock, no chance, no sockets.
+"""Plugin `forward`: which upstream a query goes to, when the next one is tried, and when it fails (row S7).
 
-`Pool` knows the upstreams of one `forward` and how they are; `Ask` is one question's way through them. Whoever drives
-them tells what happened and does what they say.
+`UpstreamPool` holds the upstreams of one `forward` and their health; `ForwardedQuery` is the state machine of one query. The
+caller does the I/O and provides time and random numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
-from narthex.dns.corefile.settings import Forward, Upstream
-from narthex.dns.interfaces import Transport
+import msgspec
+
+from narthex.dns.corefile.settings import ForwardSettings, Upstream
 from narthex.dns.message import wire
+from narthex.dns.message.query import Transport
 
 READ_TIMEOUT = 2.0
-"""Seconds that an upstream has for one answer."""
+"""Seconds that an upstream has to answer."""
 TOTAL_TIMEOUT = 5.0
 """Seconds for all attempts together."""
 _ROUNDS = 2
-"""How often one question comes to the same upstream, at most."""
-
-Via = Literal["udp", "tcp"]
+"""Limit of attempts of one query at the same upstream."""
 
 
-@dataclass(slots=True)
-class Health:
-    """How an upstream is."""
+class UpstreamHealth(msgspec.Struct):
+    """Health of an upstream."""
 
     fails: int = 0
-    """Checks that failed in a row."""
+    """Consecutive failures of health checks."""
     checking: bool = False
     looping: bool = False
-    """Questions to it come back; it is not asked any more (row S11)."""
+    """Its queries come back to this server, so it is no longer used (row S11)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Ask this upstream now, and report by `deadline`."""
+class QueryUpstream(msgspec.Struct, frozen=True):
+    """Decision to send the query to an upstream and report by `deadline`."""
 
     upstream: Upstream
-    via: Via
+    via: Transport
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The answer that was reported last is the answer."""
+class UseResponse(msgspec.Struct, frozen=True):
+    """Decision to use the last response."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """The answer that was reported last is not it, if another `forward` comes after this one (option `next`)."""
+class NextForward(msgspec.Struct, frozen=True):
+    """Decision to try the next `forward`, or else to use the last response (option `next`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """There is no answer; the client gets this response code."""
+class GiveUp(msgspec.Struct, frozen=True):
+    """Decision to answer with an error."""
 
     rcode: int
     reason: str
 
 
-Verdict = Send | Done | Pass | Fail
+ForwardDecision = QueryUpstream | UseResponse | NextForward | GiveUp
 
 
-class Pool:
-    """The upstreams of one `forward`.
+class UpstreamPool:
+    """The upstreams of one `forward`."""
 
-    `draw(n)` gives a random number below n.
-    """
-
-    def __init__(self, settings: Forward, upstreams: tuple[Upstream, ...], draw: Callable[[int], int]) -> None:
+    def __init__(self, settings: ForwardSettings, upstreams: tuple[Upstream, ...], draw: Callable[[int], int]) -> None:
+        """`draw(n)` returns a random number below n."""
         self.settings = settings
         self._draw = draw
-        self._turn = 0
-        self._health: dict[Upstream, Health] = {}
+        self._next_first = 0
+        self._health: dict[Upstream, UpstreamHealth] = {}
         self.upstreams: tuple[Upstream, ...] = ()
         self.in_flight = 0
         self.rejected = 0
-        """Questions beyond max_concurrent, since they were taken last."""
+        """Queries beyond max_concurrent since the last `take_rejected`."""
         self.broken = 0
-        """Times that all upstreams were down, likewise."""
+        """Queries that found all upstreams down since the last `take_broken`."""
         self.replace(upstreams)
 
     def replace(self, upstreams: tuple[Upstream, ...]) -> None:
-        """Take other upstreams; what is known of those that stay is kept."""
+        """Replace the upstreams. Those that stay keep their health."""
         self.upstreams = tuple(dict.fromkeys(upstreams))
-        self._health = {upstream: self._health.get(upstream, Health()) for upstream in self.upstreams}
+        self._health = {upstream: self._health.get(upstream, UpstreamHealth()) for upstream in self.upstreams}
 
-    def health(self, upstream: Upstream) -> Health:
-        """How one is; a new, healthy one for those that are gone."""
-        return self._health.get(upstream) or Health()
+    def health(self, upstream: Upstream) -> UpstreamHealth:
+        """Return the health of an upstream; a removed one counts as healthy."""
+        return self._health.get(upstream) or UpstreamHealth()
 
     def down(self, upstream: Upstream) -> bool:
-        """Whether it is left alone for now."""
+        """Return True if an upstream is currently skipped."""
         health = self.health(upstream)
         return health.looping or 0 < self.settings.max_fails <= health.fails
 
     def failed(self, upstream: Upstream) -> bool:
-        """An attempt failed. Whether checks of it must begin now; they end with `checked`."""
+        """Note a failed attempt. Return True if health checks must start now; `checked` reports their results."""
         health = self._health.get(upstream)
         if health is None or health.checking or not self.settings.max_fails:
             return False
         health.checking = True
         return True
 
-    def checked(self, upstream: Upstream, well: bool) -> bool:
-        """A check has an outcome. Whether another one must follow after `health_check.every` seconds."""
+    def checked(self, upstream: Upstream, healthy: bool) -> bool:
+        """Note the result of a health check. Return True if another one must follow after the configured interval."""
         health = self._health.get(upstream)
         if health is None:
             return False
-        health.fails = 0 if well else health.fails + 1
-        health.checking = not well
+        health.fails = 0 if healthy else health.fails + 1
+        health.checking = not healthy
         return health.checking
 
-    def loops(self, upstream: Upstream) -> bool:
-        """Questions to this upstream come back. Whether that is news."""
+    def mark_looping(self, upstream: Upstream) -> bool:
+        """Stop using an upstream whose queries come back. Return True if that was unknown."""
         health = self._health.get(upstream)
         if health is None or health.looping:
             return False
@@ -124,21 +115,21 @@ class Pool:
         return True
 
     def take_rejected(self) -> int:
-        """The number of questions beyond max_concurrent; it begins anew."""
+        """Return and reset the number of rejected queries."""
         count, self.rejected = self.rejected, 0
         return count
 
     def take_broken(self) -> int:
-        """How often all upstreams were down; it begins anew."""
+        """Return and reset the number of queries that found all upstreams down."""
         count, self.broken = self.broken, 0
         return count
 
     def order(self) -> tuple[Upstream, ...]:
-        """The upstreams as one question goes through them."""
+        """Return the upstreams in the order of the policy for one query."""
         found = list(self.upstreams)
         if self.settings.policy == "round_robin" and found:
-            first = self._turn % len(found)
-            self._turn += 1
+            first = self._next_first % len(found)
+            self._next_first += 1
             return tuple(found[first:] + found[:first])
         if self.settings.policy == "random":
             for last in range(len(found) - 1, 0, -1):
@@ -147,43 +138,45 @@ class Pool:
         return tuple(found)
 
     def any(self) -> Upstream | None:
-        """One of those that do not loop, whether it is down or not."""
+        """Return a random upstream that does not loop, whether it is down or not."""
         candidates = [upstream for upstream in self.upstreams if not self.health(upstream).looping]
         return candidates[self._draw(len(candidates))] if candidates else None
 
 
-class Ask:
-    """One question's way. First `begin`, then after each Send exactly one of `answered` and `failed`, until the verdict
-    is no Send; then it is over."""
+class ForwardedQuery:
+    """The state machine of one query.
 
-    def __init__(self, pool: Pool, transport: Transport) -> None:
+    Call `begin` first, then exactly one of `answered` and `failed` after each `QueryUpstream`. Any other decision is final.
+    """
+
+    def __init__(self, pool: UpstreamPool, transport: Transport) -> None:
         self._pool = pool
-        self._transport: Via = transport
+        self._transport: Transport = transport
         self._order: tuple[Upstream, ...] = ()
         self._next = 0
-        self._ends = 0.0
-        self._last_chance = False
+        self._deadline = 0.0
+        self._last_attempt = False
         self._refused: set[Upstream] = set()
-        self._current: Send | None = None
-        self._over = False
+        self._current: QueryUpstream | None = None
+        self._finished = False
 
-    def begin(self, now: float) -> Verdict:
-        """What to do first."""
+    def begin(self, now: float) -> ForwardDecision:
+        """Return the first decision."""
         pool = self._pool
         if pool.settings.max_concurrent and pool.in_flight >= pool.settings.max_concurrent:
             pool.rejected += 1
-            self._over = True
-            return Fail(wire.REFUSED, f"{pool.in_flight} questions are on their way already (max_concurrent)")
+            self._finished = True
+            return GiveUp(wire.REFUSED, f"{pool.in_flight} queries are in flight already (max_concurrent)")
         pool.in_flight += 1
         self._order = pool.order()
-        self._ends = now + TOTAL_TIMEOUT
+        self._deadline = now + TOTAL_TIMEOUT
         return self._step(now, "" if self._order else "there is no upstream")
 
-    def answered(self, rcode: int, truncated: bool, now: float) -> Verdict:
-        """An answer came that belongs to the question."""
+    def answered(self, rcode: int, truncated: bool, now: float) -> ForwardDecision:
+        """Return the decision after a response."""
         sent = self._current
-        if sent is None or self._over:
-            raise RuntimeError("an answer was reported that nobody waits for")
+        if sent is None or self._finished:
+            raise RuntimeError("a response was reported although no query is in flight")
         settings = self._pool.settings
         if truncated and sent.via == "udp" and settings.prefer_udp:
             return self._send(sent.upstream, "tcp", now)
@@ -192,46 +185,46 @@ class Ask:
             if any(each not in self._refused and not self._pool.down(each) for each in self._order):
                 return self._step(now, "")
         self._close()
-        return Pass() if rcode in settings.next_on else Done()
+        return NextForward() if rcode in settings.next_on else UseResponse()
 
-    def failed(self, reason: str, now: float) -> Verdict:
-        """No answer came, by then or at all."""
-        if self._current is None or self._over:
-            raise RuntimeError("a failure was reported that nobody waits for")
-        if self._last_chance:
+    def failed(self, reason: str, now: float) -> ForwardDecision:
+        """Return the decision after a failed attempt."""
+        if self._current is None or self._finished:
+            raise RuntimeError("a failure was reported although no query is in flight")
+        if self._last_attempt:
             return self._give_up(reason)
         return self._step(now, reason)
 
-    def _step(self, now: float, reason: str) -> Verdict:
-        """The next upstream that is not down."""
+    def _step(self, now: float, reason: str) -> ForwardDecision:
+        """Query the next upstream that is not down."""
         pool, order = self._pool, self._order
-        while self._next < _ROUNDS * len(order) and now < self._ends:
+        while self._next < _ROUNDS * len(order) and now < self._deadline:
             upstream = order[self._next % len(order)]
             self._next += 1
             if upstream not in self._refused and not pool.down(upstream):
                 return self._send(upstream, self._via(upstream), now)
-        if now < self._ends and order and all(pool.down(upstream) for upstream in order):
+        if now < self._deadline and order and all(pool.down(upstream) for upstream in order):
             pool.broken += 1
-            upstream_left = None if pool.settings.fail_fast else pool.any()
-            if upstream_left is not None:
-                self._last_chance = True
-                return self._send(upstream_left, self._via(upstream_left), now)
+            last_resort = None if pool.settings.fail_fast else pool.any()
+            if last_resort is not None:
+                self._last_attempt = True
+                return self._send(last_resort, self._via(last_resort), now)
             reason = reason or "all upstreams are down"
         return self._give_up(reason)
 
-    def _via(self, upstream: Upstream) -> Via:
+    def _via(self, upstream: Upstream) -> Transport:
         if self._pool.settings.force_tcp or upstream.transport == "tls":
             return "tcp"
         return "udp" if self._pool.settings.prefer_udp else self._transport
 
-    def _send(self, upstream: Upstream, via: Via, now: float) -> Send:
-        self._current = Send(upstream, via, min(now + READ_TIMEOUT, max(self._ends, now)))
+    def _send(self, upstream: Upstream, via: Transport, now: float) -> QueryUpstream:
+        self._current = QueryUpstream(upstream, via, min(now + READ_TIMEOUT, max(self._deadline, now)))
         return self._current
 
-    def _give_up(self, reason: str) -> Fail:
+    def _give_up(self, reason: str) -> GiveUp:
         self._close()
-        return Fail(wire.SERVFAIL, reason)
+        return GiveUp(wire.SERVFAIL, reason)
 
     def _close(self) -> None:
-        self._over = True
+        self._finished = True
         self._pool.in_flight -= 1

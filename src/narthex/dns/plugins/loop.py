@@ -1,9 +1,9 @@
-"""Do our own questions come back to us? (Row S11.)
+"""Plugin `loop`: detects upstreams whose queries come back to this server (row S11).
 
-At the start every upstream is asked for a name that nobody else can know: `SECRET.NUMBER.ZONE`, type HINFO. The number
-is the upstream's. When such a question comes in, that upstream, or one behind it, asks us: a loop, in which every
-unknown name would go round until all time is up. The question is not forwarded again. It is answered with a second
-secret, so that a worker whose probe came in at another worker learns of it, too.
+At the start every upstream gets a probe for a name that nobody else can know: `SECRET.NUMBER.ZONE`, type HINFO. The number
+identifies the upstream. If the probe arrives here, that upstream, or one behind it, forwards to this server: a loop, in which
+every unknown name would circulate until it times out. A probe is not forwarded. Its response contains a second secret, so
+that the worker that sent it learns of the loop if another worker has received it.
 """
 
 from __future__ import annotations
@@ -11,60 +11,55 @@ from __future__ import annotations
 import msgspec
 
 from narthex.dns.corefile.settings import Upstream
-from narthex.dns.interfaces import Query
 from narthex.dns.message import names, wire
-from narthex.dns.message.question import Question
-from narthex.dns.message.response import Answer, made
+from narthex.dns.message.query import Query, UpstreamQuery
+from narthex.dns.message.response import UpstreamResponse, local_response
 
-HINFO = 13
 PROBE_INTERVAL = 2.0
 """Seconds between two probes of an upstream that has not answered."""
 PROBE_TIME = 30.0
-"""Seconds after which an upstream that has not answered is let be."""
-_CPU = b"\x07narthex"
+"""Seconds after which an upstream that has not answered is no longer probed."""
+_CPU = names.label("narthex")
 
 
-class Secrets(msgspec.Struct, frozen=True):
-    """What the workers of one process share. Hexadecimal digits, 32 of each, drawn at the start."""
+class LoopProbeSecrets(msgspec.Struct, frozen=True):
+    """Secrets of the workers of one server: 32 random hexadecimal digits each."""
 
     asked: str
     answered: str
 
 
-def question(secrets: Secrets, number: int, zone: bytes) -> Question | None:
-    """The probe of one upstream; None when the zone's name leaves no room for it."""
-    name = _label(secrets.asked) + _label(str(number)) + zone
-    return Question(name, HINFO, wire.IN, wire.RD) if len(name) <= names.LONGEST else None
+def probe_query(secrets: LoopProbeSecrets, number: int, zone: bytes) -> UpstreamQuery | None:
+    """Return the probe of one upstream, or None if the name would be too long."""
+    name = names.label(secrets.asked) + names.label(str(number)) + zone
+    return UpstreamQuery(name, wire.HINFO, wire.IN, wire.RD) if len(name) <= names.MAX_NAME else None
 
 
-def seen(secrets: Secrets, query: Query) -> int | None:
-    """The number of the upstream whose probe this question is."""
-    if query.qtype != HINFO or not query.name.startswith(_label(secrets.asked)):
+def probe_number(secrets: LoopProbeSecrets, query: Query) -> int | None:
+    """Return the number of the upstream if a query is one of our probes."""
+    if query.qtype != wire.HINFO or not query.name.startswith(names.label(secrets.asked)):
         return None
     number = list(names.labels(query.name))[1:2]
     return int(number[0]) if number and number[0].isdigit() and len(number[0]) < 6 else None
 
 
-def reply(secrets: Secrets, query: Query) -> bytes:
-    """The answer to a probe that has come back."""
-    return made(query, wire.NOERROR, [(HINFO, 0, _CPU + _label(secrets.answered))], authoritative=True)
+def probe_response(secrets: LoopProbeSecrets, query: Query) -> bytes:
+    """Return the response to one of our probes."""
+    data = _CPU + names.label(secrets.answered)
+    return local_response(query, wire.NOERROR, [(wire.HINFO, 0, data)], authoritative=True)
 
 
-def came_back(secrets: Secrets, answer: Answer) -> bool:
-    """Whether the answer to a probe is our own."""
-    return _CPU + _label(secrets.answered) in answer.packet[answer.question_end :]
+def is_own_response(secrets: LoopProbeSecrets, response: UpstreamResponse) -> bool:
+    """Return True if the response to a probe comes from this server."""
+    return _CPU + names.label(secrets.answered) in response.packet[response.question_end :]
 
 
-def message(upstream: Upstream, block: str) -> str:
-    """What to say of a loop."""
-    cause = "probably it is this server itself, or asks it"
+def loop_warning(upstream: Upstream, block: str) -> str:
+    """Return the message that reports a loop."""
+    cause = "it is probably this server itself, or forwards to it"
     if upstream.address.startswith("127.") or upstream.address == "::1":
         cause = (
-            "a loopback address is this server itself, or a stub such as systemd-resolved's; name real servers, or give "
-            "the server the file /run/systemd/resolve/resolv.conf"
+            "a loopback address is this server itself, or a stub such as that of systemd-resolved; name real servers, or "
+            "use the file /run/systemd/resolve/resolv.conf"
         )
-    return f"server block {block}: what is forwarded to {upstream} comes back here: {cause}. It is not asked any more"
-
-
-def _label(text: str) -> bytes:
-    return bytes((len(text),)) + text.encode("ascii")
+    return f"server block {block}: queries forwarded to {upstream} come back: {cause}. It is no longer used"

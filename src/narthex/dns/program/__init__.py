@@ -1,1 +1,1 @@
-"""`narthex dns`: names of Services and pods, and of the world by others."""
+"""The processes of `narthex dns` and of node-local DNS."""

@@ -1,23 +1,24 @@
-"""Where server blocks listen: addresses out of `bind`, and the sockets of all workers."""
+"""The addresses that server blocks listen on (plugin `bind`), and the sockets of the workers."""
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 from collections.abc import Sequence
 
 import msgspec
 
-from narthex.dns.corefile.settings import Bind, ServerBlock
-from narthex.dns.server.batch import udp_socket
+from narthex.dns.corefile.settings import BindSettings, ServerBlock
 from narthex.dns.server.tcp import tcp_socket
+from narthex.dns.server.udp import udp_socket
 from narthex.linux.addresses import addresses_on, own_addresses
 
 EVERYWHERE = ("0.0.0.0", "::")
 
 
-class Place(msgspec.Struct, frozen=True):
-    """An address and port, and which server blocks answer there."""
+class ListenAddress(msgspec.Struct, frozen=True):
+    """An address and port, and the numbers of the server blocks that answer there."""
 
     address: str
     port: int
@@ -25,50 +26,51 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class ListenError(RuntimeError):
-    """Nothing can listen there; the message says where and why."""
+    """An address cannot be listened on; the message states which and why."""
 
 
-def places(blocks: Sequence[ServerBlock]) -> list[Place]:
-    """All addresses and ports of server blocks. Raises ListenError for a `bind` that means nothing here."""
+def listen_addresses(blocks: Sequence[ServerBlock]) -> list[ListenAddress]:
+    """Return the addresses and ports of all server blocks. Raises ListenError for an invalid `bind`."""
     found: dict[tuple[str, int], list[int]] = {}
     for number, block in enumerate(blocks):
-        for address in EVERYWHERE if block.bind is None else _bound(block.bind, block):
+        for address in EVERYWHERE if block.bind is None else _bound_addresses(block.bind, block):
             found.setdefault((address, block.port), []).append(number)
-    return [Place(address, port, tuple(numbers)) for (address, port), numbers in found.items()]
+    return [ListenAddress(address, port, tuple(numbers)) for (address, port), numbers in found.items()]
 
 
-def open_sockets(place: Place) -> tuple[socket.socket, socket.socket] | None:
-    """One worker's UDP and TCP sockets. None: this machine has no IPv6, and `::` was not asked for by name. Raises
-    ListenError."""
+def open_sockets(listen: ListenAddress) -> tuple[socket.socket, socket.socket] | None:
+    """Open UDP and TCP sockets for one worker. Return None for `::` on a machine without IPv6. Raises ListenError."""
     try:
-        udp = udp_socket(place.address, place.port)
+        udp = udp_socket(listen.address, listen.port)
     except OSError as error:
-        if place.address == EVERYWHERE[1] and not _has_ipv6():
+        if listen.address == EVERYWHERE[1] and not _has_ipv6():
             return None
-        raise _cannot(error) from error
+        raise _listen_error(error) from error
     try:
-        return udp, tcp_socket(place.address, place.port)
+        return udp, tcp_socket(listen.address, listen.port)
     except OSError as error:
         udp.close()
-        raise _cannot(error) from error
+        raise _listen_error(error) from error
 
 
-def reached_at(found: Sequence[Place]) -> tuple[str, ...]:
-    """Addresses at which others reach us: those bound, or all global ones of this network namespace."""
-    named = tuple(dict.fromkeys(place.address for place in found if place.address not in EVERYWHERE))
+def reached_at(found: Sequence[ListenAddress]) -> tuple[str, ...]:
+    """Return the addresses of this server: those it is bound to, or all global ones of this network namespace."""
+    named = tuple(dict.fromkeys(each.address for each in found if each.address not in EVERYWHERE))
     return named or tuple(own.address for own in own_addresses() if own.is_global)
 
 
-def _bound(bind: Bind, block: ServerBlock) -> list[str]:
-    excluded = {address for word in bind.excluded for address in _meant(word, block)}
-    found = dict.fromkeys(address for word in bind.to for address in _meant(word, block) if address not in excluded)
+def _bound_addresses(bind: BindSettings, block: ServerBlock) -> list[str]:
+    excluded = {address for word in bind.excluded for address in _addresses_of(word, block)}
+    found = dict.fromkeys(
+        address for word in bind.to for address in _addresses_of(word, block) if address not in excluded
+    )
     if not found:
         raise ListenError(f"{block.where}: bind: no address is left to listen on")
     return list(found)
 
 
-def _meant(word: str, block: ServerBlock) -> list[str]:
-    """An address, or all addresses of a link but link-local IPv6 ones, which mean nothing without it."""
+def _addresses_of(word: str, block: ServerBlock) -> list[str]:
+    """Return an address, or those of an interface except link-local IPv6 addresses, which require a zone index."""
     try:
         return [str(ipaddress.ip_address(word))]
     except ValueError:
@@ -89,6 +91,7 @@ def _has_ipv6() -> bool:
     return True
 
 
-def _cannot(error: OSError) -> ListenError:
-    hint = "; another server has it: stop that, or listen on other addresses (bind)" if error.errno == 98 else ""
+def _listen_error(error: OSError) -> ListenError:
+    in_use = error.errno == errno.EADDRINUSE
+    hint = "; another server uses it: stop that one, or listen on other addresses (bind)" if in_use else ""
     return ListenError(f"cannot listen: {error.strerror}{hint}")

@@ -1,6 +1,6 @@
-"""The DNS server's own process: objects in, changes of names out to the workers that answer.
+"""The main process of the DNS server: reads objects and sends changes of names to the workers, which answer queries.
 
-source ─ events ─> Store ─ snapshot ─> Recorder (which names differ) ─> workers
+source ─ events ─> Store ─ snapshot ─> ZoneTracker ─ changes ─> workers
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from typing import Protocol
 import msgspec
 
 from narthex.dns.corefile.settings import ServerBlock
-from narthex.dns.plugins.loop import Secrets
-from narthex.dns.program.elsewhere import PRIVATE
-from narthex.dns.program.listeners import ListenError, places, reached_at
-from narthex.dns.program.metrics import Metrics, Programmed
-from narthex.dns.program.status import Ports, Readiness
-from narthex.dns.program.workers import Workers
-from narthex.dns.server.meter import ResolverCounts
-from narthex.dns.server.speech import Setup
-from narthex.dns.server.tally import Counts
-from narthex.dns.zone.changes import Change, Recorder
+from narthex.dns.plugins.loop import LoopProbeSecrets
+from narthex.dns.program.listeners import ListenError, listen_addresses, reached_at
+from narthex.dns.program.metrics import DnsMetrics, ProgrammingDurations
+from narthex.dns.program.status import Readiness, StatusEndpoints
+from narthex.dns.program.worker_protocol import WorkerSetup
+from narthex.dns.program.workers import WorkerPool
+from narthex.dns.server.counters import AnswerCounts, ResolverCounts
+from narthex.dns.server.dispatcher import DEFAULT_RECURSION_NETWORKS
+from narthex.dns.zone.changes import ZoneChange, ZoneTracker
 from narthex.linux.clock import Clock, SystemClock
 from narthex.model.names import NamespacedName
 from narthex.model.objects import EndpointSlice
@@ -35,61 +34,69 @@ from narthex.runtime.logs import LOGGER, ProblemLog
 from narthex.runtime.metrics import Collector
 from narthex.runtime.reconciler import Reconciler
 
-MOST_WORKERS = 4
-"""By default; more want more memory, and one answers a hundred thousand questions a second."""
-_LOOK = 1.0
-"""Seconds between two looks at the workers."""
+MAX_WORKERS = 4
+"""Limit of the default number; each takes memory, and one answers a hundred thousand queries per second."""
+_CHECK_INTERVAL = 1.0
+"""Seconds between two checks of the workers."""
 
 
 class DnsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a DNS server is told."""
+    """Settings of a DNS server."""
 
     blocks: tuple[ServerBlock, ...]
     workers: int = 0
-    """Processes that answer; 0: one for each two processors, up to four."""
-    recursion: tuple[str, ...] = PRIVATE
-    """Networks whose questions may be handed on to others."""
+    """Number of worker processes; 0: one for each two processors, up to `MAX_WORKERS`."""
+    recursion: tuple[str, ...] = DEFAULT_RECURSION_NETWORKS
+    """Networks whose clients may use recursion."""
 
     @property
     def number(self) -> int:
-        """How many workers that means here."""
-        return self.workers or max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // 2))
+        """The effective number of workers on this machine."""
+        return self.workers or max(1, min(MAX_WORKERS, len(os.sched_getaffinity(0)) // 2))
 
 
-class Heard(Protocol):
-    """What is known of a list at the API server, see `sources.kube.source.Followed`."""
+class WatchState(Protocol):
+    """The state of a watch at the API server, as `kube.source` provides it."""
 
     @property
     def kind(self) -> str:
-        """What it lists."""
+        """Kind of the objects."""
         ...
 
     @property
     def last_heard(self) -> float | None:
-        """The last sign of life, in seconds since 1970."""
+        """Unix time of the last message."""
         ...
 
     @property
     def trouble(self) -> bool:
-        """It cannot be kept up at present."""
+        """True while the watch cannot be maintained."""
         ...
 
 
-class DnsPart:
-    """The DNS server, for one run."""
+class DnsServer:
+    """A DNS server, which runs once."""
 
     def __init__(
         self,
         settings: DnsSettings,
         source: EventSource,
         *,
-        followed: Sequence[Heard] = (),
+        followed: Sequence[WatchState] = (),
         collectors: Sequence[Collector] = (),
         reread: Callable[[], tuple[ServerBlock, ...] | None] = lambda: None,
         clock: Clock | None = None,
     ) -> None:
-        """`followed` tells of the source's lists. `reread` is asked now and then for other server blocks, None: they
-        are the same; it logs what is wrong with them. Nothing is opened yet."""
+        """Create the server. Nothing is opened yet.
+
+        Args:
+            settings: Settings of the server.
+            source: Source of the objects.
+            followed: States of the source's watches.
+            collectors: Further metrics.
+            reread: Returns the server blocks if they have changed, otherwise None. It logs their errors.
+            clock: Clock and sleep of the main loop.
+        """
         self._settings = settings
         self._feed = EventFeed(source)
         self._followed = followed
@@ -97,25 +104,25 @@ class DnsPart:
         self._clock = clock or SystemClock()
         self._store = Store()
         self._problems = ProblemLog()
-        self._recorders: dict[int, Recorder] = {}
-        self._workers: Workers | None = None
+        self._trackers: dict[int, ZoneTracker] = {}
+        self._workers: WorkerPool | None = None
         self._blocks = settings.blocks
-        self._programmed = Programmed()
-        self._metrics = Metrics(self._counts, self._programmed, self._state, collectors)
-        self._ports = Ports(self._metrics, self._readiness)
+        self._programming = ProgrammingDurations()
+        self._metrics = DnsMetrics(self._counts, self._programming, self._state, collectors)
+        self._endpoints = StatusEndpoints(self._metrics, self._readiness)
         self._lock = threading.Lock()
-        """Held by whoever takes events in or exchanges workers."""
+        """Held while events are processed or workers are replaced."""
         self._fault: Exception | None = None
         self._reconciler = Reconciler(self._clock)
-        self._latest = self._look_at = self._reload_at = 0.0
-        """When questions are answered although lists are missing, and when workers and the Corefile are looked at."""
-        self._ending = False
+        self._open_at = self._check_at = self._reload_at = 0.0
+        """Times of the start with incomplete lists, the next check of the workers, and that of the Corefile."""
+        self._terminating = False
         self._opened = False
         self._started = self._clock.wall()
 
     @property
     def healthy(self) -> bool:
-        """Whether questions are answered, by all that is known."""
+        """True while queries are answered from complete data."""
         workers = self._workers
         return self._opened and workers is not None and bool(workers.pids) and not self._readiness().missing
 
@@ -123,23 +130,25 @@ class DnsPart:
         """Serve until `stop`. Raises ListenError."""
         try:
             self._begin(self._settings.blocks)
-            self._ports.open(self._settings.blocks)
-            with self._feed.running(self._heard):
+            self._endpoints.open(self._settings.blocks)
+            with self._feed.running(self._on_events):
                 self._turns()
         finally:
-            self._ports.close()
+            self._endpoints.close()
             if self._workers is not None:
                 self._workers.close()
 
     def stop(self) -> None:
-        """Let `run` return, after `lameduck`. Safe from any thread, at any time."""
+        """Make `run` return after the `lameduck` time. May be called from any thread at any time."""
         self._reconciler.stop()
 
-    def _heard(self) -> None:
-        """Called by the thread that watches. It passes changes on itself: to wake the other one, which has to wait for
-        Python's lock, would take as long as all the rest."""
+    def _on_events(self) -> None:
+        """Process events, in the thread of the source.
+
+        Waking the main thread, which would have to wait for the GIL, would take as long as all the rest.
+        """
         try:
-            self._take_in()
+            self._process_events()
         except Exception as error:
             self._fault = error
         if self._fault is not None or not self._opened:
@@ -148,64 +157,68 @@ class DnsPart:
     def _turns(self) -> None:
         patience = max((block.kubernetes.startup_timeout for block in self._blocks if block.kubernetes), default=0.0)
         now = self._clock.now()
-        self._latest, self._look_at, self._reload_at = now + patience, now + _LOOK, now + self._reload_after()
-        self._take_in()
+        self._open_at, self._check_at, self._reload_at = (
+            now + patience,
+            now + _CHECK_INTERVAL,
+            now + self._reload_after(),
+        )
+        self._process_events()
         self._reconciler.run(self._turn)
-        self._end()
+        self._shut_down()
 
     def _turn(self) -> float:
-        """Do what is due by itself; return the seconds until the next turn."""
+        """Do what is due, and return the seconds until the next turn."""
         self._check()
         now = self._clock.now()
-        if not self._opened and (self._store.snapshot.synced or now >= self._latest):
+        if not self._opened and (self._store.snapshot.synced or now >= self._open_at):
             self._open()
-        if now >= self._look_at:
+        if now >= self._check_at:
             assert self._workers is not None
             with self._lock:
-                self._workers.look()
-            self._look_at = now + _LOOK
+                self._workers.check()
+            self._check_at = now + _CHECK_INTERVAL
         if now >= self._reload_at:
             self._reload()
             self._reload_at = now + self._reload_after()
-        due = min(self._look_at, self._reload_at, self._latest if not self._opened else math.inf)
+        due = min(self._check_at, self._reload_at, self._open_at if not self._opened else math.inf)
         return due - self._clock.now()
 
     def _check(self) -> None:
-        """Raises what went wrong in the thread that watches."""
+        """Raise the error of the source's thread, if there is one."""
         if self._fault is not None:
             raise self._fault
 
-    def _end(self) -> None:
-        self._ending = True
+    def _shut_down(self) -> None:
+        self._terminating = True
         lameduck = max((block.health.lameduck for block in self._blocks if block.health), default=0.0)
         until = self._clock.now() + lameduck
         while (left := until - self._clock.now()) > 0:
-            # What changes meanwhile still counts, and is taken in by the thread that watches.
+            # The source's thread still processes changes.
             self._clock.sleep(left)
             self._check()
 
     def _begin(self, blocks: tuple[ServerBlock, ...]) -> None:
-        """Start workers for these server blocks, in the sockets of those before where they are the same."""
+        """Start workers for server blocks. Those of the previous Corefile hand over their sockets."""
         self._blocks = blocks
-        found = places(blocks)
+        listen = listen_addresses(blocks)
         before = self._workers
-        recorders = {
-            number: Recorder(block.kubernetes) for number, block in enumerate(blocks) if block.kubernetes is not None
+        trackers = {
+            number: ZoneTracker(block.kubernetes) for number, block in enumerate(blocks) if block.kubernetes is not None
         }
         snapshot = self._store.snapshot
-        for recorder in recorders.values():
+        for tracker in trackers.values():
             keys = {*snapshot.services, *snapshot.slices}
-            recorder.update(snapshot, keys, set(snapshot.pods), int(self._clock.wall()))
-        setup = Setup(
-            blocks=(), listeners=(), own=reached_at(found), recursion=self._settings.recursion, probes=_secrets()
+            tracker.update(snapshot, keys, set(snapshot.pods), int(self._clock.wall()))
+        setup = WorkerSetup(
+            blocks=(), listeners=(), own=reached_at(listen), recursion=self._settings.recursion, probes=draw_secrets()
         )
-        workers = Workers(blocks, found, self._settings.number, setup, lambda: _whole(recorders), before)
+        workers = WorkerPool(blocks, listen, self._settings.number, setup, lambda: _whole_zones(trackers), before)
         try:
             workers.start()
         except BaseException:
             workers.close()
             raise
-        self._recorders = recorders
+        self._trackers = trackers
         self._workers = workers
         if self._opened:
             workers.open()
@@ -216,26 +229,26 @@ class DnsPart:
         assert self._workers is not None
         self._workers.open()
         self._opened = True
-        # The objects of the first lists stay; nobody need look through them for cycles again.
+        # The objects of the initial lists stay, so the garbage collector need not traverse them.
         gc.freeze()
         gc.enable()
         LOGGER.info(
-            "answering at %s, by %d workers; %d Services are known%s",
-            ", ".join(sorted({f"{place.address} port {place.port}" for place in self._workers.places})),
+            "answering at %s with %d workers; %d Services are known%s",
+            ", ".join(sorted({f"{each.address} port {each.port}" for each in self._workers.listen})),
             self._settings.number,
             len(self._store.snapshot.services),
-            "" if self._store.snapshot.synced or not self._recorders else ", but not all: the lists are not complete",
+            "" if self._store.snapshot.synced or not self._trackers else "; the initial lists are not complete",
         )
 
-    def _take_in(self) -> None:
+    def _process_events(self) -> None:
         with self._lock:
-            self._pass_on()
+            self._process_events_locked()
 
-    def _pass_on(self) -> None:
+    def _process_events_locked(self) -> None:
         before = self._store.snapshot
         since: dict[NamespacedName, float] = {}
         for event in self._feed.take():
-            self._note(event, since)
+            self._note_trigger(event, since)
             self._store.apply(event)
         self._problems.tell(self._feed.problems)
         snapshot = self._store.snapshot
@@ -244,32 +257,31 @@ class DnsPart:
             return
         now = int(self._clock.wall())
         changes = {}
-        for number, recorder in self._recorders.items():
-            change = recorder.update(snapshot, services, pods, now)
+        for number, tracker in self._trackers.items():
+            change = tracker.update(snapshot, services, pods, now)
             if change or snapshot.synced != before.synced:
                 changes[number] = change
         if changes and self._workers is not None:
-            self._workers.tell(changes)
-        told = self._clock.wall()
+            self._workers.update(changes)
+        sent = self._clock.wall()
         for key, when in since.items():
-            self._programmed.took(_kind(snapshot, key), told - when)
+            self._programming.observe(_service_kind(snapshot, key), sent - when)
 
-    def _note(self, event: Event, since: dict[NamespacedName, float]) -> None:
-        """When the change happened that an endpoint's event is about, if that was while we were here. The same time twice
-        is the same change."""
+    def _note_trigger(self, event: Event, since: dict[NamespacedName, float]) -> None:
+        """Note the time of the change behind an event of endpoints, unless it is older than this process or known."""
         if not (isinstance(event, Upsert) and isinstance(event.object, EndpointSlice)):
             return
         after = event.object
         when = trigger_time(after)
         if when is None or when <= self._started:
             return
-        held = self._store.snapshot.slices.get(after.service)
-        before = held.get(after.name) if held is not None else None
+        slices = self._store.snapshot.slices.get(after.service)
+        before = slices.get(after.name) if slices is not None else None
         if before is None or before.annotation(TRIGGER_TIME) != after.annotation(TRIGGER_TIME):
             since[after.service] = when
 
     def _reload_after(self) -> float:
-        # Many servers with one Corefile are not to read it all at once.
+        # Jitter, so that the servers with the same Corefile do not reload it at the same time.
         part = int.from_bytes(os.urandom(2), "big") / 0x8000 - 1
         found = [
             block.reload.interval + block.reload.jitter * part for block in self._blocks if block.reload is not None
@@ -283,29 +295,29 @@ class DnsPart:
         try:
             with self._lock:
                 self._begin(blocks)
-            self._ports.open(blocks)
+            self._endpoints.open(blocks)
         except (ListenError, OSError) as error:
-            LOGGER.error("the new Corefile is not in force: %s", error)
+            LOGGER.error("the new Corefile cannot be applied; the previous one stays in force: %s", error)
             return
         LOGGER.info("the Corefile has changed and is in force")
 
-    def _counts(self) -> tuple[Counts, dict[str, ResolverCounts]]:
+    def _counts(self) -> tuple[AnswerCounts, dict[str, ResolverCounts]]:
         workers, blocks = self._workers, self._blocks
         if workers is None:
-            return Counts(), {}
+            return AnswerCounts(), {}
         counts, resolvers = workers.counts()
-        return counts, {blocks[number].zones[0]: held for number, held in resolvers.items()}
+        return counts, {blocks[number].zones[0]: chain for number, chain in resolvers.items()}
 
     def _readiness(self) -> Readiness:
-        missing = ("kubernetes",) if self._recorders and not self._store.snapshot.synced else ()
-        return Readiness(missing, self._stale(), self._ending)
+        missing = ("kubernetes",) if self._trackers and not self._store.snapshot.synced else ()
+        return Readiness(missing, self._stale(), self._terminating)
 
     def _stale(self) -> str:
-        """Which lists cannot be kept up, and for how long."""
+        """Return which watches cannot be maintained, and since when."""
         now = self._clock.wall()
         return ", ".join(
-            f"{each.kind}: last word from the API server "
-            + (f"{now - each.last_heard:.0f} s ago" if each.last_heard is not None else "never came")
+            f"{each.kind}: last message from the API server "
+            + (f"{now - each.last_heard:.0f} s ago" if each.last_heard is not None else "never received")
             for each in self._followed
             if each.trouble
         )
@@ -324,16 +336,17 @@ class DnsPart:
         return state
 
 
-def _secrets() -> Secrets:
-    return Secrets(os.urandom(16).hex(), os.urandom(16).hex())
+def draw_secrets() -> LoopProbeSecrets:
+    """Draw the loop probe secrets of all workers."""
+    return LoopProbeSecrets(os.urandom(16).hex(), os.urandom(16).hex())
 
 
-def _whole(recorders: dict[int, Recorder]) -> dict[int, Change]:
-    return {number: recorder.whole() for number, recorder in recorders.items()}
+def _whole_zones(trackers: dict[int, ZoneTracker]) -> dict[int, ZoneChange]:
+    return {number: tracker.whole() for number, tracker in trackers.items()}
 
 
-def _kind(snapshot: Snapshot, key: NamespacedName) -> str:
-    """CoreDNS's words for kinds of Services."""
+def _service_kind(snapshot: Snapshot, key: NamespacedName) -> str:
+    """Return the kind of a Service as CoreDNS labels it."""
     service = snapshot.services.get(key)
     if service is None or not service.headless:
         return "cluster_ip"

@@ -1,6 +1,6 @@
-"""One of the processes that answer: it holds the compiled zones, and hears of changes from the server's process.
+"""A worker process: answers queries from the zones that the main process sends it.
 
-It ends when the server's end of the socket between them closes, however that comes about.
+It ends when the main process closes its end of the socket between them, in whatever way.
 """
 
 from __future__ import annotations
@@ -13,146 +13,143 @@ import sys
 from typing import TYPE_CHECKING
 
 from narthex.dns.corefile.settings import ServerBlock
-from narthex.dns.dispatcher import Block, Desk, Searcher
-from narthex.dns.interfaces import Resolver
-from narthex.dns.message.answer import Cluster
-from narthex.dns.plugins.external import ExternalZone
-from narthex.dns.plugins.query_log import QueryLog
-from narthex.dns.program.elsewhere import Elsewhere
-from narthex.dns.server.loop import EventLoop
-from narthex.dns.server.speech import Count, Counted, Listener, News, Open, Reader, Setup, Told, frame
-from narthex.dns.server.tally import Tally
+from narthex.dns.plugins.autopath import AutopathPlugin
+from narthex.dns.plugins.k8s_external import K8sExternalPlugin
+from narthex.dns.plugins.kubernetes import KubernetesPlugin
+from narthex.dns.plugins.log import QueryLog
+from narthex.dns.program.worker_protocol import (
+    CountsReport,
+    CountsRequest,
+    DnsListener,
+    MessageReader,
+    StartServing,
+    WorkerMessage,
+    WorkerSetup,
+    ZoneUpdate,
+    frame,
+)
+from narthex.dns.server.counters import AnswerCounter
+from narthex.dns.server.dispatcher import BlockPlugins, Dispatcher, Recursion
+from narthex.dns.server.event_loop import EventLoop
+from narthex.dns.server.resolv_conf import autopath_search_list
 from narthex.dns.server.tcp import TcpServer
 from narthex.dns.server.udp import UdpServer
 from narthex.dns.zone.zone import Zone
 from narthex.linux.privileges import go_first
-from narthex.runtime.logs import LOGGER
-from narthex.runtime.logs import start_logging as start_log
+from narthex.runtime.logs import LOGGER, start_logging
 
 if TYPE_CHECKING:
-    from narthex.dns.program.resolver import BlockResolver
+    from narthex.dns.server.plugin_chain import PluginChain
 
-_UDP_BYTES, _TCP_BYTES = 6_000_000, 2_000_000
-"""What answers that are kept may take, for each listener. Clients come by one of them, mostly."""
+_UDP_CACHE_BYTES, _TCP_CACHE_BYTES = 6_000_000, 2_000_000
+"""Bounds of the packet caches of each listener; most clients use only one of the listeners."""
 
 
-class Worker:
-    """Listeners, zones and resolvers of one process."""
+class DnsWorker:
+    """Listeners, zones, and plugin chains of a process."""
 
     def __init__(self, control: socket.socket) -> None:
         self.loop = EventLoop()
         self._control = control
-        self._reader = Reader(control)
-        self._tally = Tally(self._forget)
-        self._desks: list[Desk] = []
+        self._reader = MessageReader(control)
+        self._counter = AnswerCounter(self._forget)
+        self._dispatchers: list[Dispatcher] = []
         self._servers: list[UdpServer | TcpServer] = []
         self._zones: dict[int, Zone] = {}
-        self._resolvers: dict[int, BlockResolver] = {}
+        self._chains: dict[int, PluginChain] = {}
         self._out = bytearray()
 
     def run(self) -> None:
-        """Obey until the server has gone."""
+        """Process messages and queries until the main process has ended."""
         self._control.setblocking(False)
-        self.loop.register(self._control.fileno(), self._told)
+        self.loop.register(self._control.fileno(), self._readable)
         self.loop.run()
         for server in self._servers:
             server.close()
-        for resolver in self._resolvers.values():
-            resolver.close()
+        for chain in self._chains.values():
+            chain.close()
         self.loop.close()
 
-    def _told(self) -> None:
+    def _readable(self) -> None:
         try:
-            for told in self._reader.read():
-                self._obey(told)
+            for message in self._reader.read():
+                self._handle(message)
         except EOFError:
             self.loop.stop()
 
-    def _obey(self, told: Told) -> None:
-        if isinstance(told, Setup):
-            self._set_up(told)
-        elif isinstance(told, News):
-            self._zones[told.block].apply(told.change)
+    def _handle(self, message: WorkerMessage) -> None:
+        if isinstance(message, WorkerSetup):
+            self._set_up(message)
+        elif isinstance(message, ZoneUpdate):
+            self._zones[message.block].apply(message.change)
             self._forget()
-        elif isinstance(told, Open):
-            # What is there now stays; nobody need look through it for cycles again.
+        elif isinstance(message, StartServing):
+            # The initial data stays, so the garbage collector need not traverse it.
             gc.freeze()
             gc.enable()
-            for resolver in self._resolvers.values():
-                resolver.open()
+            for chain in self._chains.values():
+                chain.open()
             for server in self._servers:
                 server.open()
         else:
-            assert isinstance(told, Count)
-            resolvers = {number: resolver.take() for number, resolver in self._resolvers.items()}
-            self._say(frame(Counted(self._tally.take(), resolvers)))
+            assert isinstance(message, CountsRequest)
+            resolvers = {number: chain.take() for number, chain in self._chains.items()}
+            self._send(frame(CountsReport(self._counter.take(), resolvers)))
 
-    def _set_up(self, setup: Setup) -> None:
-        elsewhere = Elsewhere(setup.recursion, self._tally, self.loop.now)
-        blocks = [self._block(number, block, setup) for number, block in enumerate(setup.blocks)]
+    def _set_up(self, setup: WorkerSetup) -> None:
+        recursion = Recursion(setup.recursion, self._counter, self.loop.now)
+        blocks = [self._block_plugins(number, block, setup) for number, block in enumerate(setup.blocks)]
         logs = {zone: block.log for block in setup.blocks for zone in block.zones}
         log = QueryLog(logs, LOGGER.info) if any(logs.values()) else None
-        desks: dict[tuple[int, ...], Desk] = {}
+        dispatchers: dict[tuple[int, ...], Dispatcher] = {}
         for listener in setup.listeners:
-            desk = desks.setdefault(listener.blocks, Desk([blocks[number] for number in listener.blocks]))
-            self._servers.append(self._server(listener, desk, elsewhere, log))
-        self._desks = list(desks.values())
+            if listener.blocks not in dispatchers:
+                dispatchers[listener.blocks] = Dispatcher([blocks[number] for number in listener.blocks])
+            self._servers.append(self._server(listener, dispatchers[listener.blocks], recursion, log))
+        self._dispatchers = list(dispatchers.values())
 
     def _server(
-        self, listener: Listener, desk: Desk, elsewhere: Elsewhere, log: QueryLog | None
+        self, listener: DnsListener, dispatcher: Dispatcher, recursion: Recursion, log: QueryLog | None
     ) -> UdpServer | TcpServer:
         sock = socket.socket(fileno=listener.fd)
         if listener.transport == "udp":
-            return UdpServer(sock, desk, self._tally, self.loop, elsewhere, _UDP_BYTES, log)
-        return TcpServer(sock, desk, self._tally, self.loop, elsewhere, _TCP_BYTES, log)
+            return UdpServer(sock, dispatcher, self._counter, self.loop, recursion, _UDP_CACHE_BYTES, log)
+        return TcpServer(sock, dispatcher, self._counter, self.loop, recursion, _TCP_CACHE_BYTES, log)
 
-    def _block(self, number: int, block: ServerBlock, setup: Setup) -> Block:
-        cluster = external = None
+    def _block_plugins(self, number: int, block: ServerBlock, setup: WorkerSetup) -> BlockPlugins:
+        kubernetes = external = autopath = None
+        chain = self._plugin_chain(block, setup, number)
         if block.kubernetes is not None:
             zone = self._zones[number] = Zone(block.kubernetes.pods)
-            balance = block.loadbalance
-            cluster = Cluster(
-                block.kubernetes,
-                zone,
-                setup.own,
-                turn=balance is not None,
-                most=balance.limit if balance is not None else 0,
-            )
+            rotate = block.loadbalance is not None
+            max_answers = block.loadbalance.limit if block.loadbalance is not None else 0
+            kubernetes = KubernetesPlugin(block.kubernetes, zone, setup.own, rotate=rotate, max_answers=max_answers)
             if block.external is not None:
-                external = ExternalZone(block.external, zone, setup.own, turn=balance is not None)
-        resolver = self._resolver(block, setup, number)
-        return Block(block.zones, cluster, resolver, self._searcher(block, cluster, number), external)
+                external = K8sExternalPlugin(block.external, zone, setup.own, rotate=rotate)
+            if block.autopath is not None:
+                search = autopath_search_list(block.autopath, LOGGER.warning)
+                count = chain.count_autopath if chain is not None else lambda: None
+                autopath = AutopathPlugin(block.autopath, kubernetes, chain, search, count)
+        return BlockPlugins(block.zones, kubernetes, chain, autopath, external)
 
-    def _resolver(self, block: ServerBlock, setup: Setup, number: int) -> Resolver | None:
+    def _plugin_chain(self, block: ServerBlock, setup: WorkerSetup, number: int) -> PluginChain | None:
         if not (block.forwards or block.hosts):
             return None
-        # Its libraries take a while to load, and a block of zones alone needs none of them.
-        from narthex.dns.program.resolver import BlockResolver
+        # Imports libraries that are slow to load, and unnecessary for a server block with zones only.
+        from narthex.dns.server.plugin_chain import PluginChain
 
-        say = LOGGER.warning
-        made = BlockResolver(block, self.loop, setup.probes, setup.own, say, tells_of_files=setup.first)
-        self._resolvers[number] = made
-        return made
-
-    def _searcher(self, block: ServerBlock, cluster: Cluster | None, number: int) -> Searcher | None:
-        if block.autopath is None or cluster is None:
-            return None
-        from narthex.dns.program.autopath import AutopathResolver, listed
-
-        search = listed(block.autopath, LOGGER.warning)
-        inner = self._resolvers.get(number)
-        if inner is None:
-            return AutopathResolver(block.autopath, cluster, None, search)
-        return AutopathResolver(block.autopath, cluster, inner, search, inner.walked)
+        chain = PluginChain(block, self.loop, setup.probes, setup.own, LOGGER.warning, reports_files=setup.first)
+        self._chains[number] = chain
+        return chain
 
     def _forget(self) -> None:
-        for desk in self._desks:
-            desk.changed()
+        for dispatcher in self._dispatchers:
+            dispatcher.nxdomain.clear()
         for server in self._servers:
             server.forget()
 
-    def _say(self, data: bytes) -> None:
-        """Write to the server, now or when it reads."""
+    def _send(self, data: bytes) -> None:
+        """Send to the main process, as soon as it reads."""
         self._out += data
         self._write()
 
@@ -164,21 +161,21 @@ class Worker:
         except OSError:
             self.loop.stop()
             return
-        self.loop.register(self._control.fileno(), self._told, self._write if self._out else None)
+        self.loop.register(self._control.fileno(), self._readable, self._write if self._out else None)
 
 
 def main(argv: list[str]) -> None:
-    """The worker's own process: number of the inherited socket."""
-    # Whoever stops a whole service stops the server, too; the worker goes when that is gone.
+    """Run a worker. The argument is the number of the inherited socket to the main process."""
+    # A signal to the whole process group also reaches the main process, whose end ends the worker.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    start_log(sys.stderr)
-    # What comes before the first question leaves no garbage that would be worth a look.
+    start_logging(sys.stderr)
+    # The initial data leaves no garbage to collect.
     gc.disable()
-    # Behind a program that calculates an answer of microseconds waits for milliseconds.
+    # Without priority, an answer of microseconds waits for milliseconds behind processes that compute.
     go_first()
     os.set_inheritable(int(argv[0]), False)
-    Worker(socket.socket(fileno=int(argv[0]))).run()
+    DnsWorker(socket.socket(fileno=int(argv[0]))).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The worker processes, seen from the server's: started, told, asked, and started again when they die."""
+"""The worker processes of a server: starts them, sends them zones, collects their counts, and replaces those that die."""
 
 from __future__ import annotations
 
@@ -9,36 +9,44 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from narthex.dns.corefile.settings import ServerBlock
-from narthex.dns.program.listeners import Place, open_sockets
-from narthex.dns.server.meter import ResolverCounts
-from narthex.dns.server.speech import Count, Counted, Listener, News, Open, Setup, frame, receive_counted
-from narthex.dns.server.tally import Counts
-from narthex.dns.zone.changes import Change
+from narthex.dns.program.listeners import ListenAddress, open_sockets
+from narthex.dns.program.worker_protocol import (
+    CountsReport,
+    CountsRequest,
+    DnsListener,
+    StartServing,
+    WorkerSetup,
+    ZoneUpdate,
+    frame,
+    receive_report,
+)
+from narthex.dns.server.counters import AnswerCounts, ResolverCounts
+from narthex.dns.zone.changes import ZoneChange
 from narthex.linux.run import StartedProgram, TimeoutExpired, start_module
 from narthex.runtime.logs import LOGGER
 
-_PATIENCE = 20.0
-"""Seconds for a worker to take in or say something. One that is silent for longer is ended."""
+_MESSAGE_TIMEOUT = 20.0
+"""Seconds that a worker has to receive or send a message; a slower one is replaced."""
 _MODULE = "narthex.dns.program.worker"
 _Pair = tuple[socket.socket, socket.socket]
-"""UDP and TCP."""
-State = Callable[[], dict[int, Change]]
-"""All that a new worker has to know, by server block."""
+"""UDP and TCP socket."""
+CurrentZones = Callable[[], dict[int, ZoneChange]]
+"""Returns the whole zones by server block, for a new worker."""
 
 
 class _Process:
-    """One worker; its sockets are ours and stay when it dies, with what waits in them."""
+    """One worker. Its sockets belong to the main process, so that queries waiting in them survive it."""
 
-    def __init__(self, setup: Setup, sockets: Sequence[socket.socket]) -> None:
+    def __init__(self, setup: WorkerSetup, sockets: Sequence[socket.socket]) -> None:
         ours, theirs = socket.socketpair()
-        ours.settimeout(_PATIENCE)
+        ours.settimeout(_MESSAGE_TIMEOUT)
         with theirs:
             self._process: StartedProgram[bytes] = start_module(
                 _MODULE, str(theirs.fileno()), keep=[theirs.fileno(), *(sock.fileno() for sock in sockets)]
             )
         self._socket = ours
         self._lock = threading.Lock()
-        self.tell(setup)
+        self.send(setup)
 
     @property
     def pid(self) -> int:
@@ -52,18 +60,18 @@ class _Process:
     def status(self) -> int | None:
         return self._process.returncode
 
-    def tell(self, *messages: object) -> None:
-        """Raises OSError when it has gone."""
+    def send(self, *messages: object) -> None:
+        """Send messages. Raises OSError if the worker has ended."""
         with self._lock:
             self._socket.sendall(b"".join(map(frame, messages)))
 
-    def counted(self) -> Counted:
-        """Raises OSError and EOFError."""
+    def report(self) -> CountsReport:
+        """Request a report. Raises OSError and EOFError."""
         with self._lock:
-            self._socket.sendall(frame(Count()))
-            return receive_counted(self._socket)
+            self._socket.sendall(frame(CountsRequest()))
+            return receive_report(self._socket)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._socket.close()
         try:
             self._process.wait(2.0)
@@ -72,74 +80,84 @@ class _Process:
             self._process.wait()
 
 
-class Workers:
-    """All workers of one configuration. `open` them; `close` ends them and frees the ports."""
+class WorkerPool:
+    """All workers of one Corefile."""
 
     def __init__(
         self,
         blocks: Sequence[ServerBlock],
-        found: Sequence[Place],
+        listen: Sequence[ListenAddress],
         number: int,
-        setup: Setup,
-        state: State,
-        before: Workers | None = None,
+        setup: WorkerSetup,
+        zones: CurrentZones,
+        before: WorkerPool | None = None,
     ) -> None:
-        """`setup` tells all of it but the listeners. What `before` has counted goes on, and where it listens in the same
-        places, its sockets are shared, so that no question is lost. Raises ListenError; nothing is started yet."""
-        self.places = tuple(found)
-        self._state = state
+        """Open the sockets; no worker is started yet.
+
+        Args:
+            blocks: Server blocks of the Corefile.
+            listen: Addresses to listen on.
+            number: Number of workers.
+            setup: Setup of all workers, without the listeners.
+            zones: Returns the whole zones for a new worker.
+            before: Workers of the previous Corefile. Their counts continue, and their sockets are shared if the addresses
+                are the same, so that no query is lost.
+
+        Raises:
+            ListenError: An address cannot be listened on.
+        """
+        self.listen = tuple(listen)
+        self._zones = zones
         self._sockets: list[dict[str, _Pair]] = []
-        self._setups: list[Setup] = []
+        self._setups: list[WorkerSetup] = []
         self._processes: list[_Process | None] = [None] * number
         self._lock = threading.Lock()
         self._opened = False
-        self._counts = Counts() if before is None else before.counts()[0]
+        self._counts = AnswerCounts() if before is None else before.counts()[0]
         self._resolvers: dict[int, ResolverCounts] = {}
         self.restarts: int = 0 if before is None else before.restarts
-        at = [(place.address, place.port) for place in found]
-        shared = before._sockets if before is not None and at == [(p.address, p.port) for p in before.places] else []
+        same = before is not None and _ports(listen) == _ports(before.listen)
+        sockets = before._sockets if before is not None and same else []
         try:
             for index in range(number):
-                held = shared[index] if index < len(shared) else {}
-                self._prepare(blocks, found, msgspec.structs.replace(setup, first=index == 0), held)
+                shared = sockets[index] if index < len(sockets) else {}
+                self._prepare(blocks, msgspec.structs.replace(setup, first=index == 0), shared)
         except BaseException:
             self.close()
             raise
 
-    def _prepare(
-        self, blocks: Sequence[ServerBlock], found: Sequence[Place], setup: Setup, held: Mapping[str, _Pair]
-    ) -> None:
+    def _prepare(self, blocks: Sequence[ServerBlock], setup: WorkerSetup, shared: Mapping[str, _Pair]) -> None:
         pairs: dict[str, _Pair] = {}
         self._sockets.append(pairs)
         listeners = []
-        for place in found:
-            name = f"{place.address} {place.port}"
-            pair = _copied(held[name]) if name in held else open_sockets(place)
+        for each in self.listen:
+            name = f"{each.address} {each.port}"
+            pair = _duplicated(shared[name]) if name in shared else open_sockets(each)
             if pair is None:
                 continue
             pairs[name] = pair
-            listeners.append(Listener(pair[0].fileno(), "udp", place.blocks))
-            listeners.append(Listener(pair[1].fileno(), "tcp", place.blocks))
+            listeners.append(DnsListener(pair[0].fileno(), "udp", each.blocks))
+            listeners.append(DnsListener(pair[1].fileno(), "tcp", each.blocks))
         self._setups.append(msgspec.structs.replace(setup, blocks=tuple(blocks), listeners=tuple(listeners)))
 
     def start(self) -> None:
-        """Start the processes; they answer after `open`. Raises OSError."""
+        """Start the processes, which answer after `open`. Raises OSError."""
         for index in range(len(self._processes)):
-            self._begin(index)
+            self._start(index)
 
     def open(self) -> None:
-        """Answer from now on."""
+        """Make the workers start to answer."""
         with self._lock:
             self._opened = True
-            self._tell(Open())
+            self._send_all(StartServing())
 
-    def tell(self, changes: dict[int, Change]) -> None:
-        """Pass changes on. A worker that cannot take them is made anew by the next `look`."""
+    def update(self, changes: dict[int, ZoneChange]) -> None:
+        """Send changes of zones by server block. The next `check` replaces a worker that does not receive them."""
         with self._lock:
-            self._tell(*(News(block, change) for block, change in changes.items()))
+            self._send_all(*(ZoneUpdate(block, change) for block, change in changes.items()))
 
-    def look(self) -> None:
-        """Start again whatever has died."""
+    def check(self) -> None:
+        """Replace workers that have died."""
         for index, process in enumerate(self._processes):
             if process is not None and process.alive:
                 continue
@@ -147,69 +165,74 @@ class Workers:
                 LOGGER.error(
                     "DNS worker (process %d) ended with status %s; a new one starts", process.pid, process.status
                 )
-                process.end()
+                process.stop()
                 self.restarts += 1
             try:
-                self._begin(index)
+                self._start(index)
             except OSError as error:
-                LOGGER.error("a DNS worker cannot be started: %s; it is tried again", error)
+                LOGGER.error("a DNS worker cannot be started: %s; retrying", error)
 
     @property
     def pids(self) -> list[int]:
-        """The processes that run."""
+        """Process IDs of the running workers."""
         return [process.pid for process in self._processes if process is not None and process.alive]
 
-    def counts(self) -> tuple[Counts, dict[int, ResolverCounts]]:
-        """What all of them have done since the beginning, and their resolvers, by server block. Safe from any thread."""
+    def counts(self) -> tuple[AnswerCounts, dict[int, ResolverCounts]]:
+        """Return the sums of all workers, and those of plugin chains by server block. May be called from any thread."""
         for process in tuple(self._processes):
             if process is None or not process.alive:
                 continue
             try:
-                taken = process.counted()
+                taken = process.report()
             except (OSError, EOFError) as error:
-                # An answer that is late would be taken for the next one's; `look` makes another worker.
-                LOGGER.error("DNS worker (process %d) does not say what it has done: %s", process.pid, error)
-                process.end()
+                # A late report would be taken for the next one, so the worker is replaced by `check`.
+                LOGGER.error("DNS worker (process %d) does not report its counts: %s", process.pid, error)
+                process.stop()
                 continue
             with self._lock:
                 self._counts.merge(taken.counts)
-                for number, held in taken.resolvers.items():
-                    self._resolvers.setdefault(number, ResolverCounts()).merge(held)
+                for number, chain in taken.resolvers.items():
+                    self._resolvers.setdefault(number, ResolverCounts()).merge(chain)
         return self._counts, self._resolvers
 
     def close(self) -> None:
-        """End all."""
+        """Stop all workers and close the sockets."""
         for process in self._processes:
             if process is not None:
-                process.end()
+                process.stop()
         self._processes = [None] * len(self._processes)
         for udp, tcp in (pair for pairs in self._sockets for pair in pairs.values()):
             udp.close()
             tcp.close()
 
-    def _begin(self, index: int) -> None:
+    def _start(self, index: int) -> None:
         with self._lock:
             process = self._processes[index] = _Process(
                 self._setups[index], [sock for pair in self._sockets[index].values() for sock in pair]
             )
-            state = self._state()
+            zones = self._zones()
             try:
-                process.tell(
-                    *(News(block, change) for block, change in state.items()), *([Open()] if self._opened else [])
+                process.send(
+                    *(ZoneUpdate(block, change) for block, change in zones.items()),
+                    *([StartServing()] if self._opened else []),
                 )
             except OSError as error:
-                LOGGER.error("DNS worker (process %d) does not listen to what it is told: %s", process.pid, error)
+                LOGGER.error("DNS worker (process %d) does not receive its zones: %s", process.pid, error)
 
-    def _tell(self, *messages: object) -> None:
+    def _send_all(self, *messages: object) -> None:
         for process in self._processes:
             if process is None:
                 continue
             try:
-                process.tell(*messages)
+                process.send(*messages)
             except OSError as error:
-                LOGGER.error("DNS worker (process %d) does not take changes: %s", process.pid, error)
-                process.end()
+                LOGGER.error("DNS worker (process %d) does not receive changes: %s", process.pid, error)
+                process.stop()
 
 
-def _copied(pair: _Pair) -> _Pair:
+def _ports(listen: Sequence[ListenAddress]) -> list[tuple[str, int]]:
+    return [(each.address, each.port) for each in listen]
+
+
+def _duplicated(pair: _Pair) -> _Pair:
     return pair[0].dup(), pair[1].dup()

@@ -1,1 +1,1 @@
-"""DNS on this machine: sockets, the loop of a worker, and servers to ask."""
+"""The I/O of a worker: sockets, event loop, plugin chains, and upstreams."""

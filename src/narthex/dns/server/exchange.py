@@ -1,8 +1,8 @@
-"""One question to one upstream, over UDP, TCP or TLS, in a worker's loop. Nothing here chooses or repeats.
+"""Sends one query to one upstream over UDP, TCP, or TLS, within the event loop of a worker. It neither chooses nor retries.
 
-What keeps forged answers out (RFC 5452): a socket of its own for every question over UDP, whose random port the kernel
-draws, connected, so that only the upstream's address is heard; a random id; and the letters of the name in random case.
-Whatever does not fit is dropped and counted, and the wait goes on.
+Protection from forged responses (RFC 5452): each UDP query has a socket of its own, connected, on a random port that the
+kernel chooses; a random ID; and a question name with letters in random case. Responses that do not match are dropped and
+counted, and the wait goes on.
 """
 
 from __future__ import annotations
@@ -14,135 +14,133 @@ import ssl
 from collections.abc import Callable
 
 from narthex.dns.corefile.settings import Upstream
-from narthex.dns.interfaces import Loop, Timer
-from narthex.dns.message import question as questions
-from narthex.dns.message.question import Question
-from narthex.dns.message.response import Answer, Malformed, read
-from narthex.dns.plugins.forward import Via
-from narthex.dns.server.meter import Meter
+from narthex.dns.message.query import Transport, UpstreamQuery, count_letters, match_response, randomize_case
+from narthex.dns.message.response import MalformedResponseError, UpstreamResponse, parse_response
+from narthex.dns.server.counters import UpstreamCounter
+from narthex.dns.server.event_loop import EventLoop, EventTimer
 
-MOST_SOCKETS = 2048
-"""Open at one time; a question beyond them fails at once."""
-MOST_IDLE = 32
-"""Connections kept for one upstream."""
-FOLDING = 600.0
-"""Seconds for which an upstream is asked in lower case after it has not kept the case of a question over TCP, where
-nobody can forge answers without sitting in the middle."""
+MAX_SOCKETS = 2048
+"""Limit of open sockets; further queries fail at once."""
+MAX_IDLE_CONNECTIONS = 32
+"""Limit per upstream."""
+LOWER_CASE_TIME = 600.0
+"""Seconds for which queries go out in lower case after an upstream has changed the case of a name over TCP, where forging a
+response requires a position on the path."""
 
-BARE = "the upstream did not understand the question"
-Outcome = Answer | str
-"""An answer, or why there is none."""
-Report = Callable[[Outcome], None]
+NOT_UNDERSTOOD = "the upstream did not understand the query"
+ExchangeOutcome = UpstreamResponse | str
+"""A response, or the reason for its absence."""
+ExchangeReport = Callable[[ExchangeOutcome], None]
 
 
-class Exchange:
-    """Asks the upstreams of one `forward`."""
+class UpstreamExchange:
+    """Sends the queries of one `forward`, and keeps idle connections."""
 
     def __init__(
-        self, loop: Loop, meter: Meter, expire: float, tls: ssl.SSLContext | None, server_name: str = ""
+        self,
+        loop: EventLoop,
+        counter: UpstreamCounter,
+        expire: float,
+        tls: ssl.SSLContext | None,
+        server_name: str = "",
     ) -> None:
-        """`expire`: seconds that an idle connection is kept. `tls` for upstreams that are asked so."""
+        """`expire` is the lifetime of idle connections in seconds. `tls` is required for upstreams with TLS."""
         self.loop = loop
-        self.meter = meter
+        self.counter = counter
         self.tls = tls
         self.server_name = server_name
         self._expire = expire
-        self._idle: dict[Upstream, list[Connection]] = {}
-        self._folds: dict[Upstream, float] = {}
-        self._open: set[_Datagram | Connection] = set()
+        self._idle: dict[Upstream, list[UpstreamConnection]] = {}
+        self._lower_case_until: dict[Upstream, float] = {}
+        self._open: set[_UdpQuery | UpstreamConnection] = set()
 
-    def ask(self, upstream: Upstream, via: Via, question: Question, deadline: float, report: Report) -> None:
-        """Ask, and report once: an answer that belongs to the question, or by `deadline` that there is none. The report
-        may come before this returns."""
-        if len(self._open) >= MOST_SOCKETS:
-            report(f"{MOST_SOCKETS} questions are on their way already")
+    def send(
+        self, upstream: Upstream, via: Transport, query: UpstreamQuery, deadline: float, report: ExchangeReport
+    ) -> None:
+        """Send a query and call `report` once, by `deadline` and possibly before this returns."""
+        if len(self._open) >= MAX_SOCKETS:
+            report(f"{MAX_SOCKETS} queries are in flight already")
             return
-        name = question.name
-        if self._folds.get(upstream, 0.0) < self.loop.now():
-            self._folds.pop(upstream, None)
-            name = questions.mixed(name, secrets.randbits(questions.letters(name) + 1))
-        packet = question.packet(secrets.randbits(16), name)
+        name = query.name
+        if self._lower_case_until.get(upstream, 0.0) < self.loop.now():
+            self._lower_case_until.pop(upstream, None)
+            name = randomize_case(name, secrets.randbits(count_letters(name) + 1))
+        packet = query.packet(secrets.randbits(16), name)
         if via == "udp" and upstream.transport == "dns":
-            self.meter.connection(str(upstream), "udp", reused=False)
-            _Datagram(self, upstream, question, packet, deadline, report).start()
+            self.counter.connection(str(upstream), "udp", reused=False)
+            _UdpQuery(self, upstream, packet, deadline, report).start()
             return
         self._over_stream(upstream, packet, deadline, report)
 
     def close(self) -> None:
-        """Give up all that is open. Nothing is reported any more."""
+        """Close all sockets. Reports nothing any more."""
         for each in list(self._open):
-            each.end()
+            each.close()
         for waiting in self._idle.values():
             for connection in list(waiting):
-                connection.end()
+                connection.close()
         self._idle.clear()
 
-    def folds(self, upstream: Upstream) -> None:
-        """This upstream does not keep a question's case."""
-        self._folds[upstream] = self.loop.now() + FOLDING
+    def use_lower_case(self, upstream: Upstream) -> None:
+        """Send lower-case names to an upstream that does not preserve the case."""
+        self._lower_case_until[upstream] = self.loop.now() + LOWER_CASE_TIME
 
-    def opened(self, each: _Datagram | Connection) -> None:
-        """It is in use."""
+    def opened(self, each: _UdpQuery | UpstreamConnection) -> None:
+        """Count a socket as in use."""
         self._open.add(each)
 
-    def closed(self, each: _Datagram | Connection) -> None:
-        """It is in use no longer."""
+    def closed(self, each: _UdpQuery | UpstreamConnection) -> None:
+        """Count a socket as no longer in use."""
         self._open.discard(each)
 
-    def rest(self, connection: Connection) -> None:
-        """Keep a connection whose answer has come."""
+    def keep_idle(self, connection: UpstreamConnection) -> None:
+        """Keep a connection for later queries."""
         self._open.discard(connection)
-        waiting = self._idle.setdefault(connection.upstream, [])
-        if len(waiting) >= MOST_IDLE:
-            connection.end()
+        idle = self._idle.setdefault(connection.upstream, [])
+        if len(idle) >= MAX_IDLE_CONNECTIONS:
+            connection.close()
             return
-        waiting.append(connection)
-        connection.idle(self.loop.at(self.loop.now() + self._expire, lambda: self.drop(connection)))
+        idle.append(connection)
+        connection.wait_idle(self.loop.at(self.loop.now() + self._expire, lambda: self.drop(connection)))
 
-    def drop(self, connection: Connection) -> None:
-        """Close a connection that rests."""
-        waiting = self._idle.get(connection.upstream, [])
-        if connection in waiting:
-            waiting.remove(connection)
-        connection.end()
+    def drop(self, connection: UpstreamConnection) -> None:
+        """Close an idle connection."""
+        idle = self._idle.get(connection.upstream, [])
+        if connection in idle:
+            idle.remove(connection)
+        connection.close()
 
-    def _over_stream(self, upstream: Upstream, packet: bytes, deadline: float, report: Report) -> None:
-        waiting = self._idle.get(upstream)
+    def _over_stream(self, upstream: Upstream, packet: bytes, deadline: float, report: ExchangeReport) -> None:
+        idle = self._idle.get(upstream)
         proto = "tcp-tls" if upstream.transport == "tls" else "tcp"
-        if not waiting:
-            self.meter.connection(str(upstream), proto, reused=False)
-            self._fresh(upstream, packet, deadline, report)
+        self.counter.connection(str(upstream), proto, reused=bool(idle))
+        if not idle:
+            UpstreamConnection(self, upstream).send(packet, deadline, report)
             return
-        self.meter.connection(str(upstream), proto, reused=True)
 
-        def again(outcome: Outcome) -> None:
-            # What the upstream has closed meanwhile says nothing about how it is.
-            if outcome == Connection.HUNG_UP:
-                self._fresh(upstream, packet, deadline, report)
+        def retry_if_closed(outcome: ExchangeOutcome) -> None:
+            # That the upstream has closed an idle connection says nothing about its health.
+            if outcome == UpstreamConnection.CLOSED:
+                UpstreamConnection(self, upstream).send(packet, deadline, report)
             else:
                 report(outcome)
 
-        connection = waiting.pop()
-        connection.ask(packet, deadline, again)
-
-    def _fresh(self, upstream: Upstream, packet: bytes, deadline: float, report: Report) -> None:
-        Connection(self, upstream).ask(packet, deadline, report)
+        idle.pop().send(packet, deadline, retry_if_closed)
 
 
-class _Datagram:
-    """A question over UDP."""
+class _UdpQuery:
+    """A query over UDP."""
 
     def __init__(
-        self, exchange: Exchange, upstream: Upstream, question: Question, packet: bytes, deadline: float, report: Report
+        self, exchange: UpstreamExchange, upstream: Upstream, packet: bytes, deadline: float, report: ExchangeReport
     ) -> None:
         self._exchange = exchange
         self._upstream = upstream
-        self._question = question
         self._packet = packet
         self._deadline = deadline
         self._report = report
         self._socket: socket.socket | None = None
-        self._timer: Timer | None = None
+        self._timer: EventTimer | None = None
 
     def start(self) -> None:
         try:
@@ -154,10 +152,10 @@ class _Datagram:
             return
         self._exchange.opened(self)
         self._exchange.loop.register(self._socket.fileno(), self._readable)
-        self._timer = self._exchange.loop.at(self._deadline, lambda: self._finish("no answer in time"))
+        self._timer = self._exchange.loop.at(self._deadline, lambda: self._finish("no response in time"))
 
-    def end(self) -> None:
-        """Give up without a word."""
+    def close(self) -> None:
+        """Close the socket without a report."""
         if self._timer is not None:
             self._timer.cancel()
         if self._socket is not None:
@@ -178,46 +176,46 @@ class _Datagram:
             self._take(packet)
 
     def _take(self, packet: bytes) -> None:
-        fits = questions.belongs(packet, self._packet)
-        if fits == "no":
-            self._exchange.meter.drop("question")
+        match = match_response(packet, self._packet)
+        if match == "no":
+            self._exchange.counter.drop("question")
             return
-        if fits == "bare":
-            self._finish(BARE)
+        if match == "bare":
+            self._finish(NOT_UNDERSTOOD)
             return
-        if fits == "case":
-            # Forged, or from a server that does not keep the case: TCP tells which.
-            self._exchange.meter.drop("case")
-            self.end()
+        if match == "case":
+            # Either forged, or from a server that does not preserve the case: ask over TCP.
+            self._exchange.counter.drop("case")
+            self.close()
             self._over_tcp()
             return
         try:
-            answer = read(packet)
-        except Malformed:
-            self._exchange.meter.drop("malformed")
+            response = parse_response(packet)
+        except MalformedResponseError:
+            self._exchange.counter.drop("malformed")
             return
-        self._finish(answer)
+        self._finish(response)
 
     def _over_tcp(self) -> None:
-        def tell(outcome: Outcome) -> None:
+        def report(outcome: ExchangeOutcome) -> None:
             if isinstance(outcome, str):
-                # Without TCP there is no other way to ask it; the next attempt is in lower case.
-                self._exchange.folds(self._upstream)
+                # The upstream does not answer over TCP, so the next attempt is in lower case.
+                self._exchange.use_lower_case(self._upstream)
             self._report(outcome)
 
-        Connection(self._exchange, self._upstream).ask(self._packet, self._deadline, tell)
+        UpstreamConnection(self._exchange, self._upstream).send(self._packet, self._deadline, report)
 
-    def _finish(self, outcome: Outcome) -> None:
-        self.end()
+    def _finish(self, outcome: ExchangeOutcome) -> None:
+        self.close()
         self._report(outcome)
 
 
-class Connection:
-    """A connection to an upstream, one question at a time."""
+class UpstreamConnection:
+    """A TCP or TLS connection to an upstream, with one query at a time."""
 
-    HUNG_UP = "the upstream closed the connection"
+    CLOSED = "the upstream closed the connection"
 
-    def __init__(self, exchange: Exchange, upstream: Upstream) -> None:
+    def __init__(self, exchange: UpstreamExchange, upstream: Upstream) -> None:
         self.upstream = upstream
         self._exchange = exchange
         self._socket: socket.socket | None = None
@@ -225,31 +223,31 @@ class Connection:
         self._out = b""
         self._in = bytearray()
         self._sent = b""
-        self._report: Report | None = None
-        self._timer: Timer | None = None
+        self._report: ExchangeReport | None = None
+        self._timer: EventTimer | None = None
 
-    def ask(self, packet: bytes, deadline: float, report: Report) -> None:
-        """Ask, on a new connection or one that rests."""
+    def send(self, packet: bytes, deadline: float, report: ExchangeReport) -> None:
+        """Send a query on a new or idle connection."""
         self._stop_timer()
         self._sent = packet
         self._out = len(packet).to_bytes(2, "big") + packet
         self._in.clear()
         self._report = report
         self._exchange.opened(self)
-        self._timer = self._exchange.loop.at(deadline, lambda: self._finish("no answer in time"))
+        self._timer = self._exchange.loop.at(deadline, lambda: self._finish("no response in time"))
         if self._socket is None:
             self._connect()
         else:
-            self._work()
+            self._proceed()
 
-    def idle(self, timer: Timer) -> None:
-        """Rest. What comes now is no answer to anything."""
+    def wait_idle(self, timer: EventTimer) -> None:
+        """Wait for the next query; any data closes the connection, since no response is due."""
         self._timer = timer
         if self._socket is not None:
             self._exchange.loop.register(self._socket.fileno(), lambda: self._exchange.drop(self))
 
-    def end(self) -> None:
-        """Close without a word."""
+    def close(self) -> None:
+        """Close the connection without a report."""
         self._stop_timer()
         self._report = None
         if self._socket is not None:
@@ -279,7 +277,7 @@ class Connection:
             return
         if self.upstream.transport == "tls":
             if self._exchange.tls is None:
-                self._finish("there are no TLS settings")
+                self._finish("TLS is not configured")
                 return
             name = self._exchange.server_name or self.upstream.address
             self._exchange.loop.unregister(self._socket.fileno())
@@ -290,10 +288,10 @@ class Connection:
             except (OSError, ValueError) as failure:
                 self._finish(_reason(failure))
                 return
-        self._work()
+        self._proceed()
 
-    def _work(self) -> None:
-        """Go on as far as the socket lets us, and wait for what it wants."""
+    def _proceed(self) -> None:
+        """Handshake, send, and receive until the socket would block."""
         sock = self._socket
         assert sock is not None
         try:
@@ -304,60 +302,62 @@ class Connection:
                 self._out = self._out[sock.send(self._out) :]
             while (received := sock.recv(65_536)) and self._socket is not None:
                 self._in += received
-                if self._whole():
+                if self._take_response():
                     return
         except (BlockingIOError, ssl.SSLWantReadError):
-            self._exchange.loop.register(sock.fileno(), self._work, self._work if self._out and self._ready else None)
+            self._exchange.loop.register(
+                sock.fileno(), self._proceed, self._proceed if self._out and self._ready else None
+            )
             return
         except ssl.SSLWantWriteError:
-            self._exchange.loop.register(sock.fileno(), None, self._work)
+            self._exchange.loop.register(sock.fileno(), None, self._proceed)
             return
         except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            self._finish(self.HUNG_UP)
+            self._finish(self.CLOSED)
             return
         except OSError as error:
             self._finish(_reason(error))
             return
-        self._finish(self.HUNG_UP)
+        self._finish(self.CLOSED)
 
-    def _whole(self) -> bool:
-        """Take the answer if all of it is there. Whether the question is over."""
+    def _take_response(self) -> bool:
+        """Take the response if it is complete. Return True if the query is finished."""
         while len(self._in) >= 2:
             size = int.from_bytes(self._in[:2], "big")
             if len(self._in) < 2 + size:
                 return False
             packet = bytes(self._in[2 : 2 + size])
             del self._in[: 2 + size]
-            fits = questions.belongs(packet, self._sent)
-            if fits == "no":
-                self._exchange.meter.drop("question")
+            match = match_response(packet, self._sent)
+            if match == "no":
+                self._exchange.counter.drop("question")
                 continue
-            if fits == "bare":
-                self._finish(BARE)
+            if match == "bare":
+                self._finish(NOT_UNDERSTOOD)
                 return True
             try:
-                answer = read(packet)
-            except Malformed as error:
-                self._exchange.meter.drop("malformed")
-                self._finish(f"the answer {error}")
+                response = parse_response(packet)
+            except MalformedResponseError as error:
+                self._exchange.counter.drop("malformed")
+                self._finish(f"the response {error}")
                 return True
-            if fits == "case":
-                self._exchange.folds(self.upstream)
-            self._rest(answer)
+            if match == "case":
+                self._exchange.use_lower_case(self.upstream)
+            self._succeed(response)
             return True
         return False
 
-    def _rest(self, answer: Answer) -> None:
+    def _succeed(self, response: UpstreamResponse) -> None:
         report = self._report
         self._report = None
         self._stop_timer()
-        self._exchange.rest(self)
+        self._exchange.keep_idle(self)
         if report is not None:
-            report(answer)
+            report(response)
 
-    def _finish(self, outcome: Outcome) -> None:
+    def _finish(self, outcome: ExchangeOutcome) -> None:
         report = self._report
-        self.end()
+        self.close()
         if report is not None:
             report(outcome)
 
@@ -369,13 +369,11 @@ class Connection:
 
 def _socket(upstream: Upstream, kind: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in upstream.address else socket.AF_INET
-    made = socket.socket(family, kind)
-    made.setblocking(False)
-    return made
+    return socket.socket(family, kind | socket.SOCK_NONBLOCK)
 
 
 def _reason(error: Exception) -> str:
-    """An error's words. Those of TLS say more than their number."""
+    """Return the message of an error."""
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
     if isinstance(error, OSError) and error.errno:

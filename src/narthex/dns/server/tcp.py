@@ -1,4 +1,4 @@
-"""Questions over TCP: many on a connection, answered as they are ready (RFC 7766)."""
+"""DNS over TCP: many queries per connection, answered as soon as each answer is known (RFC 7766)."""
 
 from __future__ import annotations
 
@@ -7,70 +7,70 @@ import socket
 import time
 from collections import Counter
 
-from narthex.dns.dispatcher import Ask, Desk, Labels, Made
-from narthex.dns.interfaces import Client, Loop
-from narthex.dns.plugins.query_log import QueryLog
-from narthex.dns.server.tally import Tally
-from narthex.dns.server.udp import Elsewhere
-from narthex.dns.zone.table import Table
+from narthex.dns.message.query import DnsClient
+from narthex.dns.plugins.log import QueryLog
+from narthex.dns.server.counters import AnswerCounter, AnswerLabels
+from narthex.dns.server.dispatcher import Dispatcher, LocalAnswer, PendingQuery, Recursion
+from narthex.dns.server.event_loop import EventLoop
+from narthex.dns.server.packet_cache import PacketCache, PacketCounter
 
-MOST_CONNECTIONS = 512
-"""Of one worker; more are closed at once."""
-MOST_PER_CLIENT = 64
+MAX_CONNECTIONS = 512
+"""Limit per worker; further connections are closed at once."""
+MAX_CONNECTIONS_PER_CLIENT = 64
 IDLE_SECONDS = 10.0
-"""After so long without a whole question, or without room for an answer, a connection is closed."""
-_MOST_WAITING = 128
-"""Questions of one connection that others have to answer; beyond them it is not read."""
-_MOST_UNREAD = 262_144
-"""Bytes of answers that a client has not taken; beyond them it is not read."""
+"""A connection is closed after this time without a whole query, and without progress in sending responses."""
+_MAX_PENDING = 128
+"""Pending queries of one connection at which it is no longer read."""
+_MAX_UNSENT = 262_144
+"""Unsent bytes of responses at which the connection is no longer read."""
 _READ = 65_537
-_LOOK_SECONDS = 1.0
+_IDLE_CHECK_SECONDS = 1.0
 _BACKLOG = 512
 
 
 class TcpServer:
-    """Serves one listening socket in the loop's thread."""
+    """Serves one listening socket in the thread of the event loop."""
 
     def __init__(
         self,
         sock: socket.socket,
-        desk: Desk,
-        tally: Tally,
-        loop: Loop,
-        elsewhere: Elsewhere,
-        most_bytes: int,
+        dispatcher: Dispatcher,
+        counter: AnswerCounter,
+        loop: EventLoop,
+        recursion: Recursion,
+        max_bytes: int,
         log: QueryLog | None = None,
     ) -> None:
-        """`most_bytes` bounds what known questions may take."""
+        """`max_bytes` bounds the packet cache."""
         self._sock = sock
-        self.desk = desk
-        self.tally = tally
+        self.dispatcher = dispatcher
+        self.counter = counter
         self.loop = loop
-        self.elsewhere = elsewhere
+        self.recursion = recursion
         self.family = 1 if sock.family == socket.AF_INET else 2
-        self.table = Table(most_bytes)
+        self.cache = PacketCache(max_bytes)
         self.log = log
         self._connections: dict[int, _Connection] = {}
         self._by_client: Counter[str] = Counter()
 
     def open(self) -> None:
-        """Begin to answer."""
+        """Start to accept connections."""
         self.loop.register(self._sock.fileno(), self._acceptable)
-        self.loop.at(self.loop.now() + _LOOK_SECONDS, self._look)
+        self.loop.at(self.loop.now() + _IDLE_CHECK_SECONDS, self._close_idle)
 
     def close(self) -> None:
-        """End, with all connections."""
+        """Close the listening socket and all connections."""
         self.loop.unregister(self._sock.fileno())
         self._sock.close()
         for connection in tuple(self._connections.values()):
             connection.close()
 
     def forget(self) -> None:
-        """A zone has changed, or counters are taken away."""
-        self.table.clear()
+        """Clear the packet cache: a zone has changed, or the counters are no longer valid."""
+        self.cache.clear()
 
     def closed(self, fd: int, address: str) -> None:
-        """A connection is over."""
+        """Forget a connection that has closed."""
         del self._connections[fd]
         self._by_client[address] -= 1
         if not self._by_client[address]:
@@ -80,11 +80,11 @@ class TcpServer:
         try:
             sock, peer = self._sock.accept()
         except OSError:
-            # It left already, or files have run out; those that come to an end make room.
+            # The client has gone, or descriptors have run out; connections that close free some.
             return
         address = str(peer[0]).partition("%")[0]
-        if len(self._connections) >= MOST_CONNECTIONS or self._by_client[address] >= MOST_PER_CLIENT:
-            self.tally.refused_connections += 1
+        if len(self._connections) >= MAX_CONNECTIONS or self._by_client[address] >= MAX_CONNECTIONS_PER_CLIENT:
+            self.counter.refused_connections += 1
             sock.close()
             return
         sock.setblocking(False)
@@ -92,15 +92,14 @@ class TcpServer:
         self._by_client[address] += 1
         self._connections[sock.fileno()] = _Connection(self, sock, address, peer[1])
 
-    def _look(self) -> None:
-        """Close what has been idle for too long."""
+    def _close_idle(self) -> None:
         if self._sock.fileno() < 0:
             return
-        latest = self.loop.now() - IDLE_SECONDS
+        oldest = self.loop.now() - IDLE_SECONDS
         for connection in tuple(self._connections.values()):
-            if connection.moved < latest:
+            if connection.active_at < oldest:
                 connection.close()
-        self.loop.at(self.loop.now() + _LOOK_SECONDS, self._look)
+        self.loop.at(self.loop.now() + _IDLE_CHECK_SECONDS, self._close_idle)
 
 
 class _Connection:
@@ -108,20 +107,20 @@ class _Connection:
         self._server = server
         self._sock = sock
         self._fd = sock.fileno()
-        self._client = Client(address, "tcp")
+        self._client = DnsClient(address, "tcp")
         self._port = port
         self._in = bytearray()
         self._out = bytearray()
-        self._waiting = 0
+        self._pending = 0
         self._answering = False
         self._ended = False
-        """The client has said that it asks no more; what it asked is still answered."""
-        self.moved = server.loop.now()
-        """When it last asked, or took something."""
+        """The client has closed its side; its queries are still answered."""
+        self.active_at = server.loop.now()
+        """Time of the last query or of progress in sending."""
         self._watch()
 
     def close(self) -> None:
-        """End it; what has not been sent is lost."""
+        """Close the connection; unsent responses are lost."""
         if self._sock.fileno() < 0:
             return
         self._server.loop.unregister(self._fd)
@@ -129,7 +128,7 @@ class _Connection:
         self._server.closed(self._fd, self._client.address)
 
     def _watch(self) -> None:
-        reads = not self._ended and self._waiting < _MOST_WAITING and len(self._out) < _MOST_UNREAD
+        reads = not self._ended and self._pending < _MAX_PENDING and len(self._out) < _MAX_UNSENT
         readable, writable = self._readable if reads else None, self._writable if self._out else None
         self._server.loop.register(self._fd, readable, writable)
 
@@ -143,27 +142,27 @@ class _Connection:
             return
         self._ended = not data
         self._in += data
-        self._go_on()
+        self._serve()
 
     def _writable(self) -> None:
         self._flush()
         if self._sock.fileno() >= 0:
-            self._go_on()
+            self._serve()
 
-    def _go_on(self) -> None:
-        """Answer what is whole, as far as the client keeps up; then see what to wait for."""
+    def _serve(self) -> None:
+        """Answer all whole queries as far as the client takes the responses."""
         answered = 1
         while answered and self._sock.fileno() >= 0:
-            answered = self._answer_whole()
+            answered = self._answer_queries()
             self._flush()
 
-    def _answer_whole(self) -> int:
-        """Answer questions until there is none, or too much that is not sent; how many."""
-        began = time.perf_counter()
+    def _answer_queries(self) -> int:
+        """Answer whole queries until none is left or a limit is reached. Return their number."""
+        started = time.perf_counter()
         at = answered = 0
         data = self._in
         self._answering = True
-        while self._waiting < _MOST_WAITING and len(self._out) < _MOST_UNREAD and at + 2 <= len(data):
+        while self._pending < _MAX_PENDING and len(self._out) < _MAX_UNSENT and at + 2 <= len(data):
             end = at + 2 + int.from_bytes(data[at : at + 2], "big")
             if end > len(data):
                 break
@@ -173,8 +172,8 @@ class _Connection:
         self._answering = False
         if answered:
             del data[:at]
-            self.moved = self._server.loop.now()
-            self._server.tally.took(self._server.desk.main_zone, time.perf_counter() - began, answered)
+            self.active_at = self._server.loop.now()
+            self._server.counter.observe(self._server.dispatcher.main_zone, time.perf_counter() - started, answered)
         return answered
 
     def _flush(self) -> None:
@@ -188,10 +187,10 @@ class _Connection:
                 return
             if sent:
                 del self._out[:sent]
-                self.moved = self._server.loop.now()
+                self.active_at = self._server.loop.now()
         if self._sock.fileno() < 0:
             return
-        if self._ended and not self._out and not self._waiting:
+        if self._ended and not self._out and not self._pending:
             self.close()
             return
         self._watch()
@@ -199,60 +198,58 @@ class _Connection:
     def _answer(self, packet: bytes) -> None:
         server = self._server
         key = packet[2:]
-        began = time.perf_counter()
-        kept = server.table.held.get(key)
-        if kept is not None:
-            kept.counter[0] += 1
-            message = packet[:2] + (kept.tail if kept.turn is None else kept.turn.next())
-            self._note(kept.zone, packet, message, began)
-            self._put(message)
+        started = time.perf_counter()
+        cached = server.cache.entries.get(key)
+        if cached is not None:
+            cached.counter[0] += 1
+            message = packet[:2] + (cached.tail if cached.rotation is None else cached.rotation.next())
+            self._log_query(cached.zone, packet, message, started)
+            self._send(message)
             return
-        made = server.desk.handle(packet, "tcp")
-        if isinstance(made, Made):
-            counter = self._count(made.labels, packet, len(made.compiled.tail) + 2)
-            message = packet[:2] + made.compiled.tail
-            self._keep(key, made, counter)
-            self._note(made.labels.zone, packet, message, began)
-            self._put(message)
-        elif isinstance(made, Ask):
-            self._waiting += 1
-            server.elsewhere(made, self._client, lambda message: self._replied(made, message, began))
-        elif made is not None:
-            self._count(made.labels, packet, len(made.message))
-            self._put(made.message)
+        answer = server.dispatcher.handle(packet, "tcp")
+        if isinstance(answer, LocalAnswer):
+            response, labels = answer
+            counter = self._count(labels, packet, len(response.tail) + 2)
+            message = packet[:2] + response.tail
+            if response.rcode and server.log is None:
+                server.cache.store_negative(key, response.tail, counter)
+            else:
+                server.cache.store(key, response, counter, labels.zone)
+            self._log_query(labels.zone, packet, message, started)
+            self._send(message)
+        elif isinstance(answer, PendingQuery):
+            self._pending += 1
+            server.recursion.resolve(answer, self._client, lambda message: self._resolved(answer, message, started))
+        elif answer is not None:
+            self._count(answer.labels, packet, len(answer.message))
+            self._send(answer.message)
 
-    def _keep(self, key: bytes, made: Made, counter: list[int]) -> None:
-        if made.compiled.code and self._server.log is None:
-            self._server.table.keep_unknown(key, made.compiled.tail, counter)
-        else:
-            self._server.table.keep(key, made.compiled, counter, made.labels.zone)
-
-    def _note(self, zone: str, packet: bytes, message: bytes, began: float) -> None:
+    def _log_query(self, zone: str, packet: bytes, message: bytes, started: float) -> None:
         log = self._server.log
         if log is not None and log.covers(zone):
-            log.note(zone, packet, message, self._client, self._port, time.perf_counter() - began)
+            log.log_query(zone, packet, message, self._client, self._port, time.perf_counter() - started)
 
-    def _count(self, labels: Labels, packet: bytes, size: int) -> list[int]:
-        counter = self._server.tally.counter(("tcp", self._server.family, labels, len(packet), size))
+    def _count(self, labels: AnswerLabels, packet: bytes, size: int) -> PacketCounter:
+        counter = self._server.counter.counter(("tcp", self._server.family, labels, len(packet), size))
         counter[0] += 1
         return counter
 
-    def _replied(self, ask: Ask, message: bytes | None, began: float) -> None:
-        self._waiting -= 1
+    def _resolved(self, pending: PendingQuery, message: bytes | None, started: float) -> None:
+        self._pending -= 1
         if self._sock.fileno() < 0:
             return
         if message is not None:
-            self._note(ask.zone, ask.query.packet, message, began)
-            self._put(message)
+            self._log_query(pending.zone, pending.query.packet, message, started)
+            self._send(message)
         if not self._answering:
-            self._go_on()
+            self._serve()
 
-    def _put(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         self._out += len(message).to_bytes(2, "big") + message
 
 
-def tcp_socket(address: str, port: int, *, interface: str = "") -> socket.socket:
-    """A listening socket, one of several on its address and port. Raises OSError."""
+def tcp_socket(address: str, port: int) -> socket.socket:
+    """Return a listening socket; several may share an address and port. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
@@ -260,8 +257,6 @@ def tcp_socket(address: str, port: int, *, interface: str = "") -> socket.socket
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        if interface:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode() + b"\0")
         sock.bind((address, port))
         sock.listen(_BACKLOG)
     except OSError as error:

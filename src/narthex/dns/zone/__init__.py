@@ -1,1 +1,1 @@
-"""The records of a cluster, and how they change with its objects. Pure."""
+"""The records of a cluster's zones, and how they change with its objects. Pure."""

@@ -1,7 +1,6 @@
-"""Which records a Service has (rows D1 to D17): a Service and its EndpointSlices in, one `Entry` out.
+"""The records of a Service (rows D1 to D17): builds one `ServiceRecords` of a Service and its EndpointSlices.
 
-Nothing here knows a zone: names are kept relative, so that several zones share them, and a zone's own spelling is put
-in when an answer is made. A changed Service gives one changed Entry.
+Names are relative to the zone, so that several zones share them; the zone is appended when a response is built.
 """
 
 from __future__ import annotations
@@ -15,82 +14,77 @@ from socket import AF_INET, AF_INET6, inet_pton
 import msgspec
 
 from narthex.dns.message import names
+from narthex.dns.message.names import MAX_LABEL, label
 from narthex.dns.message.wire import AAAA, CNAME, SRV, A
 from narthex.model.objects import EndpointPort, EndpointSlice, Service, ServicePort, SliceEndpoint
 
 Records = tuple[tuple[int, tuple[bytes, ...]], ...]
-"""Data of records by type, each once. A name in the data of SRV lacks the part that `Entry` tells."""
-NOTHING: Records = ()
-"""The name exists, and has no record."""
+"""Record data by type, without duplicates. Names in the data of SRV records are relative to the Service's name."""
+NO_RECORDS: Records = ()
+"""Records of a name that exists without any (an empty non-terminal)."""
 
 _SRV = struct.Struct(">HHH")
-_LONGEST_HOST = 63
+SRV_TARGET = _SRV.size
+"""Offset of the target name in the data of an SRV record, after priority, weight, and port."""
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """Everything at and below `SERVICE.NAMESPACE.svc`, as it travels to the processes that answer.
+class ServiceRecords(msgspec.Struct, frozen=True, array_like=True):
+    """All records at and below `SERVICE.NAMESPACE.svc`, as sent to the workers.
 
-    Data of SRV records ends with the target's labels in front of the Service's own name, mostly one or none.
+    The data of SRV records ends with the labels of the target before the Service's name, mostly one or none.
     """
 
     own: Records
-    """At the Service's name. A CNAME holds a whole name and stands alone."""
+    """Records of the Service's name. The data of a CNAME record is a whole name."""
     below: bytes = b""
-    """Records by the labels in front of it, `_http._tcp` and endpoints, encoded: there may be many and few are asked
-    for."""
+    """Records by the labels before the Service's name (`_http._tcp` and endpoints), encoded until queried: there may be
+    many."""
     cluster: tuple[bytes, ...] = ()
-    """Cluster IPs, packed: their PTR is the Service's name."""
+    """Packed cluster IPs; their PTR record is the Service's name."""
     endpoints: tuple[bytes, ...] = ()
-    """Addresses of endpoints, packed: their PTR are the names below that have them."""
+    """Packed addresses of endpoints; their PTR records are the names below the Service with that address."""
     headless: bool = False
     external: tuple[bytes, ...] = ()
-    """External IPs and those of load balancers, packed: names in the zones of `k8s_external`."""
+    """Packed external IPs and load balancer addresses, for `k8s_external`."""
 
     def children(self) -> dict[bytes, Records]:
-        """What is below, by its labels in wire form without an end."""
+        """Return the records below the Service's name, by their relative labels in wire form."""
         return _CHILDREN.decode(self.below) if self.below else {}
 
-    def host(self, address: bytes) -> list[bytes]:
-        """The endpoints' names with this address."""
-        return [label for label, records in self.children().items() if any(address in data for _, data in records)]
+    def host_names(self, address: bytes) -> list[bytes]:
+        """Return the relative names of the endpoints with an address."""
+        return [name for name, records in self.children().items() if any(address in data for _, data in records)]
 
 
 _CHILDREN = msgspec.msgpack.Decoder(dict[bytes, Records])
 
 
 def service_key(namespace: str, name: str) -> bytes:
-    """`NAME.NAMESPACE.svc` in wire form without an end. Names of Services are checked when they are decoded."""
+    """Return the relative name `NAME.NAMESPACE.svc` in wire form."""
     return label(name) + label(namespace) + b"\x03svc"
 
 
-@lru_cache(maxsize=4096)
-def label(text: str) -> bytes:
-    """One label in wire form, lower case."""
-    data = text.lower().encode("ascii")
-    return bytes((len(data),)) + data
-
-
-def entry(
+def service_records(
     service: Service, slices: Iterable[EndpointSlice], *, pod_names: bool = False, ignore_empty: bool = False
-) -> Entry | None:
-    """A Service's records; None when it has no name (rows D3, D8, D20)."""
+) -> ServiceRecords | None:
+    """Build the records of a Service; None if its name does not exist (rows D3, D8, D20)."""
     if service.type == "ExternalName":
-        target = _external(service.external_name)
-        return None if target is None else Entry(((CNAME, (target,)),))
+        target = _cname_target(service.external_name)
+        return None if target is None else ServiceRecords(((CNAME, (target,)),))
     if not service.cluster_ips:
         return None
     hosts = _hosts(slices, pod_names)
     if not service.headless and ignore_empty and not hosts:
         return None
-    made = _headless(hosts) if service.headless else _cluster(service, hosts)
-    if made is None or not (service.external_ips or service.ingress):
-        return made
+    records = _headless(hosts) if service.headless else _cluster(service, hosts)
+    if records is None or not (service.external_ips or service.ingress):
+        return records
     external = dict.fromkeys((*service.external_ips, *(each.ip for each in service.ingress)))
-    return msgspec.structs.replace(made, external=tuple(map(packed, external)))
+    return msgspec.structs.replace(records, external=tuple(map(packed, external)))
 
 
-def _external(name: str) -> bytes | None:
-    """The CNAME's target; None for an address (row D20) and for what is no name."""
+def _cname_target(name: str) -> bytes | None:
+    """Return the target of a CNAME record; None for an address (row D20) or an invalid name."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -104,7 +98,7 @@ def _external(name: str) -> bytes | None:
 
 
 _Ports = tuple[tuple[str, str, int], ...]
-"""Name, protocol in lower case, and number."""
+"""Name, protocol in lower case, and port number."""
 
 
 class _Host(msgspec.Struct, frozen=True):
@@ -116,15 +110,15 @@ class _Host(msgspec.Struct, frozen=True):
 
 
 def _hosts(slices: Iterable[EndpointSlice], pod_names: bool) -> list[_Host]:
-    """In the order of the slices' names, so that the same objects give the same answer."""
+    """Return the ready endpoints in the order of the slices' names, so that equal objects give equal answers."""
     found: list[_Host] = []
-    for held in sorted(slices, key=lambda each: each.name):
-        if held.family is None:
+    for endpoint_slice in sorted(slices, key=lambda each: each.name):
+        if endpoint_slice.family is None:
             continue
-        ports = _slice_ports(held.ports)
+        ports = _slice_ports(endpoint_slice.ports)
         found += [
             _Host(label(host_name(endpoint, pod_names)), packed(endpoint.address), ports)
-            for endpoint in held.endpoints
+            for endpoint in endpoint_slice.endpoints
             if endpoint.ready
         ]
     return found
@@ -136,27 +130,27 @@ def _slice_ports(ports: tuple[EndpointPort, ...]) -> _Ports:
 
 
 def host_name(endpoint: SliceEndpoint, pod_names: bool) -> str:
-    """An endpoint's label (rows D11, D12)."""
+    """Return the label of an endpoint (rows D11, D12)."""
     if endpoint.hostname:
         return endpoint.hostname
-    if pod_names and endpoint.target and len(endpoint.target) <= _LONGEST_HOST and "." not in endpoint.target:
+    if pod_names and endpoint.target and len(endpoint.target) <= MAX_LABEL and "." not in endpoint.target:
         return endpoint.target
     return dashed(endpoint.address)
 
 
 def dashed(address: str) -> str:
-    """An address as a label; an IPv6 one that would end in a dash gets a zero."""
+    """Return an address as a label; an IPv6 address that would end in a dash gets a zero appended."""
     text = address.replace(".", "-").replace(":", "-")
     return text + "0" if text.endswith("-") else text
 
 
 def packed(address: str) -> bytes:
-    """4 or 16 bytes of a canonical address."""
+    """Return the 4 or 16 bytes of a canonical address."""
     return inet_pton(AF_INET6 if ":" in address else AF_INET, address)
 
 
 def _addresses(packed_ones: Iterable[bytes]) -> Records:
-    """A and AAAA records, each address once."""
+    """Return A and AAAA records without duplicates."""
     once = tuple(dict.fromkeys(packed_ones))
     if len(once) == 1:
         return ((A if len(once[0]) == 4 else AAAA, once),)
@@ -165,7 +159,7 @@ def _addresses(packed_ones: Iterable[bytes]) -> Records:
 
 
 def _srv(pairs: Collection[tuple[int, bytes]]) -> Records:
-    """SRV records for (port, target's labels). The weight counts the pairs before equal ones are dropped (row D7)."""
+    """Return SRV records for pairs of port and relative target. The weight counts duplicate pairs, too (row D7)."""
     if not pairs:
         return ()
     weight = max(1, 100 // len(pairs))
@@ -173,12 +167,12 @@ def _srv(pairs: Collection[tuple[int, bytes]]) -> Records:
 
 
 def _by_port(pairs: Iterable[tuple[str, str, int, bytes]]) -> dict[bytes, Records]:
-    """`_port._proto` and, with nothing of its own, `_proto`: names above existing ones exist (RFC 8020)."""
+    """Return SRV records by `_port._proto`, and the empty non-terminals `_proto` (RFC 8020)."""
     named: dict[bytes, list[tuple[int, bytes]]] = {}
     for name, protocol, port, target in pairs:
         if name:
             named.setdefault(_port_labels(name, protocol), []).append((port, target))
-    found: dict[bytes, Records] = {key[key[0] + 1 :]: NOTHING for key in named}
+    found: dict[bytes, Records] = {key[key[0] + 1 :]: NO_RECORDS for key in named}
     return found | {key: _srv(targets) for key, targets in named.items()}
 
 
@@ -194,8 +188,10 @@ def _hosts_below(hosts: Iterable[_Host]) -> dict[bytes, Records]:
     return {name: _addresses(found) for name, found in by_label.items()}
 
 
-def _made(own: Records, below: dict[bytes, Records], hosts: Iterable[_Host], cluster: tuple[bytes, ...]) -> Entry:
-    return Entry(
+def _service_records(
+    own: Records, below: dict[bytes, Records], hosts: Iterable[_Host], cluster: tuple[bytes, ...]
+) -> ServiceRecords:
+    return ServiceRecords(
         own=own,
         below=msgspec.msgpack.encode(below) if below else b"",
         cluster=cluster,
@@ -204,23 +200,26 @@ def _made(own: Records, below: dict[bytes, Records], hosts: Iterable[_Host], clu
     )
 
 
-def _cluster(service: Service, hosts: list[_Host]) -> Entry:
+def _cluster(service: Service, hosts: list[_Host]) -> ServiceRecords:
     ips = tuple(packed(ip) for ip in service.cluster_ips)
     srv, by_port = _service_ports(service.ports, len(ips))
-    return _made((*_addresses(ips), *srv), {**by_port, **_hosts_below(hosts)}, hosts, ips)
+    return _service_records((*_addresses(ips), *srv), {**by_port, **_hosts_below(hosts)}, hosts, ips)
 
 
 @lru_cache(maxsize=1024)
 def _service_ports(ports: tuple[ServicePort, ...], times: int) -> tuple[Records, dict[bytes, Records]]:
-    """The SRV records of a Service with so many addresses, and those by port: thousands of Services have the same ones.
-    One pair for each address, although the record is the same (row D7)."""
+    """Return the SRV records of a Service with a number of addresses, and those by port.
+
+    There is one pair for each address, although the records are equal (row D7). Cached, since thousands of Services have
+    the same ports.
+    """
     pairs = [(port.name, port.protocol.lower, port.port, b"") for port in ports for _ in range(times)]
     return _srv([(port, target) for _, _, port, target in pairs]), _by_port(pairs)
 
 
-def _headless(hosts: list[_Host]) -> Entry | None:
+def _headless(hosts: list[_Host]) -> ServiceRecords | None:
     if not hosts:
         return None
     listed = [(name, protocol, port, host.label) for host in hosts for name, protocol, port in host.ports]
     own = (*_addresses(host.address for host in hosts), *_srv([(port, target) for _, _, port, target in listed]))
-    return _made(own, {**_by_port(listed), **_hosts_below(hosts)}, hosts, ())
+    return _service_records(own, {**_by_port(listed), **_hosts_below(hosts)}, hosts, ())

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 import msgspec
 
-from narthex.dns.search import Asked, NameWay, look_up, pod_search
+from narthex.dns.search_list import CandidateLookup, NameResolution, look_up, pod_search
 from narthex.model.names import NamespacedName
 from narthex.model.net import Protocol, address
 from narthex.model.objects import Service
@@ -218,7 +218,7 @@ def by_name(places: OwnerIndex, source: AddressOwner, name: str, domain: str) ->
     )
 
 
-def _answer(asked: Asked) -> str:
+def _answer(asked: CandidateLookup) -> str:
     if asked.alias:
         return f"an alias of {asked.alias}, which is not the cluster's"
     return ", ".join(asked.addresses) or {
@@ -227,7 +227,7 @@ def _answer(asked: Asked) -> str:
     }.get(asked.answer, asked.answer)
 
 
-def _advice(way: NameWay) -> str:
+def _advice(way: NameResolution) -> str:
     last = way.asked[-1]
     if last.alias:
         return f"Trace to the address that {last.alias} has."

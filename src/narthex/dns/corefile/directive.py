@@ -1,4 +1,4 @@
-"""The values in a Corefile's lines: zones, addresses, times and numbers, each fault with its line."""
+"""A directive of a Corefile: the arguments and options of a plugin as typed values, with errors at their line."""
 
 from __future__ import annotations
 
@@ -6,34 +6,27 @@ import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 
-from narthex.dns.corefile.settings import Listen, Position, Upstream, Zones
-from narthex.dns.corefile.tree import Node, Outline
-from narthex.dns.message import names
+from narthex.dns.corefile.settings import (
+    DEFAULT_PORT,
+    DEFAULT_TLS_PORT,
+    CorefilePosition,
+    HttpEndpoint,
+    Upstream,
+    Zones,
+)
+from narthex.dns.corefile.syntax import CorefileNode, CorefileReader
+from narthex.dns.message import names, wire
 from narthex.model import duration as durations
 from narthex.model import net
 from narthex.model.problem import one_of, quoted
 
-RCODES = (
-    "NOERROR",
-    "FORMERR",
-    "SERVFAIL",
-    "NXDOMAIN",
-    "NOTIMP",
-    "REFUSED",
-    "YXDOMAIN",
-    "YXRRSET",
-    "NXRRSET",
-    "NOTAUTH",
-)
-"""Names of response codes 0 to 9."""
-
 _ZONE = re.compile(r"[A-Za-z0-9_./*-]+", re.ASCII)
 
 
-class Line:
-    """One line of a plugin: its words as values, and where a fault of theirs is noted."""
+class Directive:
+    """The line of a plugin or option: parses its words and reports errors at its position."""
 
-    def __init__(self, node: Node, outline: Outline, of: str = "") -> None:
+    def __init__(self, node: CorefileNode, outline: CorefileReader, of: str = "") -> None:
         self.node = node
         self.words = node.arguments
         self._outline = outline
@@ -41,24 +34,24 @@ class Line:
 
     @property
     def name(self) -> str:
-        """The plugin or option."""
+        """Name of the plugin or option."""
         return self.node.name
 
     @property
-    def where(self) -> Position:
-        """The line's place."""
+    def where(self) -> CorefilePosition:
+        """Position of the line."""
         return self.node.where
 
     def error(self, message: str) -> None:
-        """Note a fault of this line."""
+        """Report an error of this line."""
         self._outline.error(self.node.where, f"{self._of}: {message}")
 
     def warning(self, message: str) -> None:
-        """Note what works, but probably not as meant."""
+        """Report a warning about this line."""
         self._outline.warning(self.node.where, f"{self._of}: {message}")
 
     def takes(self, least: int, most: int | None = None) -> bool:
-        """Whether there are so many arguments; an error when not. `most` None: no limit."""
+        """Return True if the number of arguments is in range, otherwise report an error. `most` None: no limit."""
         count = len(self.words)
         if count >= least and (most is None or count <= most):
             return True
@@ -72,15 +65,15 @@ class Line:
         return False
 
     def takes_no_block(self) -> None:
-        """Note it when there are braces."""
+        """Report an error if the line has a block."""
         if self.node.children is not None:
             self.error("takes no { }")
 
-    def options(self, known: Iterable[str], other: bool = False) -> Iterator[Line]:
-        """The lines in the braces; unknown ones are faults and left out, unless `other` lets them through."""
+    def options(self, known: Iterable[str], other: bool = False) -> Iterator[Directive]:
+        """Yield the options in the block. Unknown ones are errors unless `other` is set."""
         known = tuple(known)
         for node in self.node.children or ():
-            line = Line(node, self._outline, self._of)
+            line = Directive(node, self._outline, self._of)
             if node.name in known or other:
                 if node.children is not None:
                     line.takes_no_block()
@@ -91,7 +84,7 @@ class Line:
                 )
 
     def whole(self, word: str, low: int, high: int = 10**9) -> int | None:
-        """A whole number in these bounds."""
+        """Parse an integer within bounds; None after an error."""
         if re.fullmatch(r"[+-]?\d{1,12}", word, re.ASCII):
             if low <= int(word) <= high:
                 return int(word)
@@ -101,7 +94,7 @@ class Line:
         return None
 
     def duration(self, word: str, low: float = 0.0, high: float = 86400.0 * 365) -> float | None:
-        """Seconds of a Go duration in these bounds."""
+        """Parse a Go duration within bounds of seconds; None after an error."""
         try:
             seconds = durations.duration(word)
         except ValueError as error:
@@ -113,7 +106,7 @@ class Line:
         return None
 
     def zones(self, words: Iterable[str], otherwise: Zones = ()) -> Zones:
-        """Zones of names and networks; `otherwise` when there is no word."""
+        """Parse zones given as names or networks; `otherwise` is the result without words."""
         words = tuple(words)
         found: list[str] = []
         for word in words:
@@ -124,26 +117,26 @@ class Line:
         return tuple(dict.fromkeys(found)) if words else otherwise
 
     def rcodes(self) -> tuple[int, ...]:
-        """The response codes that the arguments name."""
+        """Parse the arguments as response codes."""
         found = []
         for word in self.words:
-            if word.upper() in RCODES:
-                found.append(RCODES.index(word.upper()))
+            if word.upper() in wire.RCODES:
+                found.append(wire.RCODES.index(word.upper()))
             else:
-                self.error(f"{quoted(word)} is not a response code; known are {one_of(RCODES)}")
+                self.error(f"{quoted(word)} is not a response code; known are {one_of(wire.RCODES)}")
         return tuple(dict.fromkeys(found))
 
-    def listen(self, word: str) -> Listen | None:
-        """Host and port to listen on."""
+    def listen(self, word: str) -> HttpEndpoint | None:
+        """Parse the host and port of an HTTP endpoint; None after an error."""
         host, colon, port = word.rpartition(":")
         if not colon or not _port(port) or not re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*", host, re.ASCII):
-            self.error(f"{quoted(word)} is not a place to listen on, such as :8080 or 127.0.0.1:8080")
+            self.error(f"{quoted(word)} is not an address to listen on such as :8080 or 127.0.0.1:8080")
             return None
-        return Listen(host.strip("[]"), int(port))
+        return HttpEndpoint(host.strip("[]"), int(port))
 
 
 def zones(word: str) -> Zones:
-    """The zone of a name, or the reverse zones of a network in CIDR form (128 at most). Raises ValueError."""
+    """Return the zone of a name, or the reverse zones (at most 128) of a network in CIDR notation. Raises ValueError."""
     if "/" in word and re.fullmatch(r"[0-9a-fA-F.:]+/\d{1,3}", word, re.ASCII):
         return reverse_zones(word)
     if not _ZONE.fullmatch(word):
@@ -152,7 +145,7 @@ def zones(word: str) -> Zones:
 
 
 def reverse_zones(cidr: str) -> Zones:
-    """The zones below in-addr.arpa or ip6.arpa whose names are the addresses of a network. Raises ValueError."""
+    """Return the zones in in-addr.arpa or ip6.arpa that cover a network. Raises ValueError."""
     try:
         network = ipaddress.ip_network(cidr, strict=False)
     except ValueError as error:
@@ -170,8 +163,8 @@ def reverse_zones(cidr: str) -> Zones:
     return tuple(found)
 
 
-def upstream(word: str) -> Upstream | None:
-    """The server that a word means, None when it is no address. Raises ValueError for one that cannot be asked."""
+def parse_upstream(word: str) -> Upstream | None:
+    """Parse the address of an upstream; None if it is no address. Raises ValueError if it is not supported."""
     transport, scheme, rest = word.rpartition("://")
     if scheme and transport not in ("dns", "tls"):
         raise ValueError(f"{quoted(transport)} is not supported; dns:// and tls:// are")
@@ -189,8 +182,8 @@ def upstream(word: str) -> Upstream | None:
     if port and not _port(port):
         raise ValueError(f"{quoted(port)} is not a port (1-65535)")
     if transport == "tls":
-        return Upstream(address, int(port or 853), "tls")
-    return Upstream(address, int(port or 53))
+        return Upstream(address, int(port or DEFAULT_TLS_PORT), "tls")
+    return Upstream(address, int(port or DEFAULT_PORT))
 
 
 def _port(word: str) -> bool:

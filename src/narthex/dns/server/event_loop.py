@@ -1,4 +1,4 @@
-"""A worker's loop: descriptors and appointments, one thread, nothing else. A quarter of asyncio's cost per wake-up."""
+"""The event loop of a worker: file descriptors and timers in one thread. A wake-up costs a quarter of asyncio's."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ import select
 import time
 from collections.abc import Callable
 
-Callback = Callable[[], None]
+EventCallback = Callable[[], None]
 
 
-class Appointment:
-    """Something to call at a time."""
+class EventTimer:
+    """A callback that is scheduled for a time."""
 
     __slots__ = ("callback",)
 
-    def __init__(self, callback: Callback) -> None:
-        self.callback: Callback | None = callback
+    def __init__(self, callback: EventCallback) -> None:
+        self.callback: EventCallback | None = callback
 
     def cancel(self) -> None:
-        """It does not happen; fine when it has already happened."""
+        """Cancel the callback; no effect if it has already run."""
         self.callback = None
 
 
 class EventLoop:
-    """The `Loop` of `dns.seam`. `run` blocks until `stop`."""
+    """Calls back when descriptors are ready or times have come. Callbacks must not block."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
-        self._watched: dict[int, tuple[Callback | None, Callback | None]] = {}
-        self._due: list[tuple[float, int, Appointment]] = []
+        self._watched: dict[int, tuple[EventCallback | None, EventCallback | None]] = {}
+        self._due: list[tuple[float, int, EventTimer]] = []
         self._order = itertools.count()
         self._now = time.monotonic()
         self._stopped = False
 
     def now(self) -> float:
-        """Monotonic seconds, read when the loop last woke up."""
+        """Return the monotonic time in seconds at which the loop last woke up."""
         return self._now
 
-    def register(self, fd: int, readable: Callback | None, writable: Callback | None = None) -> None:
-        """Call back while `fd` is readable or writable; registering again replaces; two Nones take it out."""
+    def register(self, fd: int, readable: EventCallback | None, writable: EventCallback | None = None) -> None:
+        """Call back while `fd` is readable or writable. Replaces earlier callbacks; without any, `fd` is unregistered."""
         if readable is None and writable is None:
             self.unregister(fd)
             return
@@ -52,39 +52,39 @@ class EventLoop:
         self._watched[fd] = (readable, writable)
 
     def unregister(self, fd: int) -> None:
-        """Take `fd` out; unknown ones are let be. To be called before the descriptor is closed."""
+        """Remove `fd` if it is registered. Must be called before the descriptor is closed."""
         if self._watched.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
-    def at(self, when: float, callback: Callback) -> Appointment:
-        """Call once at `when` (monotonic seconds) or soon after."""
-        made = Appointment(callback)
-        heapq.heappush(self._due, (when, next(self._order), made))
-        return made
+    def at(self, when: float, callback: EventCallback) -> EventTimer:
+        """Schedule a callback for `when` (monotonic seconds)."""
+        timer = EventTimer(callback)
+        heapq.heappush(self._due, (when, next(self._order), timer))
+        return timer
 
     def stop(self) -> None:
-        """End `run` after the present turn."""
+        """Make `run` return after the current turn."""
         self._stopped = True
 
     def run(self) -> None:
-        """Turn after turn."""
+        """Run turns until `stop`."""
         while not self._stopped:
             self.turn()
 
-    def turn(self, longest: float | None = None) -> None:
-        """Wait for the next descriptor or appointment, at most `longest` seconds, and call back."""
+    def turn(self, timeout: float | None = None) -> None:
+        """Wait at most `timeout` seconds for the next descriptor or timer, and call back."""
         while self._due and self._due[0][2].callback is None:
             heapq.heappop(self._due)
         if self._due:
             wait = max(0.0, self._due[0][0] - time.monotonic())
-            longest = wait if longest is None else min(wait, longest)
-        ready = self._poll.poll(longest)
+            timeout = wait if timeout is None else min(wait, timeout)
+        ready = self._poll.poll(timeout)
         self._now = time.monotonic()
         for fd, events in ready:
             readable, writable = self._watched.get(fd, (None, None))
             if readable is not None and events & ~select.EPOLLOUT:
                 readable()
-                # It may have taken the descriptor out, or put in another of this number.
+                # The callback may have unregistered the descriptor, or registered another one with the same number.
                 if self._watched.get(fd, (None, None)) != (readable, writable):
                     continue
             if writable is not None and events & ~select.EPOLLIN:
@@ -95,5 +95,5 @@ class EventLoop:
                 callback()
 
     def close(self) -> None:
-        """Give the poller back."""
+        """Close the epoll descriptor."""
         self._poll.close()

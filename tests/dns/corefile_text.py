@@ -6,26 +6,26 @@ import re
 from collections.abc import Iterable, Iterator
 
 from narthex.dns.corefile.settings import (
-    Autopath,
-    Bind,
-    Cache,
-    Errors,
-    External,
-    Forward,
-    Health,
-    HealthCheck,
-    Hosts,
-    Kept,
-    Kubernetes,
-    LoadBalance,
-    Log,
-    Prometheus,
-    Ready,
-    Reload,
+    AutopathSettings,
+    BindSettings,
+    CacheBounds,
+    CacheSettings,
+    ErrorsSettings,
+    ForwardSettings,
+    HealthCheckSettings,
+    HealthSettings,
+    HostsSettings,
+    K8sExternalSettings,
+    KubernetesSettings,
+    LoadBalanceSettings,
+    LogSettings,
+    PrometheusSettings,
+    ReadySettings,
+    ReloadSettings,
     ServerBlock,
     Zones,
 )
-from narthex.dns.corefile.values import RCODES
+from narthex.dns.message.wire import RCODES
 from narthex.model import selector
 from narthex.model.duration import duration_text
 from narthex.model.problem import quoted
@@ -61,7 +61,7 @@ def _plugins(block: ServerBlock) -> Iterator[str]:
         yield from _ready(block.ready)
     if block.prometheus is not None:
         yield from _line(
-            "prometheus", *_unless(block.prometheus.listen == Prometheus().listen, block.prometheus.listen)
+            "prometheus", *_unless(block.prometheus.listen == PrometheusSettings().listen, block.prometheus.listen)
         )
     if block.loadbalance is not None:
         yield from _loadbalance(block.loadbalance)
@@ -83,49 +83,51 @@ def _plugins(block: ServerBlock) -> Iterator[str]:
         yield from _reload(block.reload)
 
 
-def _bind(bind: Bind) -> Iterator[str]:
+def _bind(bind: BindSettings) -> Iterator[str]:
     return _line("bind", *bind.to, options=[("except", *bind.excluded)] if bind.excluded else [])
 
 
-def _errors(errors: Errors) -> Iterator[str]:
-    options = [("consolidate", duration_text(each.every), each.pattern, each.level) for each in errors.consolidate]
+def _errors(errors: ErrorsSettings) -> Iterator[str]:
+    options = [("consolidate", duration_text(each.interval), each.pattern, each.level) for each in errors.consolidate]
     return _line("errors", options=options)
 
 
-def _log(log: Log) -> Iterator[str]:
+def _log(log: LogSettings) -> Iterator[str]:
     options: list[tuple[str, ...]] = [("class", *log.classes)]
-    if log.slower_than is not None:
-        options.append(("minDuration", duration_text(log.slower_than)))
+    if log.min_duration is not None:
+        options.append(("minDuration", duration_text(log.min_duration)))
     return _line("log", *log.zones, log.format, options=options)
 
 
-def _health(health: Health) -> Iterator[str]:
+def _health(health: HealthSettings) -> Iterator[str]:
     options = [("lameduck", duration_text(health.lameduck))] if health.lameduck else []
     return _line("health", str(health.listen), options=options)
 
 
-def _ready(ready: Ready) -> Iterator[str]:
+def _ready(ready: ReadySettings) -> Iterator[str]:
     return _line(
-        "ready", str(ready.listen), options=[] if ready == Ready(listen=ready.listen) else [("monitor", ready.monitor)]
+        "ready",
+        str(ready.listen),
+        options=[] if ready == ReadySettings(listen=ready.listen) else [("monitor", ready.monitor)],
     )
 
 
-def _loadbalance(balance: LoadBalance) -> Iterator[str]:
+def _loadbalance(balance: LoadBalanceSettings) -> Iterator[str]:
     return _line("loadbalance", options=[("limit_answers", str(balance.limit))] if balance.limit else [])
 
 
-def _reload(reload: Reload) -> Iterator[str]:
+def _reload(reload: ReloadSettings) -> Iterator[str]:
     return _line("reload", duration_text(reload.interval), duration_text(reload.jitter))
 
 
-def _cache(cache: Cache) -> Iterator[str]:
+def _cache(cache: CacheSettings) -> Iterator[str]:
     options: list[tuple[str, ...]] = [("success", *_kept(cache.success)), ("denial", *_kept(cache.denial))]
     if cache.prefetch is not None:
         prefetch = cache.prefetch
         options.append(("prefetch", str(prefetch.amount), duration_text(prefetch.window), f"{prefetch.percent}%"))
     if cache.stale is not None:
         mode = "verify" if cache.stale.mode == "verified" else "immediate"
-        options.append(("serve_stale", duration_text(cache.stale.longest), mode))
+        options.append(("serve_stale", duration_text(cache.stale.max_stale), mode))
     options.append(("servfail", duration_text(cache.servfail)))
     options += [("disable", "success", *cache.no_success)] if cache.no_success else []
     options += [("disable", "denial", *cache.no_denial)] if cache.no_denial else []
@@ -133,15 +135,15 @@ def _cache(cache: Cache) -> Iterator[str]:
     return _line("cache", *cache.zones, options=options)
 
 
-def _kept(kept: Kept) -> tuple[str, ...]:
-    return str(kept.capacity), str(kept.longest), str(kept.least)
+def _kept(kept: CacheBounds) -> tuple[str, ...]:
+    return str(kept.capacity), str(kept.max_ttl), str(kept.min_ttl)
 
 
-def _autopath(autopath: Autopath) -> Iterator[str]:
+def _autopath(autopath: AutopathSettings) -> Iterator[str]:
     return _line("autopath", *autopath.zones, autopath.path or "@kubernetes")
 
 
-def _hosts(hosts: Hosts) -> Iterator[str]:
+def _hosts(hosts: HostsSettings) -> Iterator[str]:
     options = [tuple(line.split()) for line in hosts.inline]
     options.append(("ttl", str(hosts.ttl)))
     options.append(("reload", duration_text(hosts.reload)))
@@ -150,14 +152,14 @@ def _hosts(hosts: Hosts) -> Iterator[str]:
     return _line("hosts", hosts.path, *hosts.zones, options=options)
 
 
-def _external(external: External) -> Iterator[str]:
+def _external(external: K8sExternalSettings) -> Iterator[str]:
     options: list[tuple[str, ...]] = [("apex", external.apex), ("ttl", str(external.ttl))]
     options += [("headless",)] if external.headless else []
     options += _fallthrough(external.fallthrough)
     return _line("k8s_external", *external.zones, options=options)
 
 
-def _kubernetes(kubernetes: Kubernetes) -> Iterator[str]:
+def _kubernetes(kubernetes: KubernetesSettings) -> Iterator[str]:
     options: list[tuple[str, ...]] = [("pods", kubernetes.pods), ("ttl", str(kubernetes.ttl))]
     options += [("endpoint", kubernetes.endpoint)] if kubernetes.endpoint else []
     options += [("kubeconfig", kubernetes.kubeconfig)] if kubernetes.kubeconfig else []
@@ -173,8 +175,8 @@ def _kubernetes(kubernetes: Kubernetes) -> Iterator[str]:
     return _line("kubernetes", *kubernetes.zones, options=options)
 
 
-def _forward(forward: Forward) -> Iterator[str]:
-    default = Forward(zone=".", to=())
+def _forward(forward: ForwardSettings) -> Iterator[str]:
+    default = ForwardSettings(zone=".", to=())
     options: list[tuple[str, ...]] = []
     options += [("except", *forward.excluded)] if forward.excluded else []
     for flag, name in (("force_tcp",) * 2, ("prefer_udp",) * 2, ("fail_fast", "failfast_all_unhealthy_upstreams")):
@@ -188,14 +190,18 @@ def _forward(forward: Forward) -> Iterator[str]:
     files += [tls.authority] if tls.authority else []
     options += [("tls", *files)] if files else []
     options += [("tls_servername", tls.server_name)] if tls.server_name else []
-    options += [("health_check", *_health_check(forward.health_check))] if forward.health_check != HealthCheck() else []
+    options += (
+        [("health_check", *_health_check(forward.health_check))]
+        if forward.health_check != HealthCheckSettings()
+        else []
+    )
     options += [("next", *(RCODES[code] for code in forward.next_on))] if forward.next_on else []
     options += [("failover", *(RCODES[code] for code in forward.failover_on))] if forward.failover_on else []
     return _line("forward", forward.zone, *(str(server) for server in forward.to), options=options)
 
 
-def _health_check(check: HealthCheck) -> Iterator[str]:
-    yield duration_text(check.every)
+def _health_check(check: HealthCheckSettings) -> Iterator[str]:
+    yield duration_text(check.interval)
     if not check.recursion:
         yield "no_rec"
     if check.domain != ".":

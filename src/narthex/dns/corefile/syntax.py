@@ -1,9 +1,8 @@
-"""A Corefile's outline: lines of words, and which lines stand in whose braces. What the words mean is none of its business.
+"""The syntax of Corefiles: words, lines, blocks, snippets, and imports. The meaning of words is not considered here.
 
-Words are separated by blanks. `"…"` makes one word of anything (`\\"` is a quote in it), `#` outside of quotes begins
-a comment, and a backslash at the end of a line joins the next one. `{` as the last word of a line opens a block, which
-`}` alone on its line closes. `{$NAME}` and `{%NAME%}` in a word stand for variables; what they stand for is never read
-as syntax.
+Words are separated by blanks. `"…"` quotes a word (`\\"` is a quote in it), `#` outside quotes starts a comment, and a
+backslash at the end of a line joins the next one. `{` as the last word of a line opens a block, which `}` alone on its line
+closes. `{$NAME}` and `{%NAME%}` in a word are replaced by environment variables, whose values are never syntax.
 """
 
 from __future__ import annotations
@@ -14,35 +13,35 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from narthex.dns.corefile.settings import Position
+from narthex.dns.corefile.settings import CorefilePosition
 from narthex.model.problem import Problem, ProblemCollector, quoted
 
-MOST_EXPANSIONS = 1000
-"""Imports in one Corefile; more can only be a circle."""
+MAX_EXPANSIONS = 1000
+"""Limit of imports in one Corefile; more are taken for a cycle."""
 
-Load = Callable[[str], tuple[tuple[str, str], ...]]
-"""Paths and texts of the files that a pattern means, by name; none when a pattern with a wildcard meets nothing.
-Raises OSError, also for a plain path that is not there."""
+LoadFiles = Callable[[str], tuple[tuple[str, str], ...]]
+"""Returns paths and texts of the files that a pattern matches, sorted by path. Raises OSError, also if a path without
+wildcards does not exist."""
 
 _VARIABLE = re.compile(r"\{%([^%{}]+)%\}|\{\$([^{}]+)\}")
 _WILDCARDS = "*?["
 
 
-class Word(msgspec.Struct, frozen=True):
+class CorefileWord(msgspec.Struct, frozen=True):
     """One word of a line."""
 
     text: str
     literal: bool = False
-    """It was quoted or holds a variable's value: never syntax."""
+    """True if it was quoted or contains the value of a variable, so that it is never syntax."""
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A line, and its block if it has one."""
+class CorefileNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A line with its block, if it has one."""
 
-    words: tuple[Word, ...]
-    """At least one."""
-    where: Position
-    children: tuple[Node, ...] | None = None
+    words: tuple[CorefileWord, ...]
+    """At least one word."""
+    where: CorefilePosition
+    children: tuple[CorefileNode, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -51,63 +50,65 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The words behind it."""
+        """The words after the first one."""
         return tuple(word.text for word in self.words[1:])
 
 
-class Outline:
-    """Reads a file and all it imports. Faults are noted; what can be read is read all the same."""
+class CorefileReader:
+    """Reads a Corefile and the files it imports. Collects errors and continues after them."""
 
-    def __init__(self, load: Load, environment: Mapping[str, str]) -> None:
+    def __init__(self, load: LoadFiles, environment: Mapping[str, str]) -> None:
         self._load = load
         self._environment = environment
-        self._snippets: dict[str, tuple[Node, ...]] = {}
+        self._snippets: dict[str, tuple[CorefileNode, ...]] = {}
         self._expansions = 0
-        self._noted: dict[Problem, Position] = {}
+        self._noted: dict[Problem, CorefilePosition] = {}
         self.imported: list[str] = []
-        """Paths and patterns of the imports met, as they were looked up."""
+        """Paths and patterns of all imports so far."""
 
-    def read(self, path: str, text: str) -> tuple[Node, ...]:
-        """The top level of a file, imports replaced by what they stand for, snippets taken out."""
-        return self._expand(_braceless(self._nodes(path, text, top=True)), top=True, within=(path,))
+    def read(self, path: str, text: str) -> tuple[CorefileNode, ...]:
+        """Return the top level of a file with imports expanded and snippet definitions removed."""
+        return self._expand(_add_braces(self._nodes(path, text, top=True)), top=True, within=(path,))
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """All that was noted, each once, by place."""
-        places = {where.file: number for number, where in reversed([*enumerate(self._noted.values())])}
-        return tuple(sorted(self._noted, key=lambda each: (places[self._noted[each].file], self._noted[each].line)))
+        """All errors and warnings without duplicates, sorted by position."""
+        order = {where.file: number for number, where in reversed([*enumerate(self._noted.values())])}
+        return tuple(sorted(self._noted, key=lambda each: (order[self._noted[each].file], self._noted[each].line)))
 
-    def error(self, where: Position, message: str) -> None:
-        """Note a fault."""
+    def error(self, where: CorefilePosition, message: str) -> None:
+        """Report an error."""
         self._note(where, message, error=True)
 
-    def warning(self, where: Position, message: str) -> None:
-        """Note what works, but probably not as meant."""
+    def warning(self, where: CorefilePosition, message: str) -> None:
+        """Report a warning."""
         self._note(where, message, error=False)
 
-    def _note(self, where: Position, message: str, *, error: bool) -> None:
+    def _note(self, where: CorefilePosition, message: str, *, error: bool) -> None:
         report = ProblemCollector(str(where))
         (report.error if error else report.warning)("", message)
         self._noted.setdefault(report.problems[0], where)
 
-    def _nodes(self, path: str, text: str, *, top: bool) -> tuple[Node, ...]:
+    def _nodes(self, path: str, text: str, *, top: bool) -> tuple[CorefileNode, ...]:
         lines = [(words, where) for words, where in self._lines(path, text) if words]
         if top:
-            lines = _joined(lines)
-        stack: list[tuple[tuple[Word, ...], Position, list[Node]]] = []
-        found: list[Node] = []
+            lines = _join_key_lines(lines)
+        stack: list[tuple[tuple[CorefileWord, ...], CorefilePosition, list[CorefileNode]]] = []
+        found: list[CorefileNode] = []
         for words, where in lines:
-            opens = len(words) > 1 and words[-1] == Word("{")
-            if words == (Word("}"),):
+            opens = len(words) > 1 and words[-1] == CorefileWord("{")
+            if words == (CorefileWord("}"),):
                 if not stack:
                     self.error(where, "} closes nothing")
                     continue
                 opening, begun, before = stack.pop()
-                node = Node(words=opening, where=begun, children=tuple(found))
+                node = CorefileNode(words=opening, where=begun, children=tuple(found))
                 found = [*before, node]
                 continue
             for word in words[:-1] if opens else words:
-                if word in (Word("{"), Word("}")) or (not word.literal and re.search(r"[^{]\{$", word.text)):
+                if word in (CorefileWord("{"), CorefileWord("}")) or (
+                    not word.literal and re.search(r"[^{]\{$", word.text)
+                ):
                     self.error(
                         where,
                         f"{quoted(word.text)}: {{ must be a word of its own at the end of a line, }} alone on one",
@@ -116,23 +117,23 @@ class Outline:
                 stack.append((words[:-1], where, found))
                 found = []
             else:
-                found.append(Node(words=words, where=where))
+                found.append(CorefileNode(words=words, where=where))
         while stack:
             opening, begun, before = stack.pop()
             self.error(begun, f"the {{ behind {quoted(opening[-1].text)} is never closed")
-            found = [*before, Node(words=opening, where=begun, children=tuple(found))]
+            found = [*before, CorefileNode(words=opening, where=begun, children=tuple(found))]
         return tuple(found)
 
-    def _lines(self, path: str, text: str) -> list[tuple[tuple[Word, ...], Position]]:
-        """Its lines' words. A quoted word may go on over several lines; the position is the first one's."""
-        lines: list[tuple[tuple[Word, ...], Position]] = []
-        words: list[Word] = []
+    def _lines(self, path: str, text: str) -> list[tuple[tuple[CorefileWord, ...], CorefilePosition]]:
+        """Return the words of each line. A quoted word may span lines; the position is that of the first line."""
+        lines: list[tuple[tuple[CorefileWord, ...], CorefilePosition]] = []
+        words: list[CorefileWord] = []
         number = begun = 1
         text = text.removeprefix("\ufeff")
         for match in _LEXEME.finditer(text):
             kind, lexeme = match.lastgroup, match[0]
             if kind == "end":
-                lines.append((tuple(words), Position(path, begun)))
+                lines.append((tuple(words), CorefilePosition(path, begun)))
                 words = []
                 begun = number + 1
             elif kind == "word":
@@ -140,22 +141,24 @@ class Outline:
             elif kind == "quoted":
                 words.append(self._word(lexeme[1:-1].replace('\\"', '"'), literal=True))
             elif kind == "open":
-                self.error(Position(path, number), 'the " is never closed')
+                self.error(CorefilePosition(path, number), 'the " is never closed')
             number += lexeme.count("\n")
-        lines.append((tuple(words), Position(path, begun)))
+        lines.append((tuple(words), CorefilePosition(path, begun)))
         return lines
 
-    def _word(self, text: str, *, literal: bool = False) -> Word:
+    def _word(self, text: str, *, literal: bool = False) -> CorefileWord:
         expanded = _VARIABLE.sub(lambda match: self._environment.get(match[1] or match[2], ""), text)
-        return Word(expanded, literal or expanded != text)
+        return CorefileWord(expanded, literal or expanded != text)
 
-    def _expand(self, nodes: tuple[Node, ...], *, top: bool, within: tuple[str, ...]) -> tuple[Node, ...]:
-        found: list[Node] = []
+    def _expand(
+        self, nodes: tuple[CorefileNode, ...], *, top: bool, within: tuple[str, ...]
+    ) -> tuple[CorefileNode, ...]:
+        found: list[CorefileNode] = []
         for node in nodes:
             first = node.words[0]
             if top and len(node.words) == 1 and re.fullmatch(r"\(.*\)", first.text):
                 self._define(first.text[1:-1], node)
-            elif first == Word("import"):
+            elif first == CorefileWord("import"):
                 found += self._import(node, top=top, within=within)
             elif node.children is None:
                 found.append(node)
@@ -164,7 +167,7 @@ class Outline:
                 found.append(msgspec.structs.replace(node, children=inside))
         return tuple(found)
 
-    def _define(self, name: str, node: Node) -> None:
+    def _define(self, name: str, node: CorefileNode) -> None:
         if not name or node.children is None:
             self.error(node.where, "a snippet is written (NAME) { … }")
         elif name in self._snippets:
@@ -172,13 +175,13 @@ class Outline:
         else:
             self._snippets[name] = node.children
 
-    def _import(self, node: Node, *, top: bool, within: tuple[str, ...]) -> tuple[Node, ...]:
+    def _import(self, node: CorefileNode, *, top: bool, within: tuple[str, ...]) -> tuple[CorefileNode, ...]:
         if node.children is not None or len(node.words) != 2 or not node.arguments[0]:
             self.error(node.where, "import takes one argument: a snippet, a file, or a pattern of files")
             return ()
         what = node.arguments[0]
         self._expansions += 1
-        if self._expansions > MOST_EXPANSIONS or f"({what})" in within:
+        if self._expansions > MAX_EXPANSIONS or f"({what})" in within:
             self.error(node.where, f"import {quoted(what)} goes round in a circle")
             return ()
         if what in self._snippets:
@@ -197,13 +200,13 @@ class Outline:
             return ()
         if not files:
             self.warning(node.where, f"import {quoted(what)}: no file is named so")
-        found: list[Node] = []
+        found: list[CorefileNode] = []
         for path, text in files:
             if path in within:
                 self.error(node.where, f"import {quoted(what)} goes round in a circle")
                 continue
             nodes = self._nodes(path, text, top=top)
-            found += self._expand(_braceless(nodes) if top else nodes, top=top, within=(*within, path))
+            found += self._expand(_add_braces(nodes) if top else nodes, top=top, within=(*within, path))
         return tuple(found)
 
 
@@ -219,25 +222,27 @@ _LEXEME = re.compile(
 )
 
 
-def _joined(lines: list[tuple[tuple[Word, ...], Position]]) -> list[tuple[tuple[Word, ...], Position]]:
-    """At the top level, keys go on behind a comma, and `{` may stand on the line below them."""
-    found: list[tuple[tuple[Word, ...], Position]] = []
+def _join_key_lines(
+    lines: list[tuple[tuple[CorefileWord, ...], CorefilePosition]],
+) -> list[tuple[tuple[CorefileWord, ...], CorefilePosition]]:
+    """Join the lines of keys at the top level: after a trailing comma, and with `{` on a line of its own."""
+    found: list[tuple[tuple[CorefileWord, ...], CorefilePosition]] = []
     depth = 0
     for words, where in lines:
-        goes_on = found and depth == 0 and (found[-1][0][-1].text.endswith(",") or words == (Word("{"),))
-        if goes_on and found[-1][0] != (Word("}"),):
+        goes_on = found and depth == 0 and (found[-1][0][-1].text.endswith(",") or words == (CorefileWord("{"),))
+        if goes_on and found[-1][0] != (CorefileWord("}"),):
             found[-1] = ((*found[-1][0], *words), found[-1][1])
         else:
             found.append((words, where))
-        depth += words[-1] == Word("{")
-        depth -= words == (Word("}"),)
+        depth += words[-1] == CorefileWord("{")
+        depth -= words == (CorefileWord("}"),)
     return found
 
 
-def _braceless(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """A file of a single server block may leave its braces out: the first line is the keys, all others the block."""
+def _add_braces(nodes: tuple[CorefileNode, ...]) -> tuple[CorefileNode, ...]:
+    """Add the omitted braces of a file with a single server block: its first line holds the keys."""
     for number, node in enumerate(nodes):
-        if node.children is None and node.words[0] != Word("import"):
+        if node.children is None and node.words[0] != CorefileWord("import"):
             rest = nodes[number + 1 :]
             return (*nodes[:number], msgspec.structs.replace(node, children=rest))
         if node.children is not None and not node.name.startswith("("):

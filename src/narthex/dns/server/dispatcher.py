@@ -1,0 +1,204 @@
+"""Dispatches the queries of one port to the plugins of the matching server block.
+
+`Dispatcher.handle` returns a response from the cluster's zones, or a `PendingQuery` that `Recursion` passes to the plugin
+chain of the server block if the client may use recursion.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from narthex.dns.message import names, wire
+from narthex.dns.message.query import DnsClient, Query, Transport, max_response_size, parse_query
+from narthex.dns.message.response import EncodedResponse, build_response, header_response, truncate
+from narthex.dns.message.wire import rcode_label, type_label
+from narthex.dns.plugins import Reply, Resolver
+from narthex.dns.plugins.autopath import AutopathPlugin
+from narthex.dns.plugins.k8s_external import K8sExternalPlugin
+from narthex.dns.plugins.kubernetes import ExternalTarget, KubernetesPlugin, external_query, join_external
+from narthex.dns.server.counters import AnswerCounter, AnswerLabels
+from narthex.dns.server.packet_cache import NxdomainTemplates, PacketCounter
+
+DROPPED = "dropped"
+"""Zone label of queries that no server block takes, as in CoreDNS."""
+KUBERNETES = "kubernetes"
+DEFAULT_RECURSION_NETWORKS = (
+    "127.0.0.0/8",
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "100.64.0.0/10",
+    "169.254.0.0/16",
+    "::1/128",
+    "fc00::/7",
+    "fe80::/10",
+)
+"""Clients that may use recursion by default: this machine, private networks, and shared address space.
+
+Open resolvers are used for reflection attacks (RFC 5358), so that all others get REFUSED.
+"""
+_MAX_KNOWN_CLIENTS = 4096
+
+
+class BlockPlugins(NamedTuple):
+    """The plugins of one server block that answer queries."""
+
+    zones: tuple[str, ...]
+    kubernetes: KubernetesPlugin | None
+    resolver: Resolver | None
+    autopath: AutopathPlugin | None = None
+    external: K8sExternalPlugin | None = None
+
+
+class PendingQuery(NamedTuple):
+    """A query that a resolver must answer or complete."""
+
+    query: Query
+    resolver: Resolver
+    zone: str
+    external: ExternalTarget
+    without_recursion: EncodedResponse | None = None
+    """Response for clients that may not use recursion; None: REFUSED."""
+
+
+class LocalAnswer(NamedTuple):
+    """A response from the zones of the cluster."""
+
+    response: EncodedResponse
+    labels: AnswerLabels
+
+
+class RejectedPacket(NamedTuple):
+    """The whole error response to a packet that is not a valid query."""
+
+    message: bytes
+    labels: AnswerLabels
+
+
+class Dispatcher:
+    """Dispatches the queries of one port. Contains no I/O."""
+
+    def __init__(self, blocks: Sequence[BlockPlugins]) -> None:
+        self._by_zone = {names.wire(zone).lower(): (block, zone) for block in blocks for zone in block.zones}
+        self.main_zone = blocks[0].zones[0] if blocks and blocks[0].zones else DROPPED
+        """Zone label for the duration of batches."""
+        closed = {
+            zone: block.kubernetes.zone
+            for block in blocks
+            if block.kubernetes is not None
+            for zone in block.kubernetes.closed_zones()
+            if self._block(zone)[0] is block
+            and not any(names.within(other, zone) for other in self._by_zone if other != zone)
+            and not (block.external and any(names.within(other, zone) for other in block.external.zones))
+        }
+        self.nxdomain = NxdomainTemplates(closed)
+
+    def handle(self, packet: bytes, transport: Transport) -> LocalAnswer | PendingQuery | RejectedPacket | None:
+        """Answer a packet, or return who must. None: it gets no response. Never raises, whatever the packet contains."""
+        query = parse_query(packet)
+        if query is None:
+            return None
+        if isinstance(query, int):
+            labels = AnswerLabels(DROPPED, wire.OTHER, rcode_label(query), "")
+            return RejectedPacket(header_response(packet, query), labels)
+        limit = max_response_size(query, transport)
+        if query.edns_version:
+            # Only EDNS version 0 exists (row S4).
+            return _local(build_response(query, wire.BADVERS, limit), query, DROPPED)
+        block, zone = self._block(query.name)
+        if block is None or query.qclass != wire.IN:
+            return _local(build_response(query, wire.REFUSED, limit), query, zone)
+        return self._answer(query, block, zone, limit)
+
+    def learn(self, key: bytes, answer: LocalAnswer, counter: PacketCounter) -> None:
+        """Learn from an answer how to build similar ones without parsing (see `NxdomainTemplates`)."""
+        if answer.labels.plugin == KUBERNETES:
+            self.nxdomain.learn(key, answer.response, counter)
+
+    def _answer(self, query: Query, block: BlockPlugins, zone: str, limit: int) -> LocalAnswer | PendingQuery:
+        external = ExternalTarget(query.qname)
+        if block.external is not None and (theirs := block.external.zone_of(query.name)) is not None:
+            response = block.external.answer(query, theirs, limit)
+            if response is not None:
+                return _local(response, query, zone, "k8s_external")
+        kubernetes = block.kubernetes
+        if kubernetes is not None and (ours := kubernetes.zone_of(query.name)) is not None:
+            found = kubernetes.answer(query, ours, limit)
+            if isinstance(found, EncodedResponse):
+                autopath = block.autopath
+                if found.rcode == wire.NXDOMAIN and autopath is not None and autopath.applies(query):
+                    return PendingQuery(query, autopath, zone, external, found)
+                return _local(found, query, zone, KUBERNETES)
+            external = found
+        if block.resolver is not None:
+            return PendingQuery(query, block.resolver, zone, external)
+        if external.links and kubernetes is not None:
+            return _local(kubernetes.links_only(query, external, limit), query, zone, KUBERNETES)
+        return _local(build_response(query, wire.REFUSED, limit), query, zone)
+
+    def _block(self, name: bytes) -> tuple[BlockPlugins | None, str]:
+        for suffix in names.suffixes(name):
+            found = self._by_zone.get(suffix)
+            if found is not None:
+                return found
+        return None, DROPPED
+
+
+def _local(response: EncodedResponse, query: Query, zone: str, plugin: str = "") -> LocalAnswer:
+    labels = AnswerLabels(zone, type_label(query.qtype), rcode_label(response.rcode), plugin)
+    return LocalAnswer(response, labels)
+
+
+class Recursion:
+    """Passes pending queries of permitted clients to their resolvers, and finishes the responses. One per worker."""
+
+    def __init__(self, networks: Sequence[str], counter: AnswerCounter, now: Callable[[], float]) -> None:
+        self._networks = [ipaddress.ip_network(network) for network in networks]
+        self._counter = counter
+        self._now = now
+        self._known: dict[str, bool] = {}
+
+    def resolve(self, pending: PendingQuery, client: DnsClient, reply: Reply) -> None:
+        """Call `reply` once with a message that the client takes, or None."""
+        query = pending.query
+        limit = max_response_size(query, client.transport)
+        started = time.perf_counter()
+
+        def finish(message: bytes | None) -> None:
+            if message is not None:
+                if pending.external.links:
+                    message = join_external(query, pending.external, message, limit)
+                message = truncate(message, query, limit)
+                self._counter.observe(pending.zone, time.perf_counter() - started, 1)
+                self._count(pending, client, message, "forward")
+            reply(message)
+
+        if not self.permits(client.address):
+            alone = pending.without_recursion
+            message = query.packet[:2] + (alone or build_response(query, wire.REFUSED, limit)).tail
+            self._count(pending, client, message, "acl" if alone is None else KUBERNETES)
+            reply(message)
+            return
+        asked = external_query(query, pending.external) if pending.external.links else query
+        pending.resolver.resolve(asked, client, finish, self._now())
+
+    def permits(self, address: str) -> bool:
+        """Return True if a client may use recursion."""
+        known = self._known.get(address)
+        if known is None:
+            ip = ipaddress.ip_address(address)
+            known = any(ip.version == network.version and ip in network for network in self._networks)
+            if len(self._known) >= _MAX_KNOWN_CLIENTS:
+                self._known.clear()
+            self._known[address] = known
+        return known
+
+    def _count(self, pending: PendingQuery, client: DnsClient, message: bytes, plugin: str) -> None:
+        rcode = wire.HEADER.unpack_from(message)[1] & 0xF
+        labels = AnswerLabels(pending.zone, type_label(pending.query.qtype), rcode_label(rcode), plugin)
+        family = 2 if ":" in client.address else 1
+        size = len(pending.query.packet)
+        self._counter.counter((client.transport, family, labels, size, len(message)))[0] += 1

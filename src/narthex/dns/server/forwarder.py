@@ -1,0 +1,178 @@
+"""Forwards queries to the upstreams of one `forward`: plugins/forward.py decides, exchange.py sends.
+
+Of equal queries in flight only one is sent. After a failure, an upstream is checked until it answers again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import ssl
+from collections.abc import Callable
+
+from narthex.dns.corefile.settings import ForwardSettings, Upstream, UpstreamTlsSettings
+from narthex.dns.message import names, wire
+from narthex.dns.message.query import Transport, UpstreamQuery, health_check_query
+from narthex.dns.message.response import UpstreamResponse
+from narthex.dns.plugins.forward import (
+    ForwardDecision,
+    ForwardedQuery,
+    GiveUp,
+    NextForward,
+    QueryUpstream,
+    UpstreamPool,
+    UseResponse,
+)
+from narthex.dns.server.counters import UpstreamCounter
+from narthex.dns.server.event_loop import EventLoop
+from narthex.dns.server.exchange import NOT_UNDERSTOOD, ExchangeOutcome, UpstreamExchange
+
+CHECK_TIMEOUT = 1.0
+"""Seconds that an upstream has to answer a health check."""
+
+
+class ForwardOutcome:
+    """A response, or the response code and reason of a failure; and whether the next `forward` is to be tried."""
+
+    __slots__ = ("rcode", "reason", "response", "try_next")
+
+    def __init__(self, response: UpstreamResponse | None, rcode: int, reason: str = "", try_next: bool = False) -> None:
+        self.response = response
+        self.rcode = rcode
+        self.reason = reason
+        self.try_next = try_next
+
+
+OutcomeCallback = Callable[[ForwardOutcome], None]
+FlightKey = tuple[UpstreamQuery, Transport]
+
+
+class Forwarder:
+    """One `forward` of one worker."""
+
+    def __init__(
+        self, loop: EventLoop, settings: ForwardSettings, upstreams: tuple[Upstream, ...], counter: UpstreamCounter
+    ) -> None:
+        """Raises OSError (or ssl.SSLError, a subclass) if the TLS files cannot be used."""
+        self.settings = settings
+        self.pool = UpstreamPool(settings, upstreams, secrets.randbelow)
+        self._zone = names.wire(settings.zone).lower()
+        self._excluded = names.lower_zones(settings.excluded)
+        self._loop = loop
+        self._counter = counter
+        tls = tls_context(settings.tls) if any(each.transport == "tls" for each in upstreams) else None
+        self._exchange = UpstreamExchange(loop, counter, settings.expire, tls, settings.tls.server_name)
+        check = settings.health_check
+        self._check_query = health_check_query(names.wire(check.domain).lower(), check.recursion)
+        self._in_flight: dict[FlightKey, list[OutcomeCallback]] = {}
+        self._closed = False
+
+    def takes(self, name: bytes) -> bool:
+        """Return True if a name (in lower case) is to be forwarded here."""
+        if not names.within(name, self._zone):
+            return False
+        return name == self._zone or not names.within_any(name, self._excluded)
+
+    def forward(self, query: UpstreamQuery, transport: Transport, report: OutcomeCallback) -> None:
+        """Forward a query and call `report` once, possibly before this returns."""
+        key = query, transport
+        waiting = self._in_flight.get(key)
+        if waiting is not None:
+            self._counter.coalesced()
+            waiting.append(report)
+            return
+        self._in_flight[key] = [report]
+        _Flight(self, key).start()
+
+    def query_once(self, upstream: Upstream, query: UpstreamQuery, report: Callable[[ExchangeOutcome], None]) -> None:
+        """Send a query of our own to one upstream, whatever its health."""
+        via: Transport = "tcp" if self.settings.force_tcp or upstream.transport == "tls" else "udp"
+        self._exchange.send(upstream, via, query, self._loop.now() + CHECK_TIMEOUT, report)
+
+    def replace(self, upstreams: tuple[Upstream, ...]) -> None:
+        """Use other upstreams from now on."""
+        self.pool.replace(upstreams)
+
+    def close(self) -> None:
+        """Close all connections; waiting clients get SERVFAIL."""
+        self._closed = True
+        self._exchange.close()
+        for key in list(self._in_flight):
+            self.finish(key, ForwardOutcome(None, wire.SERVFAIL, "the server is shutting down"))
+
+    def attempt(self, send: QueryUpstream, query: UpstreamQuery, report: Callable[[ExchangeOutcome], None]) -> None:
+        """Send a query to one upstream, count the response, and start health checks after a failure."""
+        started = self._loop.now()
+
+        def finish(outcome: ExchangeOutcome) -> None:
+            if isinstance(outcome, UpstreamResponse):
+                rcode = wire.RCODES[outcome.rcode] if outcome.rcode < len(wire.RCODES) else str(outcome.rcode)
+                self._counter.duration(str(send.upstream), rcode, max(0.0, self._loop.now() - started))
+            elif outcome != NOT_UNDERSTOOD and self.pool.failed(send.upstream):
+                self._check_health(send.upstream)
+            report(outcome)
+
+        self._exchange.send(send.upstream, send.via, query, send.deadline, finish)
+
+    def now(self) -> float:
+        """Return the time of the event loop."""
+        return self._loop.now()
+
+    def finish(self, key: FlightKey, outcome: ForwardOutcome) -> None:
+        """Report the outcome of a query to all that wait for it."""
+        for report in self._in_flight.pop(key, ()):
+            report(outcome)
+
+    def _check_health(self, upstream: Upstream) -> None:
+        if self._closed:
+            return
+
+        def report(outcome: ExchangeOutcome) -> None:
+            healthy = isinstance(outcome, UpstreamResponse) or outcome == NOT_UNDERSTOOD
+            if not healthy:
+                self._counter.failed_check(str(upstream))
+            if self.pool.checked(upstream, healthy):
+                when = self._loop.now() + self.settings.health_check.interval
+                self._loop.at(when, lambda: self._check_health(upstream))
+
+        self.query_once(upstream, self._check_query, report)
+
+
+class _Flight:
+    """One query in flight."""
+
+    def __init__(self, forwarder: Forwarder, key: FlightKey) -> None:
+        self._forwarder = forwarder
+        self._key = key
+        self._query = ForwardedQuery(forwarder.pool, key[1])
+        self._response: UpstreamResponse | None = None
+
+    def start(self) -> None:
+        self._act(self._query.begin(self._forwarder.now()))
+
+    def _act(self, decision: ForwardDecision) -> None:
+        match decision:
+            case QueryUpstream():
+                self._forwarder.attempt(decision, self._key[0], self._report)
+            case UseResponse() | NextForward():
+                assert self._response is not None
+                try_next = isinstance(decision, NextForward)
+                outcome = ForwardOutcome(self._response, self._response.rcode, try_next=try_next)
+                self._forwarder.finish(self._key, outcome)
+            case GiveUp():
+                self._forwarder.finish(self._key, ForwardOutcome(None, decision.rcode, decision.reason))
+
+    def _report(self, outcome: ExchangeOutcome) -> None:
+        now = self._forwarder.now()
+        if isinstance(outcome, UpstreamResponse):
+            self._response = outcome
+            self._act(self._query.answered(outcome.rcode, outcome.truncated, now))
+        else:
+            self._act(self._query.failed(outcome, now))
+
+
+def tls_context(tls: UpstreamTlsSettings) -> ssl.SSLContext:
+    """Return the TLS settings of a client. Raises OSError if a file cannot be read or has invalid content."""
+    context = ssl.create_default_context(cafile=tls.authority or None)
+    if tls.certificate:
+        context.load_cert_chain(tls.certificate, tls.key)
+    return context
