@@ -1,7 +1,7 @@
-"""A packet on its way, and the story of that way.
+"""A packet and the outcomes that a witness predicts for it.
 
-`evaluate` (over the plan) and `walk` (over rules) both answer with a `Trace`; the kernel's answer is brought into the
-same shape by the scenario runner. Three traces of one packet can therefore be compared as values.
+`evaluate` (the plan), `walk` (the rules), and the scenario runner (the kernel) all return a `Trace`, so that three predictions
+for one packet can be compared as values.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Packet(msgspec.Struct, frozen=True, kw_only=True):
     """Destination port; 0 for ICMP."""
     protocol: Protocol = Protocol.TCP
     source_port: int = 0
-    """0: not known, the client draws one."""
+    """0: not known, because the client chooses one."""
     iif: str = ""
-    """Interface it came in on; empty when it was made on this node, or when the interface is not known."""
+    """Input interface; empty if the packet is created on this node or the interface is not known."""
     from_host: bool = False
-    """Made by a process on this node (goes through OUTPUT, not PREROUTING)."""
+    """Created by a process on this node: passes OUTPUT, not PREROUTING."""
 
     def __str__(self) -> str:
         where = join_port(self.destination, self.port) if self.port else self.destination
@@ -36,70 +36,70 @@ class Packet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """What a walk has to know of the node that no rule says."""
+    """What a walk needs to know about the node in addition to its rules."""
 
     addresses: tuple[str, ...] = ()
     """The node's own addresses without loopback; loopback is always local."""
 
 
 class Memory:
-    """What earlier packets left behind: elements of dynamic sets, xt_recent lists, or the plan's affinity records.
+    """State that earlier packets left: elements of dynamic sets, xt_recent lists, or the plan's affinity records.
 
-    One record is (list, key); `list` is a set's name, and it was last touched at a time in seconds.
+    A record is (list, key) with the time of its last update in seconds; the list is the name of a set.
     """
 
     def __init__(self) -> None:
         self._touched: dict[tuple[str, tuple[str | int, ...]], float] = {}
 
     def seen(self, name: str, key: tuple[str | int, ...], now: float, timeout: float) -> bool:
-        """Whether the key is in the list and was touched less than `timeout` seconds ago."""
+        """Return True if the key was put into the list less than `timeout` seconds ago."""
         at = self._touched.get((name, key))
         return at is not None and now - at < timeout
 
     def touch(self, name: str, key: tuple[str | int, ...], now: float) -> None:
-        """Put the key into the list, or start its time again."""
+        """Put the key into the list, or update its time."""
         self._touched[name, key] = now
 
 
 class Disposition(enum.Enum):
-    """How a packet's way through the Service rules ends. A closed list (never a guess)."""
+    """What finally happens to a packet in the Service rules."""
 
     DELIVERED = "delivered"
     """Sent to an endpoint."""
     REJECTED = "rejected"
-    """Refused at once: ICMP port unreachable."""
+    """The sender receives ICMP port unreachable."""
     DROPPED = "dropped"
-    """Thrown away in silence."""
+    """Dropped silently."""
     NOT_OURS = "not-ours"
-    """No Service rule touches it; it goes wherever routing takes it."""
+    """No Service rule matches; routing decides."""
     UNSUPPORTED = "unsupported"
-    """The way depends on something the walker does not know; `Outcome.note` says what."""
+    """The outcome depends on something that the walk doesn't know; `Outcome.note` says what."""
 
 
 class WalkStep(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened to the packet."""
 
     where: str
-    """Hook, table and chain ("prerouting nat KUBE-SERVICES"), or the stage of the plan."""
+    """Hook, table, and chain ("prerouting nat KUBE-SERVICES"), or the part of the plan."""
     what: str
-    """The rule, the map element or the decision, printed."""
+    """The rule, map element, or decision as text."""
     why: str = ""
-    """What it means in Kubernetes' words."""
+    """The meaning in Kubernetes terms."""
     chance: Fraction = Fraction(1)
     """Probability that the packet comes this way, given it came to the step before."""
     table: str = ""
-    """Of a rule: its table, its chain and its number there, from 0."""
+    """Table and chain of a rule, and its number in the chain, from 0."""
     chain: str = ""
     rule: int | None = None
 
 
 class WalkNearMiss(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule on the way that all of its matches but one would have taken."""
+    """A rule of which exactly one match failed."""
 
     where: str
-    """Hook, table and chain, as a step says them."""
+    """Hook, table, and chain."""
     what: str
-    """The rule, printed."""
+    """The rule as text."""
     missing: str
     """The match that failed."""
     why: str = ""
@@ -110,37 +110,36 @@ class WalkNearMiss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One possible end of the way."""
+    """One possible outcome."""
 
     disposition: Disposition
     probability: Fraction = Fraction(1)
     endpoint: tuple[str, int] | None = None
-    """Address and port after rewriting, when delivered."""
+    """Address and port after rewriting, if delivered."""
     masquerade: bool = False
-    """The source is rewritten, to the node's own unless `source` says to what."""
+    """The source is rewritten: to `source`, or to an address of the node."""
     source: str = ""
-    """The new source, when a rule names it."""
+    """The new source, if a rule names it."""
     note: str = ""
     may: tuple[tuple[Disposition, tuple[str, int] | None, bool], ...] = ()
-    """Of UNSUPPORTED: where the packet may end, whichever way that which is not known turns out: disposition, endpoint,
-    masquerade."""
+    """For UNSUPPORTED: all possible ends, as disposition, endpoint, masquerade."""
     supposing: tuple[str, ...] = ()
-    """What was taken to be so because the rules' text leaves it out."""
+    """Assumptions made because the text of the rules leaves something out."""
     remembers: tuple[tuple[str, tuple[str | int, ...]], ...] = ()
-    """What the packet path will remember if it goes this way: arguments for `Memory.touch`."""
+    """State that the packet leaves: arguments for `Memory.touch`."""
     steps: tuple[WalkStep, ...] = ()
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """All possible ways of one packet; the probabilities add up to 1."""
+    """All possible outcomes of one packet; their probabilities add up to 1."""
 
     packet: Packet
     outcomes: tuple[Outcome, ...]
     near: tuple[WalkNearMiss, ...] = ()
-    """Rules that nearly matched, the telling ones first."""
+    """Rules of which one match failed, the most informative first."""
 
     def ends(self) -> dict[tuple[Disposition, tuple[str, int] | None, bool], Fraction]:
-        """Where the packet can end and how likely; equal ends are added up. This is what witnesses must agree on."""
+        """Return the total probability of each end; witnesses must agree on this."""
         ends: dict[tuple[Disposition, tuple[str, int] | None, bool], Fraction] = {}
         for outcome in self.outcomes:
             end = outcome.disposition, outcome.endpoint, outcome.masquerade
@@ -149,14 +148,14 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def agree(one: Trace, other: Trace, tolerance: Fraction = Fraction(1, 10**6)) -> bool:
-    """Whether two traces end in the same places with the same probabilities.
+    """Return True if two traces have the same ends with the same probabilities.
 
-    The tolerance is for iptables, whose probabilities are decimals with ten digits.
+    The tolerance allows for iptables, which writes probabilities as decimals with ten digits.
     """
     a, b = one.ends(), other.ends()
     return a.keys() == b.keys() and all(abs(a[end] - b[end]) <= tolerance for end in a)
 
 
 def single(packet: Packet, disposition: Disposition, steps: Iterable[WalkStep] = (), note: str = "") -> Trace:
-    """A trace with one certain end."""
+    """Return a trace with one certain end."""
     return Trace(packet=packet, outcomes=(Outcome(disposition=disposition, steps=tuple(steps), note=note),))

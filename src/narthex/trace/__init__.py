@@ -1,1 +1,1 @@
-"""Traces: what the plan means (`evaluate`), and how a way is told to people (`explain`). Pure."""
+"""Explanations: the path of a packet through rules, routes, and nodes, and comparisons of nodes, plans, and modes."""

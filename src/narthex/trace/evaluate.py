@@ -1,4 +1,4 @@
-"""A packet's fate according to the plan: the reference meaning that rules and kernel are held against."""
+"""The outcomes of a packet according to the plan: the reference for rules and kernel."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ def evaluate(
     memory: Memory | None = None,
     now: float = 0.0,
 ) -> Trace:
-    """What the plan says of a packet. `deviations` are the backend's own; `memory` holds the affinity records, with
-    `now` in the same seconds. The packet's family must be the plan's."""
+    """Return what the plan decides for a packet of the plan's IP family.
+
+    `deviations` are those of the backend. `memory` holds the affinity records; `now` is the current time in seconds.
+    """
     found = find_frontend(plan, packet, host)
     if found is None:
         return _guarded(plan, packet, host, deviations)
@@ -59,7 +61,7 @@ def evaluate(
 def _less(
     decision: Decision, plan: Plan, frontend: Frontend, packet: Packet, deviations: frozenset[Deviation]
 ) -> Decision:
-    """The cell as a backend with these deviations expresses it."""
+    """Return the decision as a backend with these deviations implements it."""
     if not isinstance(decision, Forward):
         return decision
     if Deviation.ONE_POOL_PER_ADDRESS in deviations and isinstance(frontend.other, Forward):
@@ -71,7 +73,7 @@ def _less(
 
 
 def _from_cluster_ip(plan: Plan, packet: Packet) -> bool:
-    """The source is a ClusterIP with the port that the packet goes to: most likely the destination itself."""
+    """Return True if the source is a cluster IP that has the destination port: most likely the destination itself."""
     match = packet.source, packet.protocol, packet.port
     return any(
         front.match == match and front.kind is FrontendKind.CLUSTER_IP
@@ -81,7 +83,7 @@ def _from_cluster_ip(plan: Plan, packet: Packet) -> bool:
 
 
 def find_frontend(plan: Plan, packet: Packet, host: Host) -> tuple[ServicePlan, Frontend] | None:
-    """The frontend that a packet meets: an exact address first, then a node port."""
+    """Return the frontend that a packet matches: an exact address before a node port."""
     by_node: tuple[ServicePlan, Frontend] | None = None
     for service in plan.services.values():
         for frontend in service.frontends:
@@ -95,7 +97,7 @@ def find_frontend(plan: Plan, packet: Packet, host: Host) -> tuple[ServicePlan, 
 
 
 def answers_node_ports(plan: Plan, destination: str, host: Host) -> bool:
-    """Whether node ports answer on this address now."""
+    """Return True if node ports are open on this address."""
     cidrs = plan.node_ports.cidrs
     if contains(plan.family.loopback, destination):
         return plan.node_ports.localhost and destination != "::1" and (cidrs is None or in_any(cidrs, destination))
@@ -103,7 +105,7 @@ def answers_node_ports(plan: Plan, destination: str, host: Host) -> bool:
 
 
 def sender_of(plan: Plan, packet: Packet, host: Host) -> Sender:
-    """The sender's class; the first that fits."""
+    """Return the first class of sender that matches."""
     if plan.pods.matches(packet.source, packet.iif):
         return Sender.POD
     if packet.source in host.addresses or contains(family_of(packet.source).loopback, packet.source):
@@ -112,7 +114,7 @@ def sender_of(plan: Plan, packet: Packet, host: Host) -> Sender:
 
 
 def sender_reason(plan: Plan, packet: Packet, sender: Sender) -> str:
-    """Why the sender is of its class, for people."""
+    """Return why the sender has its class, as a sentence."""
     pods = plan.pods
     if sender is Sender.POD:
         if pods.cidrs:
@@ -127,7 +129,7 @@ def sender_reason(plan: Plan, packet: Packet, sender: Sender) -> str:
 
 
 def _guarded(plan: Plan, packet: Packet, host: Host, deviations: frozenset[Deviation]) -> Trace:
-    """No frontend: the guard of ClusterIPs and ServiceCIDRs (rows 5.8 to 5.10), and nothing else."""
+    """Decide for packets without a frontend: the guard of cluster IPs and ServiceCIDRs (rows 5.8 to 5.10)."""
     own = packet.destination in host.addresses and not packet.from_host
     if Deviation.BOUND_ADDRESS_GUARD in deviations:
         own = packet.destination in host.addresses
@@ -145,7 +147,7 @@ def _guarded(plan: Plan, packet: Packet, host: Host, deviations: frozenset[Devia
 
 
 def _guarded_bound(plan: Plan, packet: Packet) -> Trace:
-    """The node has the address, so that its own processes would answer there; balancers' probes may reach them."""
+    """Decide for an address that is bound on the node: its processes must not answer there, except health checks."""
     if packet.protocol is Protocol.TCP and packet.port in {check.port for check in plan.health_checks.values()}:
         return single(packet, Disposition.NOT_OURS)
     why = f"{packet.destination} is a Service's address without this port"
@@ -157,7 +159,7 @@ def _exact_addresses(plan: Plan) -> set[str]:
 
 
 def cluster_ips(plan: Plan) -> set[str]:
-    """All ClusterIPs of the plan."""
+    """Return all cluster IPs of the plan."""
     return {
         front.address
         for service in plan.services.values()
@@ -218,7 +220,7 @@ def _forwarded(
 
 
 def _record(service: ServicePlan, endpoint: Endpoint, via: str) -> str:
-    """Name of the list that remembers the clients of one endpoint of one Service port, or of one address of it."""
+    """Return the name of the affinity list for an endpoint of a Service port, or of one address of the Service port."""
     return f"{service.name} {service.name.protocol.value} {via} {join_port(endpoint.address, endpoint.port)}"
 
 

@@ -1,4 +1,4 @@
-"""What an address is in Kubernetes' words, and where it lives: for people who should not have to read addresses."""
+"""Names of addresses in Kubernetes terms, and where the addresses are located."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from narthex.model.store import Snapshot
 
 
 class AddressName(msgspec.Struct, frozen=True):
-    """An address that belongs to something."""
+    """The object that owns an address."""
 
     kind: str
-    """pod, Service, node or outside."""
+    """`pod`, `Service`, `node`, `endpoint of`, or `outside`."""
     name: str
-    """`namespace/name`, or a node's name."""
+    """`namespace/name`, or the name of a node."""
     node: str = ""
-    """The node that it is on, empty when that is not known or means nothing."""
+    """The node that the address is on; empty if not known or not applicable."""
 
     def __str__(self) -> str:
         text = f"{self.kind} {self.name}" if self.name else self.kind
@@ -25,7 +25,7 @@ class AddressName(msgspec.Struct, frozen=True):
 
 
 class AddressNames:
-    """The names of all addresses in a snapshot; `others` are addresses that no object holds (an outside client)."""
+    """The names of all addresses in a snapshot; `others` are addresses that no object owns, such as an outside client."""
 
     def __init__(self, snapshot: Snapshot, others: dict[str, AddressName] | None = None) -> None:
         self._nodes: list[Node] = sorted(snapshot.nodes.values(), key=lambda node: node.name)
@@ -52,16 +52,16 @@ class AddressNames:
                 self._held[ip] = AddressName("node", node.name)
 
     def named(self, address: str) -> AddressName | None:
-        """What holds the address."""
+        """Return the owner of an address."""
         return self._held.get(address)
 
     def of(self, address: str) -> str:
-        """What the address is ("pod shop/web-1 on worker-a"), empty when nothing holds it."""
+        """Return the owner as text ("pod shop/web-1 on worker-a"); empty if there is none."""
         found = self._held.get(address)
         return str(found) if found else ""
 
     def route(self, address: str, here: str) -> str:
-        """Where a packet for the address leaves the node `here`, as far as Node objects tell."""
+        """Return where a packet for the address leaves the node `here`, according to Node objects."""
         held = self._held.get(address)
         if held is not None and held.kind == "node":
             return "stays on this node" if held.name == here else f"straight to node {held.name}"

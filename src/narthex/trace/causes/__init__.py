@@ -1,1 +1,1 @@
-"""Why a path fails: the causes, found in a journey, in what is known of the nodes, and in the cluster's objects. Pure."""
+"""Causes of failing paths, found in the path, in the views of nodes, and in the cluster's objects. Pure."""

@@ -1,4 +1,4 @@
-"""Causes at the far end: an endpoint that does not listen, and answers that do not come back as they must."""
+"""Causes at the destination: nothing listens, or replies don't return as they must."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CALL = "net.bridge.bridge-nf-call-iptables"
 
 
 def of_answers(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """Why the packet arrives and nothing comes back. One finding of a kind."""
+    """Find why a delivered packet gets no reply; one finding of each cause."""
     seen: set[str] = set()
     for leaf in scene.leaves:
         if leaf.end.fate not in (Fate.DELIVERED, Fate.LEAVES) and leaf not in scene.unanswered:
@@ -28,7 +28,7 @@ def of_answers(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 
 def _deaf(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
-    """Nobody listens where it is delivered, as far as that machine's sockets are known."""
+    """No socket listens where the packet is delivered, as far as sockets are known there."""
     packet = scene.packet
     if leaf.end.fate is not Fate.DELIVERED or packet.protocol not in ("tcp", "udp"):
         return
@@ -74,7 +74,7 @@ def _hairpin(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
 
 
 def _bridge(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
-    """Sender and endpoint are neighbours on one bridge, so the answer never meets the IP layer."""
+    """Sender and endpoint are on one bridge, so that the reply doesn't pass the hooks of IP."""
     view = scene.view
     to, _ = scene.place_of(leaf)
     source = scene.packet.source
@@ -126,7 +126,7 @@ def _goes_straight(pod: NodeView, to: str) -> bool | None:
 
 
 def _unmasked(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
-    """From outside, on to another machine, with the sender's address kept: the answer takes the short way."""
+    """A packet from outside reaches another node with its source kept: the reply takes a direct route."""
     front = scene.front
     to = scene.sent_to(leaf)
     if leaf.end.masqueraded or to is None or scene.is_own(to[0]):
@@ -149,7 +149,7 @@ def _unmasked(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]
 
 
 def _elsewhere(scene: DiagnosisContext, address: str) -> bool | None:
-    """Whether an endpoint is on another node than the packet; None: not known."""
+    """Return True if an endpoint is on another node than the packet; None if not known."""
     for held in scene.endpoints:
         if held.endpoint.address == address and held.endpoint.node_name:
             return held.endpoint.node_name != scene.node

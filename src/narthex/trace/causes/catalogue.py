@@ -1,4 +1,7 @@
-"""All causes, in the order in which a packet would meet them. The pages and their index are held to this table."""
+"""All causes, in the order in which a packet meets them, and findings of them.
+
+Tests check the pages in docs/reference/causes/ and their index against this table.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from narthex.proxy.plan.show import visible
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """One thing that makes a path fail. `docs/reference/causes/ID.md` tells all about it."""
+    """A reason why a path fails; `docs/reference/causes/ID.md` describes it."""
 
     id: str
     title: str
-    """For a list: "The Service has no endpoint that is ready"."""
+    """For lists: "The Service has no endpoint that is ready"."""
 
     @property
     def page(self) -> str:
-        """The page about it, seen from the top of the project."""
+        """The path of its page in the repository."""
         return f"docs/reference/causes/{self.id}.md"
 
 
@@ -85,24 +88,24 @@ CAUSES: dict[str, Cause] = {name: Cause(name, title) for titles in _GROUPS.value
 """By id."""
 
 GROUPS: dict[str, tuple[str, ...]] = {title: tuple(titles) for title, titles in _GROUPS.items()}
-"""Ids by the groups' headings."""
+"""Ids by heading."""
 
 
 class CauseFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """A cause, found."""
+    """A cause that was found."""
 
     cause: Cause
     certain: bool
-    """What is known leaves no other reading. False: it is likely."""
+    """True: nothing else explains what is known. False: it is likely."""
     sentence: str
-    """What is the matter, in plain words, with the objects' names."""
+    """What is wrong, with the names of the objects."""
     evidence: tuple[str, ...] = ()
-    """What was seen that says so, each as its tool or object has it."""
+    """What shows it, as printed by its tool or written in its object."""
     advice: str = ""
     """What to do."""
     node: str = ""
     explains: bool = True
-    """It makes this very path fail. False: it was met beside."""
+    """True: it makes this path fail. False: it was noticed, but doesn't affect this path."""
 
 
 _WIDTH = 120
@@ -110,7 +113,7 @@ _MOST = 8
 
 
 def findings_text(findings: Sequence[CauseFinding]) -> str:
-    """The first cause, then what else was met; ends with a newline. Empty without findings."""
+    """Return the first cause, then the others, as text that ends with a newline; empty without findings."""
     lines: list[str] = []
     for number, finding in enumerate(findings[:_MOST]):
         lines += _told(finding, "Why not" if not number and finding.explains else "Also")

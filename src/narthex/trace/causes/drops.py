@@ -1,4 +1,4 @@
-"""Causes in rules that drop or refuse the packet and are no Service proxy's."""
+"""Causes in rules of other programs that drop or reject the packet."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _CHAIN_MAKERS = {"ufw-": "UFW", "DOCKER": "Docker", "LIBVIRT_": "libvirt", "f2b-
 
 
 def of_drops(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """Who else drops the packet."""
+    """Find which other program drops the packet."""
     yield from _health_check(scene)
     for leaf in scene.failing:
         if leaf.end.fate not in (Fate.DROPPED, Fate.REJECTED):
@@ -66,7 +66,7 @@ def of_drops(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 
 def _health_check(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """A load balancer asks each node whether it has endpoints; a node that does not answer gets nothing."""
+    """A load balancer sends nothing to a node whose health check node port doesn't respond."""
     front, view = scene.front, scene.view
     rules = scene.rules() if view is not None else None
     if front is None or front.kind != BALANCER or not front.local or view is None or rules is None:
@@ -97,7 +97,7 @@ def _health_check(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 
 def _policy_maker(leaf: PathLeaf, step: PathStep) -> str:
-    """Which implementation of NetworkPolicy the dropping chain belongs to; a chain that it was called from counts."""
+    """Return the implementation of NetworkPolicy that the dropping chain, or a chain that called it, belongs to."""
     if step.table in POLICY_TABLES:
         return POLICY_TABLES[step.table]
     chains = [each.chain for each in leaf.steps if each.stage is step.stage and each.table == step.table]

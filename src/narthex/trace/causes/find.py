@@ -1,4 +1,4 @@
-"""All that can be found wrong with a path, the first cause first."""
+"""All causes that a path shows, the first cause first."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ _KINDS = (of_objects, of_proxies, of_drops, of_routes, of_memory, of_answers)
 
 
 def find(journey: PacketPath, views: Mapping[str, NodeView], cluster: Snapshot | None = None) -> list[CauseFinding]:
-    """What is wrong: what explains the failure before what was met beside it, what is certain before what is likely, then
-    as a packet meets it. `views` by the nodes' names. A healthy path has no findings."""
+    """Return what is wrong with a path; nothing for a healthy path.
+
+    Causes of the failure come before others, certain ones before likely ones, then in the order in which a packet meets them.
+    `views` are by node name.
+    """
     scene = DiagnosisContext(journey, views, cluster)
     found: dict[tuple[str, str], CauseFinding] = {}
     for kind in _KINDS:

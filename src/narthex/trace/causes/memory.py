@@ -1,4 +1,4 @@
-"""Causes in what the node remembers: connections, and clients with affinity."""
+"""Causes in the state that the node keeps: connections, and clients with session affinity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEARLY = 0.95
 
 
 def of_memory(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """What former packets left behind that decides about this one."""
+    """Find state of earlier packets that decides about this one."""
     for name, view in scene.visited():
         yield from _full(name, view)
         yield from _old(scene, name, view)
@@ -42,7 +42,7 @@ def _full(name: str, view: NodeView) -> Iterator[CauseFinding]:
 
 
 def _old(scene: DiagnosisContext, name: str, view: NodeView) -> Iterator[CauseFinding]:
-    """Datagrams of a known flow follow its entry, whatever the rules say now."""
+    """Datagrams of a known flow follow its conntrack entry, whatever the rules say now."""
     packet = scene.packet
     if view.connections is None or scene.protocol is not Protocol.UDP:
         return
@@ -77,9 +77,10 @@ def _stale(scene: DiagnosisContext, name: str, entry: TrackedConnection, to: tup
 
 
 def _pinned(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """The Service keeps clients where they were, and this one was at an endpoint that is dead, while others are well.
+    """Session affinity keeps the client at a dead endpoint while others are healthy.
 
-    Who is kept where stands in lists that no dump has whole; the client's connections tell it."""
+    No dump has complete affinity lists; the client's connections show the endpoint.
+    """
     front, view = scene.front, scene.view
     if front is None or not front.service.affinity_seconds or view is None or view.connections is None:
         return

@@ -1,4 +1,4 @@
-"""Causes that the cluster's objects show: names, ports, families, readiness, policies."""
+"""Causes in the cluster's objects: names, ports, IP families, readiness, policies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REFUSING_COMMENTS = {
 
 
 def of_objects(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """What is wrong with the Service and its endpoints. Only where the packet does not arrive."""
+    """Find what is wrong with the Service and its endpoints, if the packet doesn't arrive."""
     front = scene.front
     if scene.cluster is None:
         yield from _by_comments(scene)
@@ -54,7 +54,7 @@ def _duplicate(scene: DiagnosisContext, front: TargetService) -> Iterator[CauseF
 
 
 def _nobodys(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """An address of the range that Services get theirs from, and no Service has it."""
+    """The address is in a ServiceCIDR, but no Service has it."""
     assert scene.cluster is not None
     to = scene.packet.destination
     ranges = [
@@ -144,7 +144,7 @@ def _pods(scene: DiagnosisContext, service: Service) -> list[Pod]:
 
 
 def _nearest(scene: DiagnosisContext, service: Service) -> Pod | None:
-    """The pod whose labels are most like what is asked for."""
+    """Return the pod whose labels match the selector best."""
     wanted = ",".join(f"{key}={value}" for key, value in service.selector)
     keys = {key for key, _ in service.selector}
 
@@ -249,7 +249,7 @@ def _local(scene: DiagnosisContext, front: TargetService) -> Iterator[CauseFindi
 
 
 def _by_comments(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """Without objects: what the comment of the rule that refuses the packet says of the Service."""
+    """Without objects: read the Service from the comment of the rule that rejects the packet."""
     for leaf in scene.failing:
         step = scene.last_rule(leaf)
         if step is None or not step.chain.startswith(("KUBE-", "cluster-ips", "no-endpoint")):

@@ -1,4 +1,4 @@
-"""Causes in who programs the node: no proxy, two of them, rules that are behind, others' rules in front."""
+"""Causes in the Service proxies of a node: none, two, outdated rules, or rules of other programs before theirs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PROXY_TABLES = (OUR_TABLE, KUBE_PROXY_TABLE)
 XTABLES = ("raw", "mangle", "nat", "filter", "security")
 MASQUERADE_BIT = 0x4000
 _MARKS = re.compile(r"(?:set|turn) mark (?:bits |& )(0x[0-9a-f]+)|MARK --set-x?mark \"?0x[0-9a-f]+/(0x[0-9a-f]+)")
-"""A statement that writes the mark, and the bits that it writes."""
+"""A statement that writes the mark, with the bits that it writes."""
 _PROXY_CHAINS = ("KUBE-", "narthex")
 
 
 def of_proxies(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """What is wrong with the Service rules themselves."""
+    """Find what is wrong with the Service rules themselves."""
     yield from _two_proxies(scene)
     yield from _two_iptables(scene)
     yield from _in_the_way(scene)
@@ -35,7 +35,7 @@ def of_proxies(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 
 def proxies(scene: DiagnosisContext, view: NodeView) -> dict[str, str]:
-    """The Service proxies that have programmed a node, each with what shows it."""
+    """Return the Service proxies that have programmed a node, each with its evidence."""
     found: dict[str, str] = {}
     for table in scene.tables(view):
         if table.name == "nat" and any(name.startswith("KUBE-SVC-") for name in table.chains):
@@ -103,7 +103,7 @@ def _holds_rules(table: Table) -> bool:
 
 
 def is_proxys(table: str, chain: str) -> bool:
-    """Whether a chain is a Service proxy's."""
+    """Return True if the chain belongs to a Service proxy."""
     return table in PROXY_TABLES or chain.startswith(_PROXY_CHAINS)
 
 
@@ -170,7 +170,7 @@ def _mark_routes(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 
 def _to_gone(scene: DiagnosisContext) -> list[tuple[str, int]]:
-    """Endpoints that ways end at, and that the Service has no longer."""
+    """Return destinations of the rules that are no longer endpoints of the Service."""
     front = scene.front
     if front is None or front.port is None or not scene.endpoints:
         return []
@@ -207,7 +207,7 @@ def _gone(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 
 def _not_served(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """The Service has endpoints, and the node's rules do nothing of the kind."""
+    """The Service has endpoints, but the node's rules don't send the packet to any of them."""
     front, view = scene.front, scene.view
     if front is None or front.port is None or view is None or not scene.usable or scene.explained:
         return
@@ -315,7 +315,7 @@ def _own(scene: DiagnosisContext, view: NodeView) -> list[str]:
 
 
 def _served_at(scene: DiagnosisContext, view: NodeView) -> list[str]:
-    """Other addresses of the node where its rules take the same port."""
+    """Return other addresses of the node on which its rules accept the same port."""
     rules = scene.rules(view)
     own = _own(scene, view)
     if rules is None:

@@ -1,4 +1,4 @@
-"""Causes in a node's kernel settings, links, routes and neighbours."""
+"""Causes in a node's settings, links, routes, and neighbours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FAILED = ("FAILED", "INCOMPLETE")
 
 
 def of_routes(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """Where the packet is lost that no rule takes."""
+    """Find why the packet is lost without a rule."""
     lost = next((leaf for leaf in scene.failing if leaf.end.fate is Fate.LOST), None)
     if lost is not None:
         yield from _lost(scene, lost)
@@ -43,7 +43,7 @@ def of_routes(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 
 def _lost(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
-    """A way that the journey itself knows to be lost."""
+    """Find why an alternative ends as lost."""
     step = leaf.steps[-1] if leaf.steps else None
     view = scene.views.get(leaf.end.node) or scene.view
     if step is None or view is None:
@@ -124,7 +124,7 @@ def _no_way(
 
 
 def _through_down(view: NodeView, to: str) -> NodeLink | None:
-    """A link that is down and whose network, or route, holds the address."""
+    """Return a link that is down and whose network, or route, contains the address."""
     for address in view.addresses or ():
         link = view.link(address.link)
         if link is not None and not link.up and contains(network(f"{address.address}/{address.prefix}"), to):
@@ -231,7 +231,7 @@ def _overlay(
 def _wrong_node(
     scene: DiagnosisContext, node: str, via: str, to: str, evidence: tuple[str, ...]
 ) -> Iterator[CauseFinding]:
-    """The next hop is a node, and not the one that the endpoint is on."""
+    """The next hop is another node than the one that the endpoint is on."""
     cluster = scene.cluster
     if cluster is None:
         return

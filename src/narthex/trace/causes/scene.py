@@ -1,4 +1,4 @@
-"""Everything that there is to look at when a path is explained, and the few questions that many causes ask of it."""
+"""The context for finding causes: a path, views, objects, and the questions that many causes ask of them."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ BAD = frozenset({Fate.DROPPED, Fate.REJECTED, Fate.LOST})
 HOOKS = frozenset({Stage.PREROUTING, Stage.INPUT, Stage.FORWARD, Stage.OUTPUT, Stage.POSTROUTING})
 
 ON = frozenset({Stage.FORWARD, Stage.OUTPUT, Stage.POSTROUTING, Stage.ROUTING})
-"""Stages that a node has for a packet that it sends on."""
+"""Stages of a packet that the node sends on."""
 _REWRITES = re.compile(r"\b(dnat|redirect)\b|: \[?[0-9a-f:.]+\]?:\d+ \}")
-"""A rule that rewrites, or an element of a map that holds where to."""
+"""A rule that rewrites the destination, or a map element that holds the new one."""
 
 CLUSTER_IP, EXTERNAL_IP, BALANCER, NODE_PORT = "cluster IP", "external IP", "load balancer address", "node port"
 
 
 class TargetService(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the cluster's objects the packet is for."""
+    """The Service that the packet is for."""
 
     service: Service
     kind: str
     port: ServicePort | None
-    """None: the address is the Service's, the port is not."""
+    """None: the Service has the address, but not the port."""
 
     @property
     def name(self) -> str:
@@ -49,27 +49,27 @@ class TargetService(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def external(self) -> bool:
-        """Whether the external traffic policy counts."""
+        """True if the external traffic policy applies."""
         return self.kind != CLUSTER_IP
 
     @property
     def local(self) -> bool:
-        """Whether only endpoints on the packet's node count."""
+        """True if only endpoints on the packet's node may be used."""
         return self.service.external_policy_local if self.external else self.service.internal_policy_local
 
 
 class ServiceEndpoint(msgspec.Struct, frozen=True):
-    """An endpoint of the Service, of any family, with the port that stands for the Service's; None: it has none."""
+    """An endpoint of the Service, of either IP family, with the port for the Service port; None if it has none."""
 
     endpoint: SliceEndpoint
     family: IPFamily
     port: EndpointPort | None
     where: str
-    """The slice's name, for people."""
+    """The name of the EndpointSlice."""
 
 
 class DiagnosisContext:
-    """A journey, what is known of the nodes on it, and the cluster's objects."""
+    """A path, the views of its nodes, and the cluster's objects."""
 
     def __init__(self, journey: PacketPath, views: Mapping[str, NodeView], cluster: Snapshot | None) -> None:
         self.journey = journey
@@ -82,22 +82,22 @@ class DiagnosisContext:
 
     @cached_property
     def family(self) -> IPFamily:
-        """The packet's."""
+        """The packet's IP family."""
         return family_of(self.packet.destination or self.packet.source)
 
     @cached_property
     def protocol(self) -> Protocol:
-        """The packet's."""
+        """The packet's protocol."""
         return Protocol(self.packet.protocol.upper())
 
     @cached_property
     def failing(self) -> tuple[PathLeaf, ...]:
-        """Ways that end badly on the way out."""
+        """The alternatives on which the packet doesn't arrive."""
         return tuple(leaf for leaf in self.leaves if leaf.end.fate in BAD)
 
     @cached_property
     def unanswered(self) -> tuple[PathLeaf, ...]:
-        """Ways that arrive, and whose answer does not come back."""
+        """The alternatives on which the packet arrives and the reply doesn't."""
         return tuple(leaf for leaf in self.leaves if leaf not in self.failing and self._answer_fails(leaf))
 
     @staticmethod
@@ -117,7 +117,7 @@ class DiagnosisContext:
 
     @cached_property
     def node(self) -> str:
-        """The node whose rules the packet meets first."""
+        """The first node whose rules the packet passes."""
         steps = [step for leaf in self.leaves[:1] for step in leaf.steps]
         for step in steps:
             if not step.namespace and step.stage in HOOKS and step.node:
@@ -126,7 +126,7 @@ class DiagnosisContext:
 
     @cached_property
     def view(self) -> NodeView | None:
-        """What is known of it."""
+        """The view of that node."""
         if self.node in self.views:
             return self.views[self.node]
         return next(iter(self.views.values())) if len(self.views) == 1 else None
@@ -137,18 +137,18 @@ class DiagnosisContext:
         return f"node {self.node}" if self.node else "this node"
 
     def tables(self, view: NodeView | None = None) -> tuple[Table, ...]:
-        """The tables of the packet's family."""
+        """Return the tables of the packet's IP family."""
         view = view or self.view
         rules = self.rules(view)
         return rules.ruleset.tables if rules else ()
 
     def rules(self, view: NodeView | None = None) -> NodeRules | None:
-        """The rules of the packet's family."""
+        """Return the rules of the packet's IP family."""
         view = view or self.view
         return view.rules.get(self.family) if view is not None and view.rules is not None else None
 
     def visited(self) -> Iterator[tuple[str, NodeView]]:
-        """The nodes on the way that something is known of, each once, in order."""
+        """Yield the nodes on the path that have a view, each once, in order."""
         seen: set[str] = set()
         for leaf in self.leaves:
             for step in leaf.steps:
@@ -159,14 +159,14 @@ class DiagnosisContext:
             yield self.node, self.view
 
     def is_own(self, address: str) -> bool:
-        """Whether an address is one of the first node's."""
+        """Return True if the first node has the address."""
         return bool(self.view and self.view.own(address)) or contains(self.family.loopback, address)
 
     # ---- the Service ---------------------------------------------------------------------------------------------
 
     @cached_property
     def front(self) -> TargetService | None:
-        """What the packet is for, as far as the objects tell."""
+        """The Service that the packet is for, by objects."""
         if self.cluster is None:
             return None
         to = self.packet.destination
@@ -198,7 +198,7 @@ class DiagnosisContext:
 
     @cached_property
     def endpoints(self) -> tuple[ServiceEndpoint, ...]:
-        """All endpoints of the Service, of both families, ready or not."""
+        """All endpoints of the Service, of both IP families, ready or not."""
         front = self.front
         if front is None or self.cluster is None:
             return ()
@@ -220,14 +220,14 @@ class DiagnosisContext:
 
     @cached_property
     def usable(self) -> tuple[ServiceEndpoint, ...]:
-        """Those of the packet's family, with the port, that may get connections: ready, or the last that still serve."""
+        """The endpoints that may receive connections: of the packet's IP family, with the port, ready or the last that serve."""
         fitting = [each for each in self.endpoints if each.family is self.family and each.port is not None]
         ready = [each for each in fitting if each.endpoint.ready]
         return tuple(ready or (each for each in fitting if each.endpoint.serving and each.endpoint.terminating))
 
     @cached_property
     def from_cluster(self) -> bool:
-        """Whether a pod or a node of the cluster sends."""
+        """True if the sender is a pod or a node of the cluster."""
         source = self.packet.source
         if self.is_own(source) or self.journey.source.name.startswith(("pod ", "node ")):
             return True
@@ -238,12 +238,12 @@ class DiagnosisContext:
     # ---- the ways --------------------------------------------------------------------------------------------------
 
     def rewritten(self, leaf: PathLeaf) -> PathStep | None:
-        """The step that rewrote the destination."""
+        """Return the step that rewrites the destination."""
         told = (step for step in leaf.steps if step.chain and _REWRITES.search(f"{step.verdict} {step.what}"))
         return next(told, None) if self.sent_to(leaf) is not None else None
 
     def sent_to(self, leaf: PathLeaf) -> tuple[str, int] | None:
-        """Address and port that the destination was rewritten to; None when it was not."""
+        """Return the rewritten address and port of the destination; None if it isn't rewritten."""
         asked = self.packet.destination, self.packet.port
         for step in leaf.steps:
             for header in (step.before, step.after):
@@ -252,11 +252,11 @@ class DiagnosisContext:
         return None
 
     def place_of(self, leaf: PathLeaf) -> tuple[str, int]:
-        """Where the packet goes in the end."""
+        """Return the final destination."""
         return self.sent_to(leaf) or (self.packet.destination, self.packet.port)
 
     def routed(self, leaf: PathLeaf) -> Iterator[tuple[str, NodeView]]:
-        """The nodes, among those that something is known of, that pass the packet of this way on."""
+        """Yield the nodes with a view that forward the packet on this alternative."""
         seen: set[str] = set()
         for step in leaf.steps:
             if step.stage in ON and not step.namespace and step.node not in seen:
@@ -266,7 +266,7 @@ class DiagnosisContext:
                     yield step.node, view
 
     def known_connections(self, view: NodeView) -> list[TrackedConnection]:
-        """What a node remembers of the sender and the packet's destination."""
+        """Return the node's tracked connections from the sender to the packet's destination."""
         packet = self.packet
         if view.connections is None:
             return []
@@ -275,7 +275,7 @@ class DiagnosisContext:
 
     @staticmethod
     def last_rule(leaf: PathLeaf) -> PathStep | None:
-        """The last step that a rule or a policy made."""
+        """Return the last step that a rule or a policy caused."""
         return next((step for step in reversed(leaf.steps) if step.chain), None)
 
 
@@ -289,7 +289,7 @@ def finding(
     node: str = "",
     explains: bool = True,
 ) -> CauseFinding:
-    """A finding of the cause with this id."""
+    """Return a finding of the cause with this id."""
     return CauseFinding(
         cause=CAUSES[cause],
         certain=certain,
@@ -302,6 +302,6 @@ def finding(
 
 
 def rule_text(step: PathStep) -> str:
-    """A rule as evidence: where it stands, and how."""
+    """Return a rule as evidence: its position and its text."""
     place = f" ({step.place})" if step.place else ""
     return f"{step.family} {step.table} {step.chain}: {step.rule or step.what}{place}".strip()

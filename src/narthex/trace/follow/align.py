@@ -1,8 +1,7 @@
-"""The kernel's own account of a packet laid beside the prediction: they agree, or here is where they part.
+"""Comparison of the kernel's own trace of a packet with the predicted path.
 
-Compared is what moves a packet: jumps, verdicts and policies that drop, chain by chain. What a rule only sets aside (marks,
-counters, sets) and a policy that lets pass are shown, not compared, and neither is the wording of a rule: the kernel's tools
-print one rule in several ways.
+It compares what moves a packet: jumps, verdicts, and policies that drop, chain by chain. Side effects (marks, counters, sets) and
+accepting policies are shown but not compared, and neither is the text of rules, which the kernel's tools print in several forms.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _AT_THE_END = re.compile(r": ((?:goto|jump) \S+|return|accept|drop)(?: \})?$")
 
 
 class AlignedPair(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that the kernel told, and the predicted step that it is; one of the two may be missing."""
+    """A step of the kernel and the predicted step, one of which may be missing."""
 
     kernel: str = ""
     predicted: str = ""
@@ -34,18 +33,18 @@ class AlignedPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alignment(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the kernel went the predicted way."""
+    """How far kernel and prediction agree."""
 
     agrees: bool
     pairs: tuple[AlignedPair, ...]
-    """Of the predicted way that the kernel followed longest."""
+    """For the predicted alternative that agrees longest."""
     parting: str = ""
-    """Where they part, in words; empty when they agree."""
+    """Where they differ; empty if they agree."""
     notes: tuple[str, ...] = ()
 
 
 class _Move(msgspec.Struct, frozen=True):
-    """What a step does to the packet's place among the chains."""
+    """How a step moves the packet between chains."""
 
     table: str
     chain: str
@@ -54,12 +53,15 @@ class _Move(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str, str]:
+        """The fields that have to agree."""
         return self.table, self.chain, self.what
 
 
 def align(journey: PacketPath, trace: KernelTrace | None, node: str = "") -> Alignment:
-    """Lay one node's part of a journey beside what its kernel told. `node`: whose part; empty takes all. What the rules
-    of iptables-legacy do is left out of the comparison, for nft's tracing does not tell of it."""
+    """Compare one node's part of a path with its kernel's trace; an empty `node` stands for the whole path.
+
+    Rules of iptables-legacy are left out, because nft's tracing doesn't report them.
+    """
     leaves = journey.leaves()
     legacy = any(_is_legacy(step) for leaf in leaves for step in leaf.steps)
     notes = ("the kernel's tracing does not tell of iptables-legacy: those rules are left out",) if legacy else ()
@@ -119,7 +121,7 @@ def _predicted(leaf: PathLeaf, node: str) -> Iterator[_Move]:
 
 
 def _predicted_move(verdict: str) -> str:
-    """In the kernel's words. An element of a map, or one of several draws, has its verdict at its end."""
+    """Return a verdict in the kernel's terms. Map elements and random draws have theirs at the end."""
     inside = _AT_THE_END.search(verdict)
     if inside is not None:
         return inside[1]
@@ -166,7 +168,7 @@ def _pairs(trace: KernelTrace, predicted: Sequence[_Move], shared: int) -> Itera
 
 
 def text(alignment: Alignment) -> str:
-    """For people, ending with a newline."""
+    """Return the comparison as text that ends with a newline."""
     lines = [
         f"   {'' if pair.same else '! '}{pair.kernel or f'predicted: {pair.predicted}'}" for pair in alignment.pairs
     ]

@@ -1,4 +1,4 @@
-"""One packet in the hooks of one node, in a journey's terms: each way through a hook as steps."""
+"""One packet in the hooks of one node, with the result as steps of a path."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_NEAR = 10
 
 
 class PartialPath:
-    """One way that the packet may go, up to now: where it stands, and the steps of it."""
+    """One alternative so far: the state of the packet, and its steps."""
 
     __slots__ = ("branch", "steps")
 
@@ -46,11 +46,11 @@ class PartialPath:
         self.steps = steps
 
     def then(self, *steps: PathStep) -> PartialPath:
-        """The same, with more of a steps."""
+        """Return this alternative with more steps."""
         return PartialPath(self.branch, (*self.steps, *steps))
 
     def part(self, share: Fraction) -> PartialPath:
-        """Split off a part of the probability; what is left stays here."""
+        """Split off a share of the probability; the rest remains here."""
         return PartialPath(self.branch.take(share), self.steps)
 
 
@@ -85,17 +85,17 @@ class NodeHooks:
         )
 
     def start(self, steps: Steps) -> PartialPath:
-        """The packet before all rules."""
+        """Return the packet before all rules."""
         branch = self._walk.start()
         branch.mark = self._header.mark
         return PartialPath(branch, steps)
 
     def local(self, address: str) -> bool:
-        """Whether rules take the address for one of the node's own."""
+        """Return True if the rules treat the address as one of the node's own."""
         return self._walk.local(address)
 
     def header(self, path: PartialPath, iif: str = "", oif: str = "") -> Header:
-        """The packet as it is now."""
+        """Return the packet's current header."""
         branch = path.branch
         return msgspec.structs.replace(
             self._header,
@@ -111,7 +111,7 @@ class NodeHooks:
     def hook(
         self, place: HookPoint, paths: list[PartialPath], *, nat: bool = True, span: PriorityRange = ALL_PRIORITIES
     ) -> tuple[list[PartialPath], list[tuple[PartialPath, PathEnd]]]:
-        """All base chains of a hook. Who is let through, and how the others end."""
+        """Run all base chains of a hook; return the alternatives that pass, and those that end."""
         passed: list[PartialPath] = []
         ended: list[tuple[PartialPath, PathEnd]] = []
         for path in paths:
@@ -125,7 +125,7 @@ class NodeHooks:
     def balance(
         self, place: HookPoint, paths: list[PartialPath]
     ) -> tuple[list[PartialPath], list[PartialPath], list[tuple[PartialPath, PathEnd]]]:
-        """What IPVS does: who goes on here, who is sent to another machine, and whose way ends."""
+        """Run IPVS; return the alternatives that stay on the node, those for a real server, and those that end."""
         stay: list[PartialPath] = []
         away: list[PartialPath] = []
         ended: list[tuple[PartialPath, PathEnd]] = []
@@ -143,7 +143,7 @@ class NodeHooks:
         return self.header(path, place.iif, place.oif or "")
 
     def _near(self) -> Near:
-        """The rules that have nearly matched since the last time, by table and chain."""
+        """Return the near misses since the last call, by table and chain."""
         found: Near = {}
         every = self._walk.near
         for each in every:

@@ -1,4 +1,7 @@
-"""What a packet meets at a frontend: only as far as a Service's rules go, so that thousands can be asked in seconds."""
+"""The frontends that a node's rules have, and what happens to a packet there.
+
+Only the Service rules are walked, so that thousands of frontends are checked in seconds.
+"""
 
 from __future__ import annotations
 
@@ -19,34 +22,34 @@ _OURS = ("KUBE-", "kube-proxy", "narthex")
 
 
 class FrontendOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a packet."""
+    """What happens to a packet at a frontend."""
 
     endpoints: dict[tuple[str, int], Fraction]
-    """Where it is sent, each with its share."""
+    """Destinations with their probabilities."""
     fate: Disposition = Disposition.NOT_OURS
-    """Of the part that is sent nowhere."""
+    """What happens to the share that is sent nowhere."""
     unknown: str = ""
     first: Branch | None = None
-    """A way on which it was rewritten."""
+    """An alternative on which the packet is rewritten."""
     outside: bool = True
-    """The sender is none of the cluster's pods."""
+    """The sender is no pod of the cluster."""
     untracked: bool = False
-    """Rules keep it from being rewritten, as for a cache of names that answers on the node itself (`notrack`)."""
+    """Rules prevent the rewriting (`notrack`), as for a DNS cache on the node itself."""
 
     @property
     def foreign(self) -> str:
-        """The rule of somebody else that rewrote it; empty when one of a Service's did."""
+        """The rule that rewrote it, if it isn't a Service rule; otherwise empty."""
         return _foreign(self.first.steps()) if self.first is not None else ""
 
     @property
     def relayed(self) -> bool:
-        """A relay on the node takes it (userspace mode): no rule says where that connects to."""
+        """True if a relay on the node accepts it (userspace mode), so that no rule names the endpoint."""
         steps = self.first.steps() if self.first is not None else ()
         return bool(steps) and steps[-1].chain.startswith(_RELAYS)
 
 
 _RELAYS = ("KUBE-PORTAL", "KUBE-NODEPORT-")
-"""Chains of the userspace mode, kube-proxy's and ours."""
+"""Chains of userspace mode, by kube-proxy's names and ours."""
 
 
 def meet(
@@ -60,7 +63,7 @@ def meet(
     *,
     outside: bool = True,
 ) -> FrontendOutcome:
-    """Prerouting, and for what is not rewritten there, input with IPVS or forward. The rules must be known."""
+    """Walk prerouting, and for packets that it doesn't rewrite, input with IPVS or forward. The rules must be known."""
     assert view.rules is not None
     held = view.rules[family_of(destination)]
     packet = Packet(source=source, destination=destination, port=port, protocol=protocol, iif=iif)
@@ -107,7 +110,7 @@ def _add(endpoints: dict[tuple[str, int], Fraction], branch: Branch) -> None:
 
 
 def _foreign(steps: tuple[WalkStep, ...]) -> str:
-    """The rule that rewrote the destination, when it stands in nobody's chain that serves Services."""
+    """Return the rule that rewrote the destination, unless it is in a chain of a Service proxy."""
     last = steps[-1] if steps else None
     if last is None or last.chain.startswith(_OURS) or last.table.startswith(_OURS):
         return ""
@@ -132,17 +135,21 @@ _PROTOCOLS = {protocol.lower: protocol for protocol in Protocol} | {str(each.num
 
 
 class FrontendOrigin(msgspec.Struct, frozen=True):
-    """Where a frontend was found."""
+    """A rule, map element, or virtual server that implements a frontend."""
 
     proxy: str
-    """Who writes such: `iptables`, `nftables table ip kube-proxy`, `IPVS`. Two of them are two proxies."""
+    """What writes such rules: `iptables`, `nftables table ip kube-proxy`, `IPVS`."""
     leads: str
-    """Where it leads: a chain, or the virtual server itself."""
+    """The chain that it leads to, or the virtual server itself."""
     place: str = ""
 
 
 def frontends(rules: NodeRules, family: IPFamily, own: tuple[str, ...]) -> dict[Match, list[FrontendOrigin]]:
-    """All frontends, each with every place that has it. `own` are the node's addresses."""
+    """Return all frontends of the rules, each with all its origins. `own` are the node's addresses.
+
+    Chains are recognized by kube-proxy's names, maps by their keys in the tables of both proxies. Rules of other programs (port
+    maps, firewalls) are no frontends of Services.
+    """
     found: dict[Match, list[FrontendOrigin]] = {}
     for table in rules.ruleset.tables:
         if table.family not in (None, family):
@@ -175,7 +182,7 @@ def _of_chains(rules: NodeRules, table: Table) -> Iterator[tuple[Match, Frontend
 
 
 def _match(rule: Rule) -> Match | None:
-    """What a rule asks of a packet's destination; None when that is no frontend."""
+    """Return the destination that a rule matches; None if it is no frontend."""
     address: str | None = None
     protocol: Protocol | None = None
     port: int | None = None

@@ -1,4 +1,4 @@
-"""Where a node's routes send a packet: policy rules, tables, longest prefix, metric; and the reverse path check.
+"""Routing decisions of a node: policy rules, tables, longest prefix, metric; and the reverse path check.
 
 After net/ipv4/fib_rules.c, fib_frontend.c (`fib_validate_source`) and route.c of Linux 6.x.
 """
@@ -21,34 +21,34 @@ _REFUSALS = {
 
 
 class RouteDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look-up says."""
+    """The result of a route lookup."""
 
     kind: str
     """`unicast`, `local`, `broadcast`, `multicast`; `lost`; or `unknown`."""
     hops: tuple[tuple[NextHop, Fraction], ...] = ()
-    """Where it goes for a unicast route, each with its share of the flows."""
+    """The next hops of a unicast route, each with its share of the flows."""
     source: str = ""
-    """The address that a packet made here gets, when the route names one."""
+    """The source address for packets created here, if the route names one."""
     route: NodeRoute | None = None
     reason: str = ""
-    """Why, for `lost` and `unknown`."""
+    """Set for `lost` and `unknown`."""
     evidence: tuple[str, ...] = ()
-    """The policy rule, when it is not one of the kernel's own three, and the route."""
+    """The route, and the policy rule unless it is one of the kernel's three defaults."""
 
 
 class RouteQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides about a route."""
+    """The fields of a packet that decide about its route."""
 
     destination: str
     source: str = ""
     iif: str = ""
-    """`lo` or empty for a packet that is made here."""
+    """`lo` or empty for a packet that is created here."""
     oif: str = ""
     mark: int = 0
 
 
 def look_up(view: NodeView, asked: RouteQuery) -> RouteDecision:
-    """The route of a packet."""
+    """Return the route of a packet."""
     family = family_of(asked.destination)
     if view.routes is None:
         return _by_addresses(view, asked)
@@ -77,7 +77,7 @@ def look_up(view: NodeView, asked: RouteQuery) -> RouteDecision:
 
 
 def _by_addresses(view: NodeView, asked: RouteQuery) -> RouteDecision:
-    """Without routes: the node's own addresses are known perhaps."""
+    """Decide by the node's own addresses alone, without routes."""
     destination = asked.destination
     if contains(family_of(destination).loopback, destination):
         return RouteDecision(kind="local", evidence=("loopback is always local",))
@@ -97,7 +97,7 @@ def _policies(view: NodeView, family: IPFamily) -> list[PolicyRule]:
 
 
 def _holds(rule: PolicyRule, asked: RouteQuery) -> bool | None:
-    """Whether a policy rule is for this packet; None: not known."""
+    """Return True if a policy rule matches the packet; None if not known."""
     own = (
         (not rule.source or (bool(asked.source) and contains(rule.source, asked.source)))
         and (not rule.destination or contains(rule.destination, asked.destination))
@@ -111,7 +111,7 @@ def _holds(rule: PolicyRule, asked: RouteQuery) -> bool | None:
 
 
 def _in_table(rule: PolicyRule, tables: dict[str, list[NodeRoute]], asked: RouteQuery) -> RouteDecision | None:
-    """What a rule that holds says; None: the next one is asked."""
+    """Return the decision of a matching policy rule; None if the next rule decides."""
     if rule.action in _REFUSALS:
         return RouteDecision(kind="lost", reason=f"the policy rule says {rule.action}", evidence=(rule.text,))
     if rule.action and rule.action != "to_tbl":
@@ -156,7 +156,7 @@ def _shares(route: NodeRoute) -> tuple[tuple[NextHop, Fraction], ...]:
 
 
 class SourceCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel thinks of a packet's source."""
+    """The result of the kernel's source validation."""
 
     passed: bool | None
     """None: not known."""
@@ -165,8 +165,11 @@ class SourceCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_source(view: NodeView, asked: RouteQuery, out: str = "lo") -> SourceCheck:
-    """`fib_validate_source`: martians, and rp_filter. `asked` is the packet as it is routed, `iif` where it came in; `out`
-    is the link that it will leave by, since the way back is looked up as if the answer came in by that."""
+    """Validate the source as `fib_validate_source` does: martians and rp_filter.
+
+    `asked` is the packet as it is routed, with its input interface. `out` is the output interface: the kernel looks up the reverse
+    route as if the reply came in by it.
+    """
     source = asked.source
     if family_of(source) is IPFamily.IPV6 or asked.iif in ("", "lo"):
         return SourceCheck(passed=True)
@@ -210,7 +213,7 @@ def _reverse(back: RouteDecision, mode: int, asked: RouteQuery, evidence: tuple[
 
 
 def _rp_filter(view: NodeView, link: str) -> tuple[int, tuple[str, ...]] | None:
-    """The stricter of the interface's own setting and that for all; loose is the higher number and wins."""
+    """Return the larger of the interface's setting and that of `all`; loose (2) is larger than strict (1)."""
     names = [f"net.ipv4.conf.{name}.rp_filter" for name in ("all", setting_name(link))]
     values = [view.sysctl(name) for name in names]
     if any(value is None or not value.isdigit() for value in values):
@@ -220,12 +223,12 @@ def _rp_filter(view: NodeView, link: str) -> tuple[int, tuple[str, ...]] | None:
 
 
 def setting_name(link: str) -> str:
-    """A link's name as it stands in the name of a setting."""
+    """Return the name of a link as it occurs in the name of a sysctl."""
     return link.replace(".", "/")
 
 
 def _on(view: NodeView, link: str, name: str) -> bool | None:
-    """A setting of which either the interface's own or that for all must be on; None: not known."""
+    """Return True if the setting is on for the interface or for `all`; None if not known."""
     values = [view.sysctl(f"net.ipv4.conf.{each}.{name}") for each in ("all", setting_name(link))]
     if "1" in values:
         return True
@@ -233,12 +236,12 @@ def _on(view: NodeView, link: str, name: str) -> bool | None:
 
 
 def localnet(view: NodeView, link: str) -> bool | None:
-    """route_localnet: whether packets to 127.0.0.0/8 may come in by this link."""
+    """Return True if packets to 127.0.0.0/8 may come in by this link (route_localnet); None if not known."""
     return _on(view, link, "route_localnet")
 
 
 def forwards(view: NodeView, family: IPFamily, link: str) -> bool | None:
-    """Whether the node passes packets on that came in by this link; None: not known."""
+    """Return True if the node forwards packets that came in by this link; None if not known."""
     own = view.sysctl(f"net.ipv{family.value}.conf.{setting_name(link)}.forwarding")
     every = view.sysctl("net.ipv4.ip_forward" if family is IPFamily.IPV4 else "net.ipv6.conf.all.forwarding")
     value = every if family is IPFamily.IPV6 else own if own is not None else every

@@ -1,6 +1,6 @@
-"""A packet's way through one network namespace: hooks, routing decisions and source checks, from link to link.
+"""One packet in one network namespace: hooks, routing decisions, and source checks, from link to link.
 
-After net/ipv4/ip_input.c, ip_output.c, ip_forward.c and route.c of Linux 6.x; IPVS stands in input and output.
+After net/ipv4/ip_input.c, ip_output.c, ip_forward.c and route.c of Linux 6.x; IPVS is in input and output.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from narthex.trace.model import (
 
 
 class NatBinding(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node's connection tracking remembers of the flow."""
+    """The rewriting of a flow that connection tracking of one node remembers."""
 
     node: str
     before: Header
-    """The packet as it came."""
+    """The first packet before the rewriting."""
     after: Header
-    """As it went on."""
+    """The first packet after it."""
 
 
 class Egress(msgspec.Struct, frozen=True, kw_only=True):
-    """The packet leaves by a link."""
+    """The next hop of a packet that leaves the node."""
 
     hop: NextHop
     header: Header
     unresolved: bool = False
-    """The link is not known: neither are the routes."""
+    """The routes are not known, so the link isn't either."""
 
 
 class TraversalExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How one way through the node comes out."""
+    """How one alternative leaves the node, or ends on it."""
 
     path: PartialPath
     header: Header
     end: PathEnd | None = None
     egress: Egress | None = None
-    """Exactly one of `end` and `out` is there."""
+    """Exactly one of `end` and `egress` is set."""
 
 
 class NodeTraversal:
-    """One packet on one node."""
+    """One packet on one node; call one of `received`, `bridged`, and `created`, once."""
 
     def __init__(
         self,
@@ -67,8 +67,16 @@ class NodeTraversal:
         undo: NatBinding | None = None,
         is_reply: bool = False,
     ) -> None:
-        """`own` are the node's addresses. `is_reply`: the packet is an answer; `answers` is what this node remembers of
-        the flow, if it rewrote it."""
+        """Prepare the traversal.
+
+        Args:
+            view: What is known of the node.
+            header: The packet.
+            name_of: Returns the owner of an address.
+            own: The node's addresses.
+            undo: For a reply: the rewriting on this node that has to be undone.
+            is_reply: The packet is a reply.
+        """
         self._view = view
         self._header = header
         self._undo = undo
@@ -87,15 +95,17 @@ class NodeTraversal:
     # ---- ways in ---------------------------------------------------------------------------------------------------
 
     def received(self, iif: str, steps: Steps = ()) -> list[TraversalExit]:
-        """In by a link."""
+        """Return the exits of a packet that comes in by a link."""
         start = self._hooks.start((*steps, *self._connection_told()))
         for path in self._hook(HookPoint("prerouting", iif=iif), [start]):
             self._routed_in(self._undo_destination(self._as_known(path)), iif)
         return self._exits
 
     def bridged(self, link: str, steps: Steps = ()) -> list[TraversalExit]:
-        """Over a bridge whose frames pass the hooks of IP (br_netfilter), without a routing decision. Whose destination
-        is rewritten is routed."""
+        """Return the exits of a bridged frame that passes the hooks of IP (br_netfilter).
+
+        It is routed only if its destination is rewritten.
+        """
         start = self._hooks.start((*steps, *self._connection_told()))
         for path in self._hook(HookPoint("prerouting", iif=link), [start]):
             path = self._as_known(path)
@@ -107,7 +117,7 @@ class NodeTraversal:
         return self._exits
 
     def created(self, steps: Steps = ()) -> list[TraversalExit]:
-        """Made here."""
+        """Return the exits of a packet that a process of the node sends."""
         asked = RouteQuery(
             destination=self._header.destination, source=self._header.source, iif="lo", mark=self._header.mark
         )
@@ -129,7 +139,7 @@ class NodeTraversal:
             self._again(path)
 
     def _sent_on(self, path: PartialPath, hop: NextHop | None) -> None:
-        """Behind output: routed again when a rule has changed what decides about it (ip_route_me_harder)."""
+        """Route again after output if a rule changed the destination or the mark (ip_route_me_harder)."""
         changed = path.branch.daddr != self._header.destination or path.branch.mark != self._header.mark
         ways: list[tuple[PartialPath, NextHop | None]] = [(path, hop)]
         if changed:
@@ -188,7 +198,7 @@ class NodeTraversal:
                 self._forward(one, iif, hop)
 
     def _ways(self, path: PartialPath, found: RouteDecision, iif: str) -> list[tuple[PartialPath, NextHop | None]]:
-        """What a look-up makes of a path: a next hop, or None for this node itself. Ends are put down."""
+        """Return the alternatives of a route lookup, each with its next hop, or None for the node itself; record those that end."""
         header = self._hooks.header(path, iif="" if iif == "lo" else iif)
         step = PathStep(stage=Stage.ROUTING, node=self._view.name, before=header, evidence=found.evidence)
         if found.kind == "local":
@@ -235,7 +245,7 @@ class NodeTraversal:
             self._again(one)
 
     def _again(self, path: PartialPath) -> None:
-        """What IPVS sends to another machine is routed, and begins output once more, without nat."""
+        """Route what IPVS sends to a real server; it passes output again, without nat."""
         for one, hop in self._ways(path, self._find(path, "lo"), "lo"):
             for out in self._hook(HookPoint("output", oif=hop.link if hop else "lo"), [one], nat=False):
                 self._out(out, hop or NextHop(link="lo"))
@@ -263,7 +273,7 @@ class NodeTraversal:
             self._exits.append(TraversalExit(path=one, header=header, egress=out))
 
     def _resolve_source(self, path: PartialPath, hop: NextHop) -> None:
-        """The address that masquerading takes: one of the outgoing link's, that of the next hop's network first."""
+        """Set the masquerade address: one of the outgoing link, preferably in the network of the next hop."""
         branch = path.branch
         if not branch.masquerade or branch.saddr:
             return
@@ -290,7 +300,7 @@ class NodeTraversal:
     # ---- connections -----------------------------------------------------------------------------------------------
 
     def _connection(self) -> TrackedConnection | None:
-        """The connection that the packet belongs to, when its source port was said and there is one."""
+        """Return the tracked connection of the packet, if its source port is known."""
         header, table = self._header, self._view.connections
         if table is None or header.source_port is None:
             return None
@@ -317,7 +327,7 @@ class NodeTraversal:
         return (self._step(Stage.CONNTRACK, what, verdict="new", evidence=tuple(each.text for each in alike[:4])),)
 
     def _as_known(self, path: PartialPath) -> PartialPath:
-        """The destination of a known connection."""
+        """Rewrite the destination as for the tracked connection."""
         known, branch = self._known, path.branch
         if known is None or (known.reply_source, known.reply_source_port) == (branch.daddr, branch.dport):
             return path
@@ -334,7 +344,7 @@ class NodeTraversal:
         return path
 
     def _undo_destination(self, path: PartialPath) -> PartialPath:
-        """An answer's destination, rewritten back to the sender that this node hid."""
+        """Rewrite the destination of a reply back to the sender that this node masqueraded."""
         held, branch = self._undo, path.branch
         if held is None or branch.daddr != held.after.source or held.after.source == held.before.source:
             return path
@@ -346,7 +356,7 @@ class NodeTraversal:
         return path.then(msgspec.structs.replace(step, before=before, after=self._hooks.header(path)))
 
     def _undo_source(self, path: PartialPath) -> PartialPath:
-        """An answer's source, rewritten back to the address that the sender asked for."""
+        """Rewrite the source of a reply back to the address that the sender asked."""
         held = self._undo
         if held is None:
             return path
@@ -385,7 +395,7 @@ class NodeTraversal:
 
 
 def hop_text(hop: NextHop) -> str:
-    """A next hop in words."""
+    """Return a next hop as text."""
     if not hop.link:
         return "somewhere: the routes are not known"
     return f"over {hop.link} by way of {hop.via}" if hop.via else f"over {hop.link}, straight to it"

@@ -1,6 +1,6 @@
-"""What is known of one network namespace, a node's or a pod's: rules, routes, neighbours, connections and settings.
+"""What is known of nodes and pods: rules, routes, neighbours, connections, and settings of each network namespace.
 
-Every part may be None: not known, which is not the same as empty. Addresses and networks are canonical text.
+Every part may be None: not known, which is different from empty. Addresses and networks are canonical text.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ class NodeLink(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     index: int = 0
     kind: str = ""
-    """`veth`, `bridge`, `vxlan`, `dummy`, …; empty for hardware, and where it is not known."""
+    """`veth`, `bridge`, `vxlan`, `dummy`, …; empty for hardware, and if not known."""
     up: bool = True
     mtu: int = 0
     """0: not known."""
     mac: str = ""
     master: str = ""
-    """The bridge that it is a port of."""
+    """The bridge of which it is a port."""
     peer_index: int = 0
-    """A veth's other end, by its number in the namespace there."""
+    """Index of the other end of a veth pair, in that end's namespace."""
     vxlan_id: int = 0
     vxlan_port: int = 0
     vxlan_local: str = ""
     vxlan_under: str = ""
-    """The link that a vxlan's packets leave by; empty: by the routes."""
+    """The link that sends the VXLAN's packets; empty: by routes."""
     bridge_calls_rules: bool = False
-    """Of a bridge: its own switch that lets frames pass IP's hooks (`nf_call_iptables`)."""
+    """The bridge's own `nf_call_iptables`: its frames pass the hooks of IP."""
     hairpin: bool | None = None
-    """Of a bridge's port: whether a packet may leave by the port that it came in by. None: not known."""
+    """A bridge port may send a frame back that came in by it; None: not known."""
 
 
 class LinkAddress(msgspec.Struct, frozen=True):
@@ -54,19 +54,19 @@ class LinkAddress(msgspec.Struct, frozen=True):
 
 
 class NextHop(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a route leads."""
+    """A next hop of a route."""
 
     link: str = ""
     via: str = ""
     weight: int = 1
-    """Of several, each gets its part of the flows."""
+    """The share of flows among several next hops."""
     onlink: bool = False
     dead: bool = False
-    """The link is down, so that the kernel passes over it."""
+    """The link is down, and the kernel skips the hop."""
 
 
 class NodeRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """One route."""
+    """A route."""
 
     destination: str
     """A network; `0.0.0.0/0` or `::/0` for the default."""
@@ -76,22 +76,22 @@ class NodeRoute(msgspec.Struct, frozen=True, kw_only=True):
     hops: tuple[NextHop, ...] = ()
     metric: int = 0
     source: str = ""
-    """The address that packets made here get."""
+    """The source address for packets created here."""
     mtu: int = 0
     protocol: str = ""
     scope: str = ""
     text: str = ""
-    """For people: as `ip route` prints it."""
+    """The route as `ip route` prints it."""
 
 
 class PolicyRule(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of `ip rule`: which table is asked for which packets."""
+    """A line of `ip rule`: which table is used for which packets."""
 
     family: IPFamily
     priority: int
     table: str = ""
     action: str = ""
-    """Empty: look in the table. Else `blackhole`, `unreachable`, `prohibit`, `nop`, `goto N`."""
+    """Empty: use the table. Otherwise `blackhole`, `unreachable`, `prohibit`, `nop`, `goto N`."""
     source: str = ""
     destination: str = ""
     iif: str = ""
@@ -100,14 +100,14 @@ class PolicyRule(msgspec.Struct, frozen=True, kw_only=True):
     mask: int = 0xFFFFFFFF
     negate: bool = False
     suppress_prefix: int = -1
-    """A route no longer than this does not count; -1: all count."""
+    """Routes with a prefix of this length or less are ignored; -1: none."""
     strange: str = ""
-    """A selector that is not understood, so that it is not known whether the rule holds."""
+    """A selector that isn't understood, so that it is not known whether the rule matches."""
     text: str = ""
 
 
 class NodeNeighbour(msgspec.Struct, frozen=True):
-    """Whose hardware address an address has on a link."""
+    """The link address of an IP address."""
 
     address: str
     link: str
@@ -117,29 +117,29 @@ class NodeNeighbour(msgspec.Struct, frozen=True):
 
 
 class FdbEntry(msgspec.Struct, frozen=True):
-    """Where a bridge or a VXLAN sends frames for a hardware address."""
+    """The port or VXLAN endpoint for a hardware address."""
 
     mac: str
     link: str
     remote: str = ""
-    """A VXLAN's far end."""
+    """The other end of a VXLAN."""
     master: str = ""
     state: str = ""
 
 
 class ListeningSocket(msgspec.Struct, frozen=True):
-    """A socket that takes connections, or datagrams."""
+    """A socket that accepts connections or datagrams."""
 
     protocol: str
     """`tcp` or `udp`."""
     address: str
-    """Empty: every one of its families."""
+    """Empty: every address of its families."""
     port: int
     families: tuple[IPFamily, ...]
 
 
 class TrackedConnection(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of `conntrack -L`."""
+    """An entry of the connection table, as `conntrack -L` prints it."""
 
     protocol: str
     source: str
@@ -151,43 +151,43 @@ class TrackedConnection(msgspec.Struct, frozen=True, kw_only=True):
     reply_source_port: int = 0
     reply_port: int = 0
     state: str = ""
-    """TCP's, else empty."""
+    """State of TCP, otherwise empty."""
     flags: tuple[str, ...] = ()
     """`UNREPLIED`, `ASSURED`, `OFFLOAD`."""
     mark: int = 0
     zone: int = 0
     seconds: int = 0
-    """Until it is forgotten."""
+    """Time until it expires."""
     text: str = ""
 
 
 class TrackedConnections(Shape):
-    """A connection table that is asked and need not be read whole."""
+    """A connection table that is searched without reading all of it."""
 
     def to(self, protocol: Protocol, address: str, port: int) -> tuple[TrackedConnection, ...]:
-        """The connections whose first packet went there."""
+        """Return the connections with this original destination."""
         ...
 
     def all(self) -> Iterator[TrackedConnection]:
-        """Each connection."""
+        """Yield all connections."""
         ...
 
     def replied_by(self, address: str) -> tuple[TrackedConnection, ...]:
-        """The connections that are answered from there."""
+        """Return the connections with this reply source."""
         ...
 
 
 class NodeRules(Shape):
-    """All rules of one family on a node."""
+    """All rules of one IP family on a node."""
 
     @property
     def ruleset(self) -> Ruleset:
-        """Tables of all tools."""
+        """The tables of all tools."""
         ...
 
     @property
     def objects(self) -> KernelObjects:
-        """ipsets and virtual servers."""
+        """ipsets and IPVS virtual servers."""
         ...
 
     @property
@@ -196,22 +196,24 @@ class NodeRules(Shape):
         ...
 
     def place(self, table: str, chain: str, rule: int, what: str = "") -> tuple[str, str]:
-        """Where a rule stood ("nat.txt:214"), counted from 0 in its chain, and its text; empty when that is not known. `what`,
-        the rule printed for people, tells it from that of a table of the same name."""
+        """Return position ("nat.txt:214") and text of a rule, both empty if not known.
+
+        `rule` is its number in the chain, from 0. `what`, the rule as text, distinguishes tables with the same name.
+        """
         ...
 
 
 class NodeView(msgspec.Struct, kw_only=True):
-    """What is known of one network namespace. Each part that is None is unknown; `absent` says why, by the part's name."""
+    """What is known of one network namespace; parts that are None are not known."""
 
     name: str = ""
-    """The node's, or `NAMESPACE/NAME` of a pod; empty when not known."""
+    """Name of the node, or `NAMESPACE/NAME` of a pod; empty if not known."""
     origin: str = ""
-    """`bundle node-1.tgz`, `live`, `rules nat.txt`: where it was read."""
+    """What it was read from: `bundle node-1.tgz`, `live`, `rules nat.txt`."""
     rules: Mapping[IPFamily, NodeRules] | None = None
-    """Base chains of nft and of both flavours of iptables, beside each other, with ipsets and IPVS."""
+    """Base chains of nft and of both variants of iptables, with ipsets and IPVS."""
     partial: tuple[str, ...] = ()
-    """Rules that could not be taken ("rules/nft.txt: …"), each one a reason for doubt."""
+    """Rules that could not be read ("rules/nft.txt: …"); each one makes the result less certain."""
     links: tuple[NodeLink, ...] | None = None
     addresses: tuple[LinkAddress, ...] | None = None
     routes: tuple[NodeRoute, ...] | None = None
@@ -221,24 +223,24 @@ class NodeView(msgspec.Struct, kw_only=True):
     listeners: tuple[ListeningSocket, ...] | None = None
     connections: TrackedConnections | None = None
     sysctls: Mapping[str, str] | None = None
-    """By their names with dots (`net.ipv4.conf.eth0.rp_filter` has the interface's own dots as `/`)."""
+    """By dotted name; dots in names of interfaces are written as `/`."""
     absent: Mapping[str, str] = {}
-    """Why a part is None: by the field's name."""
+    """Why a part is None, by field name."""
     facts: Mapping[str, str] = {}
-    """`kernel`, `iptables`, `nft`, …: versions, for people."""
+    """Versions: `kernel`, `iptables`, `nft`, …."""
     pods: Mapping[str, NodeView] = {}
-    """The namespaces of pods on this node that could be looked into, by `NAMESPACE/NAME`."""
+    """The network namespaces of pods on this node, as far as they are known, by `NAMESPACE/NAME`."""
 
     def link(self, name: str) -> NodeLink | None:
-        """A link by its name."""
+        """Return a link by name."""
         return next((link for link in self.links or () if link.name == name), None)
 
     def own(self, address: str) -> LinkAddress | None:
-        """The node's own address, if it is one."""
+        """Return the node's own address, if it is one."""
         return next((each for each in self.addresses or () if each.address == address), None)
 
     def sysctl(self, name: str) -> str | None:
-        """A setting, None when it is not known."""
+        """Return a setting; None if not known."""
         return None if self.sysctls is None else self.sysctls.get(name)
 
 
@@ -247,7 +249,7 @@ def _no_name(_address: str) -> str:
 
 
 class ClusterMap:
-    """Finds the node, link and neighbour of an address."""
+    """All views of a cluster; finds the node, link, and neighbour of an address."""
 
     def __init__(
         self,
@@ -257,38 +259,41 @@ class ClusterMap:
         node_of: Callable[[str], str] = _no_name,
         node_addresses: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        """`name_of` says what an address is, `node_of` on which node it is; `node_addresses` are those of Node objects."""
+        """Index the views.
+
+        `name_of` returns the owner of an address, `node_of` the node it is on; `node_addresses` are those of Node objects.
+        """
         self.views = tuple(views)
         self.name_of = name_of
         self.node_of = node_of
         self._of_objects = dict(node_addresses or {})
 
     def view(self, name: str) -> NodeView | None:
-        """A node's view by the node's name; the only one there is when that has no name."""
+        """Return a view by the node's name; the only view if it has no name."""
         found = next((view for view in self.views if view.name == name), None)
         if found is None and len(self.views) == 1 and not self.views[0].name:
             return self.views[0]
         return found
 
     def own(self, view: NodeView) -> tuple[str, ...]:
-        """A node's addresses: what its kernel says, else what its Node object says. Without loopback."""
+        """Return a node's addresses without loopback: from its kernel if known, otherwise from its Node object."""
         if view.addresses is not None:
             found = (each.address for each in view.addresses)
             return tuple(ip for ip in found if not contains(family_of(ip).loopback, ip))
         return self._of_objects.get(view.name, ())
 
     def holder(self, address: str, besides: NodeView | None = None) -> NodeView | None:
-        """The node that has an address."""
+        """Return the node that has an address."""
         return next((view for view in self.views if view is not besides and address in self.own(view)), None)
 
     def node_named(self, address: str) -> str:
-        """The name of the node that an address is on or belongs to; empty when nobody knows."""
+        """Return the name of the node that an address is on or belongs to; empty if not known."""
         held = next((name for name, own in self._of_objects.items() if address in own), "")
         return held or self.node_of(address)
 
     @staticmethod
     def link_towards(view: NodeView, address: str) -> LinkAddress | None:
-        """The node's own address in whose network another one is."""
+        """Return the node's own address whose network contains another address."""
         fitting = [
             own
             for own in view.addresses or ()
@@ -300,12 +305,12 @@ class ClusterMap:
 
     @staticmethod
     def neighbour(view: NodeView, address: str, link: str) -> NodeNeighbour | None:
-        """Whose hardware address an address has, as the node knows it."""
+        """Return the node's neighbour entry for an address on a link."""
         return next((each for each in view.neighbours or () if each.address == address and each.link == link), None)
 
     @staticmethod
     def forwarding(view: NodeView, mac: str, link: str) -> FdbEntry | None:
-        """Where a VXLAN sends a hardware address's frames: its own entry, else that for all."""
+        """Return the VXLAN's forwarding entry for a hardware address: its own, or the default."""
         held = [each for each in view.fdb or () if each.link == link and each.remote]
         return next((each for each in held if each.mac == mac), None) or next(
             (each for each in held if each.mac == "00:00:00:00:00:00"), None
@@ -313,7 +318,7 @@ class ClusterMap:
 
     @staticmethod
     def port(view: NodeView, mac: str, bridge: str) -> NodeLink | None:
-        """The bridge's port behind which a hardware address is."""
+        """Return the bridge port behind which a hardware address is."""
         entry = next(
             (e for e in view.fdb or () if e.mac == mac and e.master == bridge and e.state != "permanent"), None
         )
@@ -321,7 +326,7 @@ class ClusterMap:
 
 
 def bridge_calls_rules(view: NodeView, bridge: str, ip_version: int = 4) -> bool | None:
-    """Whether frames over a bridge pass IP's hooks (br_netfilter); None: not known."""
+    """Return True if frames over a bridge pass the hooks of IP (br_netfilter); None if not known."""
     if view.sysctls is None:
         return None
     name = "net.bridge.bridge-nf-call-ip" + ("6" if ip_version == 6 else "") + "tables"

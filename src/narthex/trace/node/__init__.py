@@ -1,1 +1,1 @@
-"""What a node's tools printed, as a `NodeView`: single files and bundles."""
+"""Parsers of what a node's tools print: single files and bundles become a `NodeView`. Pure."""

@@ -1,6 +1,7 @@
-"""What a node bundle holds: which file, made by which program, read as what. docs/reference/bundle.md tells it to people.
+"""The layout of a node bundle: its files, the programs that print them, and a script that takes the same.
 
-A bundle is a tar, mostly packed with gzip. `TABLE_FILE` says of each part how it was made, or why it is not there.
+A bundle is a tar, usually compressed with gzip; `TABLE_FILE` says how each part was taken or why it is missing.
+docs/reference/bundle.md describes it.
 """
 
 from __future__ import annotations
@@ -10,27 +11,28 @@ from typing import Literal
 import msgspec
 
 FORMAT = 1
-"""Of the layout; a part that is added does not change it."""
+"""Version of the layout; additional parts don't change it."""
 ROOT = "narthex-bundle"
-"""The one directory in the tar."""
+"""The only directory in the tar."""
 TABLE_FILE = "manifest.tsv"
-"""Lines of status, path, command and remark, joined by tabs; the first is `format`, FORMAT, the node's name, who wrote it."""
+"""Lines of status, path, command, and remark, separated by tabs; the first has `format`, FORMAT, node name, and writer.
+"""
 
 TAKEN, ABSENT, FAILED = "taken", "absent", "failed"
-"""Statuses: the part is there; the program is not installed; it ended with an error, and the remark holds what it said."""
+"""Statuses: the part is there; its program isn't installed; its program failed, with its message as remark."""
 
 
 class BundlePart(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a bundle and the program that prints it."""
+    """A file of a bundle and the program that prints it."""
 
     path: str
     command: tuple[str, ...]
     unless: tuple[str, ...] = ()
-    """Not taken when one of these parts was."""
+    """Not taken if one of these parts was."""
     needs: str = ""
-    """A file without which the kernel has nothing to tell; asking all the same would load a module into it."""
+    """A file without which the kernel has nothing to report; running the program would load a kernel module."""
     root: bool = True
-    """Whether it takes root."""
+    """The program needs root."""
 
 
 SETTINGS = (
@@ -40,7 +42,7 @@ SETTINGS = (
     r"|netfilter\.nf_conntrack_(max|count|buckets|tcp_be_liberal|tcp_timeout_established|udp_timeout|udp_timeout_stream)"
     r"|nf_conntrack_max)$"
 )
-"""Settings that decide about packets. The others are left out: some are secrets (`stable_secret`, `tcp_fastopen_key`)."""
+"""Settings that affect packets. Others are left out; some are secrets (`stable_secret`, `tcp_fastopen_key`)."""
 
 _FLAVOURS = {
     4: ("rules/iptables-nft.txt", "rules/iptables-legacy.txt"),
@@ -81,7 +83,7 @@ PARTS = (
 """In the order in which they are taken."""
 
 CNI_FILE = "about/cni.txt"
-"""Names of the files in CNI_DIRECTORY, and the plugin types in them; nothing else of what they hold."""
+"""Names of the files in CNI_DIRECTORY and the types of their plugins, and nothing else from them."""
 CNI_DIRECTORY = "/etc/cni/net.d"
 
 OBJECTS = {
@@ -91,12 +93,13 @@ OBJECTS = {
     "objects/pods.json": "pods",
     "objects/networkpolicies.json": "networkpolicies",
 }
-"""Kubernetes lists, when a kubeconfig is there. Of a pod: names, node, addresses, ports, conditions; never environment,
-volumes or annotations."""
+"""Kubernetes lists, if a kubeconfig is given. Of pods: names, node, addresses, ports, conditions; never environment, volumes, or
+annotations.
+"""
 
 
 class PartStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one part."""
+    """How taking one part went."""
 
     path: str
     status: str
@@ -106,7 +109,7 @@ class PartStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BundleManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A bundle's own account of itself."""
+    """A bundle's table of contents."""
 
     node: str
     writer: str
@@ -120,14 +123,14 @@ class BundleDocument(BundleManifest, frozen=True, kw_only=True, tag_field="kind"
 
 
 def table_text(table: BundleManifest) -> str:
-    """The account as TABLE_FILE."""
+    """Return the manifest as TABLE_FILE."""
     lines = [("format", str(FORMAT), table.node, table.writer)]
     lines += [(part.status, part.path, part.command, part.remark) for part in table.parts]
     return "".join("\t".join(" ".join(word.split()) for word in line) + "\n" for line in lines)
 
 
 def read_table(text: str) -> BundleManifest:
-    """The account of a bundle. Raises ValueError for one of a later format, or none."""
+    """Return the manifest of a bundle. Raises ValueError for a later format, or none."""
     rows = [line.split("\t") for line in text.splitlines() if line.strip()]
     if not rows or rows[0][0] != "format" or len(rows[0]) < 2:
         raise ValueError(f"{TABLE_FILE} does not begin with the bundle's format")
@@ -210,7 +213,7 @@ tar -C "$work" -cf - @ROOT@ | gzip -c
 
 
 def script() -> str:
-    """The script's text, for any POSIX shell."""
+    """Return a script for any POSIX shell that takes a bundle."""
     lines = [_HEAD]
     for part in PARTS:
         if part.path == "net/sysctls.txt":

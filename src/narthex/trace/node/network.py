@@ -1,4 +1,6 @@
-"""Links, addresses, neighbours and forwarding tables, from `ip -j` and `bridge -j`."""
+"""Links, addresses, neighbours, forwarding entries, listening sockets, and connections, from `ip -j`, `bridge -j`, `ss`, and
+`conntrack`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from narthex.trace.follow.views import (
 
 
 def links_of(data: Any) -> tuple[NodeLink, ...]:
-    """From the JSON of `ip -j -d link show`."""
+    """Read the JSON of `ip -j -d link show`."""
     return tuple(_link(entry) for entry in data if entry.get("ifname"))
 
 
@@ -47,7 +49,7 @@ def _link(entry: dict[str, Any]) -> NodeLink:
 
 
 def addresses_of(data: Any) -> tuple[LinkAddress, ...]:
-    """From the JSON of `ip -j addr show`. Raises ValueError."""
+    """Read the JSON of `ip -j addr show`. Raises ValueError."""
     return tuple(
         LinkAddress(
             address(held["local"]), int(held["prefixlen"]), str(entry["ifname"]), str(held.get("scope", "global"))
@@ -59,7 +61,7 @@ def addresses_of(data: Any) -> tuple[LinkAddress, ...]:
 
 
 def neighbours_of(data: Any) -> tuple[NodeNeighbour, ...]:
-    """From the JSON of `ip -j neigh show`. Raises ValueError."""
+    """Read the JSON of `ip -j neigh show`. Raises ValueError."""
     return tuple(
         NodeNeighbour(
             address(entry["dst"]), str(entry["dev"]), str(entry.get("lladdr", "")), " ".join(entry.get("state", ()))
@@ -70,7 +72,7 @@ def neighbours_of(data: Any) -> tuple[NodeNeighbour, ...]:
 
 
 def fdb_of(data: Any) -> tuple[FdbEntry, ...]:
-    """From the JSON of `bridge -j fdb show`; entries for multicast are left out."""
+    """Read the JSON of `bridge -j fdb show`, without multicast entries."""
     return tuple(
         FdbEntry(
             str(entry["mac"]),
@@ -89,7 +91,7 @@ _MAPPED = "::ffff:"
 
 
 def listeners_of(text: str) -> tuple[ListeningSocket, ...]:
-    """One for each line that is understood: protocol, state, two queues, own address and port."""
+    """Read the lines of `ss -H -l -n -t -u`: protocol, state, two queues, own address and port."""
     found = []
     for line in text.splitlines():
         words = line.split()
@@ -124,7 +126,10 @@ _STATE = re.compile(r"^(?:ipv[46]\s+\d+\s+)?\w+\s+\d+\s+(?:(\d+)\s+)?(?:([A-Z_0-
 
 
 class ConntrackListing:
-    """A text of `conntrack -L`, in the form of `narthex.trace.follow.views.Connections`."""
+    """The output of `conntrack -L`, as `TrackedConnections`.
+
+    It is searched without parsing all of it: busy nodes have a million lines.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -133,7 +138,7 @@ class ConntrackListing:
         return sum(1 for _ in LINE.finditer(self._text))
 
     def to(self, protocol: Protocol, address: str, port: int) -> tuple[TrackedConnection, ...]:
-        """The connections whose first packet went there; port 0: to any."""
+        """Return the connections with this original destination; port 0 stands for any."""
         want = f"dst={address} "
         return tuple(
             each
@@ -142,11 +147,11 @@ class ConntrackListing:
         )
 
     def replied_by(self, address: str) -> tuple[TrackedConnection, ...]:
-        """The connections that are answered from there."""
+        """Return the connections with this reply source."""
         return tuple(each for each in self._holding(f"src={address} ") if each.reply_source == address)
 
     def all(self) -> Iterator[TrackedConnection]:
-        """Each connection."""
+        """Yield all connections."""
         for line in self._text.splitlines():
             found = read_line(line)
             if found is not None:
@@ -165,7 +170,7 @@ class ConntrackListing:
 
 
 def read_line(line: str) -> TrackedConnection | None:
-    """One line; None when it is no connection."""
+    """Parse one line; return None if it is no connection."""
     kind = LINE.match(line)
     words = _WORD.findall(line)
     sides = [index for index, (key, _) in enumerate(words) if key == "src"]

@@ -1,4 +1,4 @@
-"""Routes and policy rules, from `ip -j`, `ip route`, `ip rule` and `route -n`."""
+"""Routes and policy rules, from `ip -j`, `ip route`, `ip rule`, and `route -n`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KNOWN = {"priority", "src", "srclen", "dst", "dstlen", "iif", "oif", "fwmark", 
 
 
 def routes_of(data: Any, family: IPFamily) -> tuple[NodeRoute, ...]:
-    """From the JSON of `ip -j -4 route show table all`. Raises ValueError."""
+    """Read the JSON of `ip -j -4 route show table all`. Raises ValueError."""
     return _siblings([_route(entry, family) for entry in data])
 
 
@@ -86,7 +86,7 @@ def _told_hop(entry: dict[str, Any]) -> list[str]:
 
 
 def _siblings(routes: list[NodeRoute]) -> tuple[NodeRoute, ...]:
-    """Routes that stand in several lines though they are one: IPv6 prints each next hop of it alone."""
+    """Join routes that are printed in several lines: IPv6 prints each next hop separately."""
     found: dict[tuple[str, str, int, str], NodeRoute] = {}
     order: list[tuple[str, str, int, str]] = []
     for number, route in enumerate(routes):
@@ -111,7 +111,7 @@ def _network(text: str, family: IPFamily) -> str:
 
 
 def policies_of(data: Any, family: IPFamily) -> tuple[PolicyRule, ...]:
-    """From the JSON of `ip -j -4 rule show`. Raises ValueError."""
+    """Read the JSON of `ip -j -4 rule show`. Raises ValueError."""
     return tuple(_policy(entry, family) for entry in data)
 
 
@@ -157,12 +157,12 @@ ROUTE_LINE = re.compile(
 
 
 def route_lines(text: str) -> tuple[NodeRoute, ...]:
-    """Every route in a text that may hold other things: lines of `ip route` and `route -n`."""
+    """Return all routes in a text with lines of `ip route`, `route -n`, and anything else."""
     return _siblings([route for line in _joined(text) if (route := route_line(line)) is not None])
 
 
 def _joined(text: str) -> Iterator[str]:
-    """Lines, those that begin with `nexthop` put behind the one before."""
+    """Yield lines, with `nexthop` lines appended to the line before."""
     held = ""
     for line in text.splitlines():
         if re.match(r"\s+nexthop\s", line):
@@ -176,7 +176,7 @@ def _joined(text: str) -> Iterator[str]:
 
 
 def route_line(line: str) -> NodeRoute | None:
-    """One line of `ip route` or `route -n`; None when it is neither."""
+    """Parse a line of `ip route` or `route -n`; return None if it is neither."""
     old = _ROUTE_N.match(line)
     try:
         if old:
@@ -247,7 +247,7 @@ def _options(words: list[str]) -> dict[str, str]:
 
 
 def policy_lines(text: str) -> tuple[PolicyRule, ...]:
-    """Every line of `ip rule` in a text, taken for IPv4's. Raises ValueError."""
+    """Return all lines of `ip rule` in a text, assumed to be for IPv4. Raises ValueError."""
     return tuple(
         _policy_line(match[1], match[2]) for match in re.finditer(r"^(\d+):\s+((?:not )?from .*)$", text, re.M)
     )
@@ -279,5 +279,5 @@ def _policy_word(word: str, value: str) -> dict[str, Any]:
 
 
 def of_family(routes: Iterable[NodeRoute], family: IPFamily) -> tuple[NodeRoute, ...]:
-    """Those of one family."""
+    """Return the routes of one IP family."""
     return tuple(route for route in routes if family_of(route.destination) is family)

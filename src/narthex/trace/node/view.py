@@ -1,4 +1,4 @@
-"""A `NodeView` from what the node's tools printed: the parts of a bundle, or single files whose kind their text tells."""
+"""A `NodeView` from the output of a node's tools: the parts of a bundle, or single files that are recognized by their text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FACTS = {"kernel": "about/kernel.txt", "iptables": "about/iptables.txt", "nft":
 
 
 def view_of_bundle(parts: Mapping[str, str], table: BundleManifest, origin: str) -> NodeView:
-    """A bundle's view. A part that cannot be read counts as absent, with the reason."""
+    """Return the view of a bundle. A part that can't be read counts as absent, with the reason."""
     reader = _Reader(parts, {taken.path: taken.remark for taken in table.parts if taken.status != TAKEN})
     texts = [(path, text) for path, text in parts.items() if path.startswith(_RULES) and path not in _NOT_WALKED]
     # Several flavours may be installed without either having a rule; a tool that failed is another matter.
@@ -60,7 +60,7 @@ def view_of_bundle(parts: Mapping[str, str], table: BundleManifest, origin: str)
 
 
 class _Reader:
-    """Reads parts, and remembers why one is not there."""
+    """Reads parts, and records why a part is missing."""
 
     def __init__(self, parts: Mapping[str, str], why: dict[str, str]) -> None:
         self._parts = parts
@@ -68,7 +68,7 @@ class _Reader:
         self.absent: dict[str, str] = {}
 
     def one(self, field: str, path: str, read: Callable[[Any], T]) -> T | None:
-        """One part; None, and the reason kept, when it is not there or not readable."""
+        """Read one part; if it is missing or not readable, record the reason and return None."""
         if path not in self._parts:
             self.absent[field] = self.why.get(path) or "not in the bundle"
             return None
@@ -79,7 +79,7 @@ class _Reader:
             return None
 
     def both(self, field: str, path: str, read: Callable[..., tuple[T, ...]]) -> tuple[T, ...] | None:
-        """A part that each family has."""
+        """Read a part that exists for both IP families."""
         found: list[T] = []
         for family in FAMILIES:
             one = self.one(field, path.format(family.value), partial(read, family=family))
@@ -91,7 +91,7 @@ class _Reader:
 
 
 def settings_of(text: str) -> dict[str, str]:
-    """What `sysctl -a` prints, by name."""
+    """Read the output of `sysctl -a`, by name."""
     found = {}
     for line in text.splitlines():
         name, equals, value = line.partition("=")
@@ -114,7 +114,7 @@ _KEYS: tuple[tuple[str, str], ...] = (
 
 
 def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
-    """A view from pairs of a file's name and its text. Raises DumpError for a text of no kind that is known."""
+    """Return the view of (file name, text) pairs. Raises DumpError for a text that isn't recognized."""
     view = NodeView(name=name, origin="rules " + " ".join(file for file, _ in files))
     rules: list[dump.Dump] = []
     for file, text in files:
@@ -134,8 +134,7 @@ def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
 
 
 def _other_than_rules(view: NodeView, text: str) -> bool:
-    """Take what a text has beside rules into the view: an article or a bug report may have all of it. Says whether it has
-    anything."""
+    """Add everything in a text but rules to the view, since a bug report may contain all of it; return True if there was any."""
     if text.lstrip().startswith("[") and _json(view, text):
         return True
     text = _without_rules(text)
@@ -151,7 +150,7 @@ def _other_than_rules(view: NodeView, text: str) -> bool:
 
 
 def _without_rules(text: str) -> str:
-    """The text without lines that can only be rules: a dump has 200,000 of them, and each would be asked for all else."""
+    """Return the text without lines that can only be rules, of which a dump has up to 200,000."""
     return "\n".join(
         line
         for line in text.split("\n")
@@ -202,11 +201,11 @@ def _family(entries: Iterable[dict[str, Any]]) -> IPFamily:
 
 
 Texts = Sequence[tuple[str, str]]
-"""Names, for messages, and what a tool printed."""
+"""Names, for messages, and the output of tools."""
 
 
 class DumpedRules:
-    """The rules of one family, in the form of `narthex.trace.follow.views.Rules`."""
+    """The rules of one IP family in dumps, as `NodeRules`."""
 
     def __init__(self, held: dump.Dump, family: IPFamily) -> None:
         rules = held.for_family(family)
@@ -216,8 +215,10 @@ class DumpedRules:
         self._dump = held
 
     def place(self, table: str, chain: str, rule: int, what: str = "") -> tuple[str, str]:
-        """Where a rule stood ("nat.txt:214"), and its text; empty when that is not known. iptables-legacy and iptables-nft may
-        both have the chain: `what`, the rule printed for people, tells which is meant."""
+        """Return position ("nat.txt:214") and text of a rule, both empty if not known.
+
+        Both iptables-legacy and iptables-nft may have the chain; `what`, the rule as text, tells them apart.
+        """
         having = [each for each in self.ruleset.tables if each.name == table and chain in each.chains]
         if not having:
             return "", ""
@@ -232,10 +233,10 @@ def _printed(chain: Chain, rule: int) -> str:
 
 
 class RulesByFamily(Mapping[IPFamily, DumpedRules]):
-    """Rules by family, read when they are asked for: a dump of 200,000 rules has one family in most cases."""
+    """Rules by IP family, read on demand: a dump of 200,000 rules usually has one family."""
 
     def __init__(self, texts: Texts = (), dumps: Sequence[dump.Dump] = ()) -> None:
-        """Of texts that are read when they are needed, or of dumps that were read."""
+        """Take texts that are read on demand, or dumps that have been read."""
         self._texts = [(name, text) for name, text in texts if _says_something(text)]
         self._dump: dump.Dump | None = dump.merge_dumps(dumps) if dumps else None
         self._held: dict[IPFamily, DumpedRules] = {}
@@ -255,12 +256,12 @@ class RulesByFamily(Mapping[IPFamily, DumpedRules]):
 
 
 def _rules_family(name: str) -> IPFamily | None:
-    """What a bundle's file names tell; the rules themselves need not."""
+    """Return the IP family by the name of a bundle's file."""
     if name.startswith("rules/ip6tables"):
         return IPFamily.IPV6
     return IPFamily.IPV4 if name.startswith("rules/iptables") else None
 
 
 def _says_something(text: str) -> bool:
-    """Whether a text has more than comments: a tool without rules prints nothing, or a heading."""
+    """Return True if a text has more than comments: a tool without rules prints nothing, or a heading."""
     return any(line.strip() and not line.startswith("#") for line in text.split("\n"))

@@ -1,1 +1,1 @@
-"""Paths over what nodes really have: trace, check, top, diff and bundles. Wiring only."""
+"""Reading the inputs of trace, check, top, diff, and migrate, taking bundles, and probing the kernel."""

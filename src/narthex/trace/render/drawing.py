@@ -1,7 +1,7 @@
-"""A journey as what can be drawn: boxes in areas, lanes that part, and a bound on how much of it there is.
+"""The layout of a path as a drawing: boxes in areas, lanes that split, and limits on their number.
 
-All renderers draw this and decide nothing of their own. What is left out for its length is counted where it was. No text
-is escaped here: that is for who knows the form.
+All picture formats draw this and decide nothing themselves. What is left out for its size is counted where it was. No text is
+escaped here; each format escapes for itself.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from narthex.proxy.plan.show import visible
 from narthex.trace.model import Fate, Header, PacketPath, PathBranch, PathEnd, PathStep, Stage, fraction_text
 
 MOST_ROWS = 12
-"""In one box; more are folded."""
+"""In one box; the rest is folded."""
 MOST_LANES = 8
-"""At one parting."""
+"""At one split."""
 MOST_BOXES = 160
 """In one drawing."""
 _MOST_NEAR = 3
@@ -33,7 +33,7 @@ GOOD = frozenset({Fate.DELIVERED, Fate.LEAVES})
 
 
 class BoxRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line in a box."""
+    """A line in a box."""
 
     text: str
     where: str = ""
@@ -41,44 +41,44 @@ class BoxRow(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str = ""
     note: str = ""
     faded: bool = False
-    """Nearly met, or left out."""
+    """A near miss, or a placeholder for what is left out."""
 
 
 class StageBox(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps of one stage, one after the other."""
+    """Consecutive steps of one stage."""
 
     stage: str
     rows: tuple[BoxRow, ...]
     change: str = ""
-    """What becomes of the packet: "10.96.0.10:80 becomes 10.244.0.5:8080"."""
+    """What changes in the header: "10.96.0.10:80 becomes 10.244.0.5:8080"."""
 
 
 class NamespaceArea(msgspec.Struct, frozen=True, kw_only=True):
-    """A network namespace, and the boxes that the packet meets in it before it goes on."""
+    """A network namespace, with the boxes of consecutive steps in it."""
 
     title: str
     boxes: tuple[StageBox, ...]
 
 
 class BranchLane(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the way without parting, and what follows."""
+    """A branch up to its end or split, and the lanes that follow."""
 
     label: str = ""
-    """How likely it is, given that the packet came to the parting; empty for the trunk."""
+    """Its probability at the split; empty for the trunk."""
     areas: tuple[NamespaceArea, ...] = ()
     lanes: tuple[BranchLane, ...] = ()
     folded: str = ""
-    """What stands for further lanes."""
+    """A text that stands for further lanes."""
     end: str = ""
     fate: Fate | None = None
     taken: bool = True
-    """False: drawn faded, for another lane is what is being explained."""
+    """False: drawn faded, because another lane is explained."""
     reply: tuple[NamespaceArea, ...] = ()
     reply_end: str = ""
 
 
 class Drawing(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """The complete layout."""
 
     title: str
     lines: tuple[tuple[str, str], ...]
@@ -89,7 +89,10 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(journey: PacketPath) -> Drawing:
-    """Lay a journey out. A way that fails is drawn whole and the others beside it faded; else the likeliest is whole."""
+    """Return the layout of a path.
+
+    A failing branch is drawn completely and the others next to it faded; if none fails, the most probable branch is complete.
+    """
     chosen = _chosen(journey.tree)
     trunk = _Layout(journey.tree, chosen).lane(journey.tree, "", chosen is not None)
     lines = [("from", _party(journey.source.address, journey.source.name))]
@@ -124,19 +127,19 @@ def _result(journey: PacketPath, failing: Fraction) -> str:
 
 
 def verdict(drawing: Drawing, fails: bool) -> tuple[str, str]:
-    """What becomes of the packet, and `good`, `bad` or `doubt`. `fails`: something else is wrong with the path."""
+    """Return the result, and `good`, `bad` or `doubt`. `fails`: a cause was found that affects the path."""
     if drawing.good and fails:
         return f"{drawing.result}, and yet it fails", "bad"
     return drawing.result, "good" if drawing.good else "doubt" if drawing.result == "not known" else "bad"
 
 
 def percent(chance: Fraction) -> str:
-    """`33.3 % (1/3)`."""
+    """Return a probability as `33.3 % (1/3)`."""
     return f"{float(chance) * 100:.3g} % ({fraction_text(chance)})"
 
 
 def _chosen(way: PathBranch) -> frozenset[int] | None:
-    """The identities of the ways from the top to the leaf that is drawn whole; None when all are equally good."""
+    """Return the ids of the branches from the top to the end that is drawn completely."""
     found: list[tuple[bool, Fraction, tuple[int, ...]]] = []
 
     def visit(each: PathBranch, probability: Fraction, path: tuple[int, ...]) -> None:
@@ -159,7 +162,7 @@ class _Layout:
         self._boxes_left = MOST_BOXES
 
     def lane(self, way: PathBranch, label: str, whole: bool) -> BranchLane:
-        """A way with all below it. `whole`: with its steps, else only how it ends."""
+        """Return a branch with everything below it; unless `whole`, only how it ends."""
         areas = self._areas(way.steps) if whole else ()
         shown = self._shown(way.branches) if whole else ()
         lanes = [self.lane(each, percent(each.probability), whole and id(each) in self._chosen) for each in shown]
@@ -185,7 +188,7 @@ class _Layout:
         )
 
     def _shown(self, ways: Sequence[PathBranch]) -> list[PathBranch]:
-        """The chosen one is always among them."""
+        """Return the branches to draw; the chosen one is always among them."""
         first = list(ways[:MOST_LANES])
         chosen = [each for each in ways if id(each) in self._chosen]
         return first if all(each in first for each in chosen) else [*first[:-1], *chosen]
@@ -254,7 +257,7 @@ def _row(step: PathStep) -> BoxRow:
 
 
 def _change(steps: Sequence[PathStep]) -> str:
-    """What the steps together make of the packet's addresses."""
+    """Return what the steps together change in the header."""
     befores = [step.before for step in steps if step.before is not None]
     afters = [step.after for step in steps if step.after is not None]
     if not befores or not afters:
@@ -275,7 +278,7 @@ def _to(header: Header) -> str:
 
 
 def end_text(end: PathEnd) -> str:
-    """How a way ends, on one line."""
+    """Return how a branch ends, in one line."""
     to = (join_port(end.address, end.port) if end.port else end.address) if end.address else ""
     words = {
         Fate.DELIVERED: f"delivered to {to}" if to else "delivered",
@@ -314,7 +317,7 @@ def _ends(way: PathBranch) -> Iterator[PathEnd]:
 
 
 def _summary(ways: Sequence[PathBranch]) -> str:
-    """How several ways end, without the rest."""
+    """Return how several branches end."""
     ends = [end_text(end) for way in ways for end in _ends(way)]
     told = list(dict.fromkeys(ends))
     return "; ".join(told[:3]) + (f"; and {len(told) - 3} other ends" if len(told) > 3 else "")
@@ -325,6 +328,6 @@ def _party(address: str, name: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Bounded, and without what moves a cursor or is no character of XML."""
+    """Return the text with a limited length, without control characters or characters that XML forbids."""
     text = visible(" ".join(text[: 4 * _LONGEST].split()))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,4 +1,4 @@
-"""A journey as a graph for other programs to lay out: Graphviz' dot, and Mermaid, which many trackers draw in a ticket."""
+"""A path as a graph for other programs to lay out: Graphviz dot, and Mermaid, which many issue trackers render."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Node(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     lines: tuple[str, ...]
     kind: str = "box"
-    """`box`, or an end's: `good`, `bad`, `doubt`, `folded`."""
+    """`box`, or the kind of an end: `good`, `bad`, `doubt`, `folded`."""
     area: int = -1
     faded: bool = False
 
@@ -78,7 +78,7 @@ def _lines(box: StageBox) -> tuple[str, ...]:
 
 
 def _told(row: BoxRow) -> str:
-    """A rule by its chain and what it does: its text is too long for a graph's node."""
+    """Return a rule by its chain and its effect: its text is too long for a node of a graph."""
     what = row.where or row.text
     return f"{what} → {row.verdict}" if row.verdict else f"{row.where}: {row.text}" if row.where else row.text
 
@@ -105,7 +105,7 @@ _DOT_KINDS = {
 
 
 def dot(drawing: Drawing) -> str:
-    """For `dot -Tsvg`, ending with a newline."""
+    """Return the graph for `dot -Tsvg`, ending with a newline."""
     graph = _Graph(drawing)
     lines = ["digraph way {", "  rankdir=TB", '  node [shape=box fontname="sans-serif" fontsize=10]']
     lines.append('  edge [fontname="sans-serif" fontsize=9]')
@@ -145,7 +145,7 @@ _MERMAID_CLASSES = """\
 
 
 def mermaid(drawing: Drawing) -> str:
-    """For a ```mermaid block, ending with a newline."""
+    """Return the graph for a mermaid block, ending with a newline."""
     graph = _Graph(drawing)
     lines = ["flowchart TD"]
     for number, (title, nodes) in enumerate(_inside(graph)):
@@ -173,5 +173,5 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 def _mermaid_text(text: str) -> str:
-    """Mermaid takes numbered entities without their ampersand; what is not plainly harmless becomes one."""
+    """Escape a label: Mermaid takes numbered entities without their ampersand."""
     return "".join(c if c in _PLAIN else f"#{ord(c)};" for c in text)

@@ -1,7 +1,7 @@
-"""A journey as one HTML page that needs nothing beside itself: no script, no font, no picture from elsewhere.
+"""A path as one self-contained HTML page: no scripts, no fonts, no external pictures.
 
-What matters comes first: what becomes of the packet, and why not. Below it the picture, and everything else folded away.
-The page is well-formed XML, too. All text goes through an XML tree, so nothing that a stranger wrote becomes markup.
+The result and its causes come first, then the picture; everything else is folded. The page is also well-formed XML. All text goes
+through an XML tree, so that untrusted text can't become markup.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from narthex.trace.render import svg as render_svg
 from narthex.trace.render.drawing import Drawing, draw, percent, verdict
 
 MOST_LEAVES = 20
-"""Ways that are told step by step; the others only by their ends."""
+"""Alternatives that are listed step by step; the others are only counted."""
 MOST_STEPS = 200
 _LONGEST = 600
 
@@ -51,7 +51,7 @@ section.cause { border-color: #f85149; background: #301418; } section.cause.besi
 
 
 def page(journey: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
-    """The page, ending with a newline."""
+    """Return the page, ending with a newline."""
     drawing = draw(journey)
     html = ET.Element("html", {"xmlns": "http://www.w3.org/1999/xhtml", "lang": "en"})
     head = ET.SubElement(html, "head")

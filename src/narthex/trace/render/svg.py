@@ -1,7 +1,7 @@
-"""A journey as one SVG picture: namespaces as areas, hooks as boxes on the packet's line, the end, and the first cause.
+"""A path as one SVG picture: namespaces as areas, hooks as boxes on the packet's line, the end, and the first cause.
 
-It needs nothing beside itself, knows light and dark, and prints. All text goes through an XML tree, so nothing that a
-stranger wrote becomes markup. Lengths are in pixels.
+It is self-contained, supports light and dark mode, and prints. All text goes through an XML tree, so that untrusted text can't
+become markup. Lengths are in pixels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SPINE = 12
 _AREA_LEFT = 34
 _LINE = 18
 _MONO = 7.3
-"""Widest that a character of the rows' font is, at 12 px; wider fonts have room at the right."""
+"""Greatest width of a character of the rows' font at 12 px; wider fonts have room on the right."""
 _SANS = 6.7
 _GUTTER = 104
 _LEAST_WIDTH = 420
@@ -75,19 +75,19 @@ _SIGNS = {
 
 
 def svg(drawing: Drawing, findings: Sequence[CauseFinding] = ()) -> str:
-    """The picture as a file of its own, ending with a newline."""
+    """Return the picture as a file, ending with a newline."""
     root = element(drawing, findings)
     ET.indent(root, " ")
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
 def element(drawing: Drawing, findings: Sequence[CauseFinding] = (), head: bool = True) -> ET.Element:
-    """The picture as a tree. `head`: with its title, both ends, and the first cause."""
+    """Return the picture as an element. `head` adds title, both parties, and the first cause."""
     return _Painter(drawing, findings, head).root
 
 
 def wrapped(text: str, width: float, character: float = _MONO) -> list[str]:
-    """Lines of a text that fit a width."""
+    """Return the lines of a text that fit a width."""
     room = max(int(width / character), 8)
     lines, line = [], ""
     for word in text.split(" "):
@@ -183,7 +183,7 @@ class _Painter:
     # ---- the way ---------------------------------------------------------------------------------------------------
 
     def _lane(self, into: ET.Element, lane: BranchLane, x: float, y: float, depth: int) -> float:
-        """Draw a lane and all below it; returns where it ends."""
+        """Draw a lane and everything below it; return the y coordinate of its end."""
         group = ET.SubElement(into, "g")
         if not lane.taken:
             group.set("class", "faded")
@@ -292,7 +292,7 @@ class _Painter:
         return y + height + 10
 
     def _reply(self, into: ET.Element, lane: BranchLane, x: float, y: float) -> float:
-        """The answer's way, told in short: what it says is whether the sender takes it."""
+        """Draw the path of the reply in short form, with whether the sender accepts it."""
         good = lane.reply_end == Fate.DELIVERED.value
         group = ET.SubElement(into, "g", role="group")
         ET.SubElement(group, "title").text = "The answer's way back"
