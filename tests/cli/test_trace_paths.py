@@ -58,7 +58,7 @@ def test_the_rule_its_line_and_what_nearly_matched_are_told() -> None:
 def test_what_is_missing_is_said_and_not_guessed() -> None:
     said = trace("10.244.0.5", "10.106.183.112:4000", "--rules", HELLO)
     assert "where 10.244.3.81 is the routes say, and they are not known" in said
-    assert "routes: no file was given that tells it" in said
+    assert "routes: no file contains it" in said
     assert "taken to be eth0, say another with --iif" in said
 
 
@@ -329,7 +329,7 @@ DROP_OVERLAY = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -p udp -m udp --dport 847
         (
             2,
             {"rules__iptables-legacy.txt": DROP_OVERLAY},
-            "the overlay's own packet, on node node-2: a rule throws it away",
+            "the overlay's own packet, on node node-2: a rule drops it",
         ),
         (2, {"net__links.json": "[]"}, "node node-2 has no VXLAN 1"),
     ],

@@ -248,8 +248,8 @@ def test_steps_tell_the_way_with_the_chance_of_each() -> None:
     ]
     assert third.steps[3].why == "default/testsvc: cluster IP"
     assert third.steps[5].why == "pod 172.31.9.54"
-    assert third.steps[4].chance == third.probability
-    assert abs(third.steps[4].chance - Fraction(1, 7)) < Fraction(1, 10**4)
+    assert third.steps[4].probability == third.probability
+    assert abs(third.steps[4].probability - Fraction(1, 7)) < Fraction(1, 10**4)
 
 
 # ---- nftables: rules that stay, maps that hold everything ------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_map_steps_show_the_elements_met() -> None:
         "source 10.64.0.0/12, goto pick-3",
         "dnat to endpoints { 10.110.0.5 . tcp . 80 . 0 : 10.64.1.10:8080 }",
     ]
-    assert outcome.steps[2].chance == Fraction(1, 3)
+    assert outcome.steps[2].probability == Fraction(1, 3)
 
 
 def test_spread_goes_to_each_chain_alike() -> None:

@@ -122,7 +122,7 @@ class Rules:
 
 def dropped(table: str, chain: str, stage: Stage = Stage.FORWARD, rule: str = "-j DROP") -> PacketPath:
     step = PathStep(stage=stage, node="worker-a", family="ip", table=table, chain=chain, rule=rule, verdict="drop")
-    return journey(STEP, step, end=PathEnd(fate=Fate.DROPPED, node="worker-a", reason="a rule throws it away"))
+    return journey(STEP, step, end=PathEnd(fate=Fate.DROPPED, node="worker-a", reason="a rule drops it"))
 
 
 @pytest.mark.parametrize(

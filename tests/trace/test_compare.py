@@ -122,9 +122,9 @@ def test_sources_in_and_out_of_ranges_are_told_apart():
     )
     changes = told(side("one"), side("other", [Deviation.REJECT_BEFORE_RANGES]), empty)
     assert said(changes) == {
-        ("load balancer IP", "pod", "in none of its source ranges", "dropped in silence", "refused"),
-        ("load balancer IP", "other", "in none of its source ranges", "dropped in silence", "refused"),
-        ("load balancer IP", "node", "in none of its source ranges", "dropped in silence", "refused"),
+        ("load balancer IP", "pod", "in none of its source ranges", "dropped silently", "refused"),
+        ("load balancer IP", "other", "in none of its source ranges", "dropped silently", "refused"),
+        ("load balancer IP", "node", "in none of its source ranges", "dropped silently", "refused"),
     }
 
 
@@ -152,7 +152,7 @@ def test_a_free_address_of_a_service_cidr_is_told():
     )
     free = [change for change in changes if change.arrival == "a free address of 10.110.0.0/16"]
     assert {(change.service, change.before, change.after) for change in free} == {
-        ("", "dropped in silence", "left alone")
+        ("", "dropped silently", "left alone")
     }
     assert {change.sender for change in free} == set(Sender)
 

@@ -1,4 +1,4 @@
-"""`narthex bundle`: all that a node can tell of a packet's way, in one file."""
+"""`narthex bundle`: everything about a node that affects a packet's path, in one file."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from narthex.trace.node.layout import TAKEN, BundleDocument, BundleManifest
 def command(
     output: str, kubeconfig: str | None, master: str, node: str, namespace: str | None, dry_run: bool, script: bool
 ) -> None:
-    """Take what `trace`, `check` and `diff` read of a node: rules of all tools, routes, links, neighbours, connections and
-    settings, and with --kubeconfig the Services, EndpointSlices, Nodes, Pods and NetworkPolicies.
+    """Take a bundle of a node for `trace`, `check` and `diff`: rules of all tools, routes, links, neighbours, connections and settings, and
+    with --kubeconfig the Services, EndpointSlices, Nodes, Pods and NetworkPolicies.
 
-    It only reads. What a tool could not give is written down with the reason, and so it works without root as far as
-    that goes. Never in it: Secrets, environment variables, volumes, commands, keys among the settings.
+    It only reads. If a tool fails, the bundle holds the reason instead, so that it also works without root as far as possible. It never
+    holds Secrets, environment variables, volumes, commands, or keys among the settings.
 
     \b
         narthex bundle -o node-1.tgz --kubeconfig ~/.kube/config

@@ -1,4 +1,4 @@
-"""`narthex check`: what the objects say against what a node's kernel does."""
+"""`narthex check`: a cluster's objects against what a node's kernel does."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from narthex.trace.reports.check import CheckDocument, CheckReport
 )
 @output_option
 def command(watch: bool, interval: float, output: str, **given: Any) -> None:
-    """Compare a cluster's objects with what a node's kernel does, for each way into each Service: what is missing, stale,
-    extra, shared wrongly, there twice, or taken by somebody else's rule, and known connections to endpoints that are gone.
+    """Compare a cluster's objects with what a node's kernel does, for each frontend of each Service.
 
-    It asks what a packet would meet, and so it does not matter which proxy wrote the rules, or in which mode. Objects are those
-    of --manifests, --kubeconfig or the bundle.
+    Reports frontends and endpoints that are missing, stale, extra, or duplicated, wrong shares of traffic, rules of other programs that
+    take the packets first, and tracked connections to endpoints that are gone.
 
-    Exit status: 0 all the same, 1 differences, 2 it cannot be told.
+    It walks the node's rules, so that it works for every proxy and mode. Objects are those of --manifests, --kubeconfig or the bundle.
+
+    Exit status: 0 without differences, 1 with differences, 2 if it can't be decided.
 
     \b
         narthex check --kubeconfig ~/.kube/config
@@ -41,14 +42,14 @@ def command(watch: bool, interval: float, output: str, **given: Any) -> None:
     before: str | None = None
     while True:
         reports, problems = _compared(given)
-        told = _told(reports, output)
-        if told != before:
+        shown = _shown(reports, output)
+        if shown != before:
             for problem in problems if before is None else ():
                 click.echo(visible(problem), err=True)
-            click.echo(told, nl=False)
+            click.echo(shown, nl=False)
         if not watch:
             sys.exit(status(reports))
-        before = told
+        before = shown
         time.sleep(interval)
 
 
@@ -66,7 +67,7 @@ def _compared(given: dict[str, Any]) -> tuple[tuple[CheckReport, ...], tuple[str
         raise click.ClickException(str(error)) from error
 
 
-def _told(reports: tuple[CheckReport, ...], output: str) -> str:
+def _shown(reports: tuple[CheckReport, ...], output: str) -> str:
     if output == "json":
         return json_text(CheckDocument(status=status(reports), reports=reports))
     lines: list[str] = []

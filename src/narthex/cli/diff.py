@@ -28,12 +28,13 @@ from narthex.trace.reports.difference import ViewComparison, ViewDifference, dif
 @click.option("--text", "as_text", is_flag=True, help="Also lines of rules that only one side has, whatever they mean.")
 @output_option
 def command(before: str, after: str, as_text: bool, output: str, **given: Any) -> None:
-    """Tell in what two bundles differ: what packets meet at each way into each Service, by exact shares, then routes, policy
-    rules, links, addresses and settings. Rules that are written otherwise and mean the same are the same.
+    """Show how two bundles differ: the outcome of packets at each frontend with exact shares, then routes, policy rules, links, addresses
+    and settings.
 
-    With --manifests or --kubeconfig, A and B may be modes: what the same objects become on --node.
+    Rules with different texts and the same meaning are equal. With --manifests or --kubeconfig, A and B may be modes: the rules that the
+    same objects become on --node.
 
-    Exit status, as diff has it: 0 nothing differs, 1 something does, 2 it cannot be told.
+    Exit status, as for diff: 0 without differences, 1 with differences, 2 if it can't be decided.
 
     \b
         narthex diff yesterday.tgz today.tgz
@@ -47,7 +48,7 @@ def command(before: str, after: str, as_text: bool, output: str, **given: Any) -
     if as_text:
         more = tuple(rules_in_text(first, second))
         found = msgspec.structs.replace(found, found=(*found.found, *more))
-    print_output(diff_document(found), output, lambda: _told(found))
+    print_output(diff_document(found), output, lambda: _text(found))
     sys.exit(found.status)
 
 
@@ -70,7 +71,7 @@ def _side(word: str, given: dict[str, Any]) -> tuple[NodeView, dict[str, str]]:
     return view_of_bundle(bundle.parts, bundle.table, str(path)), bundle.parts
 
 
-def _told(found: ViewComparison) -> str:
+def _text(found: ViewComparison) -> str:
     lines: list[str] = []
     for each in found.found:
         lines.append(f"{each.part}: {each.what}")

@@ -1,4 +1,4 @@
-"""Options that plan, render and trace share."""
+"""Options that say where objects and rules are, shared by plan, render, trace, check, diff, and migrate."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _MORE = (
 
 
 def options(function: F) -> F:
-    """`--node`, `--mode`, `--config`, `--cluster-cidr`, `--node-ip`; they arrive as `chosen` does (see `node_options_of`)."""
+    """Add `--node`, `--mode`, `--config`, `--cluster-cidr`, `--node-ip`; `node_options_of` reads them."""
     mode = mode_option("--mode", default="", help="nftables, iptables, ipvs or userspace. Default: as configured.")
     return _decorated(function, _NODE, mode, *_MORE)
 
 
 def options_of_all_nodes(function: F) -> F:
-    """`options` without a mode, for what looks at every node."""
+    """Add `options` without a mode, for commands that look at every node."""
     node = click.option("--node", default="", metavar="NAME", help="This node only. Default: all nodes.")
     return _decorated(function, node, *_MORE)
 
 
 def mode_option(name: str, **more: Any) -> Callable[[F], F]:
-    """An option that takes a mode."""
+    """Return an option for a mode."""
     return click.option(name, callback=_known_mode, **more)
 
 
@@ -61,7 +61,7 @@ def _decorated(function: F, *decorators: Callable[[F], F]) -> F:
 
 
 def source_options(function: F) -> F:
-    """`--manifests`, `--kubeconfig`, `--master`: where the objects are; to be read by `cluster_of`."""
+    """Add `--manifests`, `--kubeconfig`, `--master`; `cluster_of` reads them."""
     return _decorated(
         function,
         click.option(
@@ -92,7 +92,7 @@ def _known_mode(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 
 def node_options_of(options: dict[str, object]) -> NodeOptions:
-    """The values of `options` as one."""
+    """Return the values of `options`."""
     return NodeOptions(
         node=str(options["node"]),
         mode=str(options.get("mode", "")),
@@ -103,7 +103,7 @@ def node_options_of(options: dict[str, object]) -> NodeOptions:
 
 
 def has_source(options: dict[str, Any]) -> bool:
-    """Whether `source_options` say where the objects are. Raises UsageError when they say it twice."""
+    """Return True if `source_options` say where the objects are. Raises UsageError if they do so twice."""
     server = bool(options["kubeconfig"] or options["master"])
     if server and options["manifests"] is not None:
         raise click.UsageError("--manifests and an API server (--kubeconfig, --master) are mutually exclusive")
@@ -111,13 +111,12 @@ def has_source(options: dict[str, Any]) -> bool:
 
 
 def inputs_of(options: dict[str, Any]) -> NodeInputs:
-    """Read, and tell what is wrong on stderr. Ends the command when nothing can be planned."""
+    """Read the inputs, with warnings on stderr. Ends the command if nothing can be planned."""
     return viewed(cluster_of(options), node_options_of(options))
 
 
 def cluster_of(options: dict[str, Any], *, pods: bool = False) -> ClusterObjects:
-    """The objects of where `source_options` say; ends the command when there are none. `pods`: an API server is asked for
-    Pods, too."""
+    """Read the objects that `source_options` name, from an API server with Pods if `pods`. Ends the command if there are none."""
     if not has_source(options):
         raise click.UsageError("no source given: use --manifests DIR, --kubeconfig FILE or --master URL")
     try:
@@ -129,7 +128,7 @@ def cluster_of(options: dict[str, Any], *, pods: bool = False) -> ClusterObjects
 
 
 def viewed(cluster: ClusterObjects, chosen: NodeOptions) -> NodeInputs:
-    """The node's view; tells what is wrong on stderr."""
+    """Return the node's view, with warnings on stderr."""
     try:
         inputs = node_inputs(cluster, chosen)
     except InputError as error:
@@ -140,7 +139,7 @@ def viewed(cluster: ClusterObjects, chosen: NodeOptions) -> NodeInputs:
 
 
 def node_options(function: F) -> F:
-    """`--bundle`, `--rules`, `--live`, `--netns`; to be read by `views_of`."""
+    """Add `--bundle`, `--rules`, `--live`, `--netns`; `views_of` reads them."""
     decorators = (
         click.option(
             "--bundle",
@@ -169,8 +168,7 @@ def node_options(function: F) -> F:
 def views_of(
     options: dict[str, Any], *, default_live: bool = True
 ) -> tuple[tuple[NodeView, ...], ClusterObjects | None]:
-    """Views of all sources that were named, and the cluster's objects, of --manifests or the API first and of a bundle
-    else. Ends the command when one cannot be read."""
+    """Read all sources: views, and objects from --manifests or the API, otherwise from a bundle. Ends the command on errors."""
     try:
         views, cluster = from_bundles(options["bundles"])
         if options["dumps"]:
@@ -187,7 +185,7 @@ def views_of(
 
 
 def no_namespace(name: str | None, error: Exception) -> click.ClickException:
-    """Why a network namespace cannot be looked into."""
+    """Return the error for a network namespace that can't be entered."""
     if isinstance(error, FileNotFoundError):
         return click.ClickException(f"there is no network namespace {name}")
     why = "it takes root" if isinstance(error, PermissionError) else str(error)

@@ -1,4 +1,4 @@
-"""`narthex migrate`: what a change of mode would change."""
+"""`narthex migrate`: the effects of a change of mode."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ SOMETHING_CHANGES = 3
 @click.option("--all-services", is_flag=True, help="Do not cut long lists of Services.")
 @output_option
 def command(all_services: bool, output: str, **options: Any) -> None:
-    """Show what changes, and why, when nodes go from one mode to another: for each Service, way in and class of sender.
+    """Show what changes, and why, if nodes change their mode: for each Service, kind of frontend and class of sender.
 
-    Nothing is printed when nothing changes. Exit status: 0 when nothing changes, 3 when something does.
+    Prints nothing if nothing changes. Exit status: 0 if nothing changes, 3 if something does.
 
     \b
         narthex migrate --from iptables --to nftables --manifests DIR

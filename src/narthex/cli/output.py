@@ -34,10 +34,10 @@ class _CannotTell(click.ClickException):
 
 
 class AnswersByStatus(click.Command):
-    """Ends with CANNOT_TELL where another command would end with 1."""
+    """A command whose exit status is its result: errors end with CANNOT_TELL instead of 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As usual, but for the status of errors."""
+        """Run the command."""
         try:
             return super().invoke(ctx)
         except click.UsageError:

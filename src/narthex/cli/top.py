@@ -1,4 +1,4 @@
-"""`narthex top`: which Services and endpoints get new connections, as the kernel counts them."""
+"""`narthex top`: new connections of Services and endpoints, as counted by the kernel."""
 
 from __future__ import annotations
 
@@ -55,12 +55,13 @@ def command(
     output: str,
     **given: Any,
 ) -> None:
-    """Show new connections per second of each Service port and endpoint, with any proxy on this node: from counters of
-    iptables rules, of nftables elements or of IPVS; where there are none, from the connection table. The first line says
+    """Show new connections per second of each Service port and endpoint, for any proxy on this node.
+
+    The counters are those of iptables rules, nftables elements or IPVS; without any, the connection table is used. The first line says
     which.
 
-    --manifests, --kubeconfig or --master give names where rules have none. In a terminal the table stays up to date, and the
-    keys r, t, n sort by rate, total and name, q ends it.
+    --manifests, --kubeconfig or --master add names that the rules lack. In a terminal the table is updated continuously; the keys r, t
+    and n sort by rate, total and name, q quits.
 
     \b
         narthex top
@@ -78,7 +79,7 @@ def command(
     try:
         if bundle is not None:
             now = look_at_bundle(bundle, names)
-            click.echo(_told(now, table(now, None, 0.0, sort), output), nl=False)
+            click.echo(_shown(now, table(now, None, 0.0, sort), output), nl=False)
             return
         _live(lambda: look(names, netns), table, sort, interval, once, output)
     except BundleError as error:
@@ -102,7 +103,7 @@ def _live(
     while True:
         time.sleep(interval)
         now, then = looking(), time.monotonic()
-        click.echo(_told(now, table(now, before, then - at, sort), output), nl=False)
+        click.echo(_shown(now, table(now, before, then - at, sort), output), nl=False)
         if once:
             return
         before, at = now, then
@@ -111,7 +112,7 @@ def _live(
 def _screen(
     looking: Callable[[], CounterReading], table: _Table, sort: str, interval: float, before: CounterReading, at: float
 ) -> None:
-    """A table that stays up to date, until q or Ctrl-C."""
+    """Show a table that is updated until q or Ctrl-C."""
     from rich.live import Live
 
     from narthex.cli.top import Keys
@@ -139,8 +140,8 @@ def _rich(counts: CounterReading, found: tuple[TopRow, ...]) -> Table:
     for head, justify in (("Service port", "left"), ("endpoint", "left"), ("new/s", "right"), ("connections", "right")):
         made.add_column(head, justify="right" if justify == "right" else "left")
     for row in found:
-        told = _cells(row)
-        made.add_row(*(Text(visible(each)) for each in told), style="" if row.endpoint else "bold")
+        cells = _cells(row)
+        made.add_row(*(Text(visible(each)) for each in cells), style="" if row.endpoint else "bold")
     return made
 
 
@@ -150,7 +151,7 @@ def _cells(row: TopRow) -> tuple[str, str, str, str]:
     return ("" if row.endpoint else row.service or "(no name)", where, rate, str(row.connections))
 
 
-def _told(counts: CounterReading, found: tuple[TopRow, ...], output: str) -> str:
+def _shown(counts: CounterReading, found: tuple[TopRow, ...], output: str) -> str:
     if output == "json":
         return json_text(TopDocument(source=counts.source, sampled=counts.sampled, rows=found))
     cells = [("SERVICE PORT", "ENDPOINT", "NEW/S", "CONNECTIONS"), *map(_cells, found)]
@@ -184,7 +185,7 @@ class Keys:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]
 
     def wait(self, seconds: float) -> str:
-        """The next key within so many seconds, else nothing."""
+        """Return the next key within some seconds; empty if there is none."""
         if self._before is None:
             time.sleep(seconds)
             return ""

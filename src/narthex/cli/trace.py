@@ -95,14 +95,13 @@ def command(
     output: str,
     **given: Any,
 ) -> None:
-    """Explain the way of the first packet of a new connection from SRC to DST, step by step.
+    """Explain the path of the first packet of a new connection from SRC to DST, step by step.
 
-    SRC is an address, a pod (pod/NAMESPACE/NAME or NAMESPACE/NAME), a node, or `outside`. DST is one of these, a
-    Service, or from a pod a name with a dot, for the cluster's DNS; without PORT it is the Service's only one. PROTO is
-    tcp, udp, sctp or icmp.
+    SRC is an address, a pod (pod/NAMESPACE/NAME or NAMESPACE/NAME), a node, or `outside`. DST is one of these, a Service, or from a pod a
+    name with a dot, for the cluster's DNS; without PORT it is the Service's only one. PROTO is tcp, udp, sctp or icmp.
 
-    Without a bundle, --live or --lab the rules are those that the objects become, or those of --rules. With them the packet
-    is followed over links, routes and nodes, and --manifests or --kubeconfig give the names.
+    Without a bundle, --live or --lab, the rules are those that the objects become, or those of --rules. With them, the packet is followed
+    over links, routes and nodes, and --manifests or --kubeconfig provide the names.
 
     \b
         narthex trace outside 192.168.49.11:30001 --bundle node-1.tgz --bundle node-2.tgz
@@ -124,7 +123,7 @@ def command(
         raise click.UsageError(
             "a lab has its live rules and objects: leave out --rules, --bundle, --live and --manifests"
         )
-    wish = TraceRequest(
+    request = TraceRequest(
         source=source,
         destination=destination,
         node=str(given["node"]),
@@ -137,11 +136,11 @@ def command(
         raise click.UsageError("--probe sends a packet, and needs --live or --lab NAME")
     try:
         if bundles or live or (dumps and not objects):
-            result = _over_nodes(given, wish, probe=probe)
+            result = _over_nodes(given, request, probe=probe)
         elif lab is not None:
-            result = _in_lab(lab, wish, probe=probe)
+            result = _in_lab(lab, request, probe=probe)
         else:
-            result = _by_objects(wish, iif, given)
+            result = _by_objects(request, iif, given)
     except (TraceError, InputError, DumpError, BundleError) as error:
         raise click.ClickException(str(error)) from error
     show(result, output, every=every)
@@ -149,7 +148,7 @@ def command(
         raise SystemExit(1)
 
 
-def _over_nodes(options: dict[str, Any], wish: TraceRequest, *, probe: bool) -> TraceResult:
+def _over_nodes(options: dict[str, Any], request: TraceRequest, *, probe: bool) -> TraceResult:
     """Follow the packet over nodes, by what their tools printed or print now."""
     views, cluster = views_of(options, default_live=False)
     for problem in cluster.problems if cluster is not None else ():
@@ -161,7 +160,7 @@ def _over_nodes(options: dict[str, Any], wish: TraceRequest, *, probe: bool) -> 
         others=_OUTSIDE,
         node_ips=tuple(map(address, options["node_ips"])),
     )
-    path = travel(known, wish)
+    path = travel(known, request)
     tried = None
     if probe:
         from narthex.trace.program.kernel_probe import send, sender_of
@@ -171,7 +170,7 @@ def _over_nodes(options: dict[str, Any], wish: TraceRequest, *, probe: bool) -> 
     return TraceResult(path=path, findings=findings_of(path, known), tried=tried)
 
 
-def _in_lab(name: str, wish: TraceRequest, *, probe: bool) -> TraceResult:
+def _in_lab(name: str, request: TraceRequest, *, probe: bool) -> TraceResult:
     """Follow the packet over the lab's nodes, and compare the live rules with the plan."""
     from narthex.lab.program.trace import known_of, look_into_pods, namespace_of, trace_lab
     from narthex.trace.program.kernel_probe import send
@@ -180,9 +179,9 @@ def _in_lab(name: str, wish: TraceRequest, *, probe: bool) -> TraceResult:
 
     def follow(node: str) -> PacketPath:
         followed.append((known_of(name), node))
-        return travel(followed[0][0], msgspec.structs.replace(wish, node=node))
+        return travel(followed[0][0], msgspec.structs.replace(request, node=node))
 
-    path = trace_lab(name, wish.source, wish.destination, wish.node, wish.iif or None, follow)
+    path = trace_lab(name, request.source, request.destination, request.node, request.iif or None, follow)
     known, node = followed[0]
     look_into_pods(name, known, path)
     tried = None
@@ -192,16 +191,16 @@ def _in_lab(name: str, wish: TraceRequest, *, probe: bool) -> TraceResult:
     return TraceResult(path=path, findings=findings_of(path, known), tried=tried)
 
 
-def _by_objects(wish: TraceRequest, iif: str | None, options: dict[str, Any]) -> TraceResult:
+def _by_objects(request: TraceRequest, iif: str | None, options: dict[str, Any]) -> TraceResult:
     """Walk the rules that the objects become on one node, or those of dumps, and compare them with the plan."""
     cluster = cluster_of(options, pods=True)
     chosen = node_options_of(options)
     places = OwnerIndex(cluster.snapshot)
-    sender, target, wanted = ask(places, wish.source, wish.destination, wish.domain)
+    sender, target, spec = ask(places, request.source, request.destination, request.domain)
     if not chosen.node:
         chosen = msgspec.structs.replace(chosen, node=sender.node or target.node)
     inputs: NodeInputs = viewed(cluster, chosen)
-    asked: ResolvedRequest = question(places, sender, target, wanted, inputs, inputs.host, iif)
+    asked: ResolvedRequest = question(places, sender, target, spec, inputs, inputs.host, iif)
     # Tools may print bytes that aren't text, for example in comments.
     texts = [(str(path), path.read_text(errors="replace")) for path in options["dumps"]]
     path = answer(

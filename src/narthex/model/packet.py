@@ -85,7 +85,7 @@ class WalkStep(msgspec.Struct, frozen=True, kw_only=True):
     """The rule, map element, or decision as text."""
     why: str = ""
     """The meaning in Kubernetes terms."""
-    chance: Fraction = Fraction(1)
+    probability: Fraction = Fraction(1)
     """Probability that the packet comes this way, given it came to the step before."""
     table: str = ""
     """Table and chain of a rule, and its number in the chain, from 0."""

@@ -124,7 +124,7 @@ def sender_reason(plan: Plan, packet: Packet, sender: Sender) -> str:
     if sender is Sender.NODE:
         return f"{packet.source} is an address of this node"
     if not pods.enabled:
-        return "pods cannot be told from others here: pod detection is off"
+        return "pods cannot be distinguished from other senders: pod detection is off"
     return f"{packet.source} is neither a pod nor an address of this node"
 
 
@@ -194,7 +194,7 @@ def _forwarded(
             steps.append(
                 WalkStep(where="affinity", what="the same endpoint again", why=f"{packet.source} is remembered")
             )
-    chance = Fraction(1, len(drawn))
+    probability = Fraction(1, len(drawn))
     outcomes = []
     for endpoint in drawn:
         hairpin = endpoint.address == packet.source and (
@@ -203,11 +203,11 @@ def _forwarded(
         # A packet from outside to a process on this node ends in INPUT: postrouting, where sources are rewritten, never
         # sees it, and the answer leaves through this node in any case.
         leaves = packet.from_host or endpoint.address not in host.addresses
-        draw = WalkStep(where="endpoint", what=join_port(endpoint.address, endpoint.port), chance=chance)
+        draw = WalkStep(where="endpoint", what=join_port(endpoint.address, endpoint.port), probability=probability)
         outcomes.append(
             Outcome(
                 disposition=Disposition.DELIVERED,
-                probability=chance,
+                probability=probability,
                 endpoint=(endpoint.address, endpoint.port),
                 masquerade=Deviation.RELAYED in deviations or (leaves and (decision.masquerade or hairpin)),
                 remembers=((_record(service, endpoint, via), (packet.source,)),)

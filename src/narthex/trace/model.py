@@ -357,7 +357,7 @@ def rule_step(
         rule=rule,
         place=place,
         verdict="" if stage in (Stage.RELAY, Stage.PLAN) else step.what.rpartition(", ")[2],
-        probability=step.chance,
+        probability=step.probability,
         before=before,
         after=after,
     )

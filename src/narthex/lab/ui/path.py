@@ -32,10 +32,10 @@ def planned(snapshot: Snapshot, source: str, destination: str, mode: str = "") -
     The nodes are not asked.
     """
     places = OwnerIndex(snapshot)
-    sender, target, wanted = ask(places, source, destination)
+    sender, target, spec = ask(places, source, destination)
     node = sender.node or target.node or next(iter(sorted(key.name for key in snapshot.nodes)), "")
     inputs = node_inputs(ClusterObjects(snapshot=snapshot), NodeOptions(node=node, mode=mode))
-    asked = question(places, sender, target, wanted, inputs, inputs.host, None)
+    asked = question(places, sender, target, spec, inputs, inputs.host, None)
     return answer(asked, inputs, inputs.host, others={ip: AddressName("outside", "") for ip in OUTSIDE})
 
 

@@ -147,8 +147,8 @@ class Branch:
     def note(self, where: str, what: str, why: str = "", rule: tuple[str, str, int] | None = None) -> None:
         """Record a step. `rule` is its table, its chain, and its number in the chain."""
         table, chain, number = rule or ("", "", None)
-        chance = self.step_probability
-        step = WalkStep(where=where, what=what, why=why, chance=chance, table=table, chain=chain, rule=number)
+        probability = self.step_probability
+        step = WalkStep(where=where, what=what, why=why, probability=probability, table=table, chain=chain, rule=number)
         self.trail = Trail(step, self.trail)
         self.step_probability = _ONE
 
@@ -192,7 +192,11 @@ def _steps(trail: Trail | None, factor: Fraction) -> Iterator[WalkStep]:
         if isinstance(part.part, Trail):
             yield from _steps(part.part, part.factor * factor)
         else:
-            yield part.part if factor == 1 else msgspec.structs.replace(part.part, chance=part.part.chance * factor)
+            yield (
+                part.part
+                if factor == 1
+                else msgspec.structs.replace(part.part, probability=part.part.probability * factor)
+            )
         factor = _ONE
 
 

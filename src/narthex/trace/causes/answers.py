@@ -47,7 +47,7 @@ def _deaf(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
     only = f", only at {elsewhere}" if elsewhere else ""
     yield finding(
         "not-listening",
-        f"the packet arrives at {words}, and nobody listens there on {packet.protocol} port {port}{only}",
+        f"the packet arrives at {words}, but no socket listens there on {packet.protocol} port {port}{only}",
         evidence=(f"listening {packet.protocol} ports there: {', '.join(map(str, ports[:12])) or 'none'}",),
         advice="Let the process listen on that port, at 0.0.0.0 or :: instead of 127.0.0.1, and let the Service's targetPort be "
         "its port.",

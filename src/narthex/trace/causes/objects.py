@@ -110,7 +110,7 @@ def _none_at_all(scene: DiagnosisContext, front: TargetService) -> CauseFinding:
     if not service.selector:
         return finding(
             "endpoints-missing",
-            f"{front.name} has no selector, and nobody has made EndpointSlices for it",
+            f"{front.name} has no selector and no EndpointSlices",
             evidence=(f"{front.name}: no selector", f"no EndpointSlice has kubernetes.io/service-name={service.name}"),
             advice=f"Give it a selector, or make EndpointSlices with the label kubernetes.io/service-name={service.name}.",
         )
@@ -145,11 +145,11 @@ def _pods(scene: DiagnosisContext, service: Service) -> list[Pod]:
 
 def _nearest(scene: DiagnosisContext, service: Service) -> Pod | None:
     """Return the pod whose labels match the selector best."""
-    wanted = ",".join(f"{key}={value}" for key, value in service.selector)
+    selector = ",".join(f"{key}={value}" for key, value in service.selector)
     keys = {key for key, _ in service.selector}
 
     def likeness(pod: Pod) -> float:
-        return SequenceMatcher(None, wanted, ",".join(f"{key}={value}" for key, value in pod.labels)).ratio()
+        return SequenceMatcher(None, selector, ",".join(f"{key}={value}" for key, value in pod.labels)).ratio()
 
     pods = [pod for pod in _pods(scene, service) if keys & {key for key, _ in pod.labels}]
     return max(sorted(pods, key=lambda pod: pod.name)[:_COMPARED], key=likeness, default=None)

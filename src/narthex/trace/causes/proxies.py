@@ -130,10 +130,10 @@ def _in_the_way(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 def _marks(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     for leaf in scene.leaves:
         for step in leaf.steps:
-            told = _MARKS.search(f"{step.what} {step.verdict}")
-            if told is None or not step.chain or is_proxys(step.table, step.chain):
+            match = _MARKS.search(f"{step.what} {step.verdict}")
+            if match is None or not step.chain or is_proxys(step.table, step.chain):
                 continue
-            if not int(told[1] or told[2], 16) & MASQUERADE_BIT:
+            if not int(match[1] or match[2], 16) & MASQUERADE_BIT:
                 continue
             yield finding(
                 "mark-clash",

@@ -161,7 +161,7 @@ def _link_down(reason: str, evidence: tuple[str, ...], node: str) -> CauseFindin
 def _no_neighbour(where: str, address: str, link: str, evidence: tuple[str, ...], node: str) -> CauseFinding:
     return finding(
         "neighbour-missing",
-        f"nobody answers {where} for {address}" + (f" on {link}" if link else ""),
+        f"no neighbour responds {where} for {address}" + (f" on {link}" if link else ""),
         evidence=evidence,
         advice="Is the machine or pod with that address there, on that link, and up? On an overlay the entry is written by its "
         "daemon: see whether it runs on both nodes.",

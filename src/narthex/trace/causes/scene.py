@@ -202,14 +202,14 @@ class DiagnosisContext:
         front = self.front
         if front is None or self.cluster is None:
             return ()
-        wanted = front.port
+        service_port = front.port
         held = []
         for each in self.cluster.slices.get(front.service.key, {}).values():
             port = next(
                 (
                     p
                     for p in each.ports
-                    if wanted and p.port and p.name == wanted.name and p.protocol is wanted.protocol
+                    if service_port and p.port and p.name == service_port.name and p.protocol is service_port.protocol
                 ),
                 None,
             )
@@ -239,8 +239,8 @@ class DiagnosisContext:
 
     def rewritten(self, leaf: PathLeaf) -> PathStep | None:
         """Return the step that rewrites the destination."""
-        told = (step for step in leaf.steps if step.chain and _REWRITES.search(f"{step.verdict} {step.what}"))
-        return next(told, None) if self.sent_to(leaf) is not None else None
+        steps = (step for step in leaf.steps if step.chain and _REWRITES.search(f"{step.verdict} {step.what}"))
+        return next(steps, None) if self.sent_to(leaf) is not None else None
 
     def sent_to(self, leaf: PathLeaf) -> tuple[str, int] | None:
         """Return the rewritten address and port of the destination; None if it isn't rewritten."""

@@ -149,7 +149,7 @@ def _shared(kernel: Sequence[_Move], predicted: Sequence[_Move]) -> int:
 
 
 def _parting(kernel: Sequence[_Move], predicted: Sequence[_Move], shared: int) -> str:
-    said = f"the kernel: {kernel[shared].text}" if shared < len(kernel) else "the kernel tells of nothing more"
+    said = f"the kernel: {kernel[shared].text}" if shared < len(kernel) else "the kernel reports nothing more"
     meant = f"predicted: {predicted[shared].text}" if shared < len(predicted) else "nothing more was predicted"
     after = f"after {kernel[shared - 1].text}: " if shared else "at once: "
     return f"{after}{said}; {meant}"

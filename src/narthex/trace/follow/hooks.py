@@ -26,8 +26,8 @@ _FATES = {
     Disposition.UNSUPPORTED: Fate.UNKNOWN,
 }
 _REASONS = {
-    Disposition.DROPPED: "a rule throws it away in silence",
-    Disposition.REJECTED: "a rule refuses it, and tells the sender",
+    Disposition.DROPPED: "a rule drops it silently",
+    Disposition.REJECTED: "a rule rejects it, and the sender receives an error",
 }
 
 
@@ -118,7 +118,7 @@ class NodeHooks:
             before = self._begin(path, place)
             on, off = self._walk.hook(place, [path.branch], nat=nat, span=span)
             near = self._near()
-            passed += [self._told(path, branch, before, place, near) for branch in on if not branch.doubt]
+            passed += [self._extended(path, branch, before, place, near) for branch in on if not branch.doubt]
             ended += [self._end(path, branch, end, before, place, near) for branch, end in off if not branch.doubt]
         return passed, ended
 
@@ -132,8 +132,8 @@ class NodeHooks:
         for path in paths:
             before = self._begin(path, place)
             here, there, off = self._walk.balance(place.hook, [path.branch])
-            stay += [self._told(path, branch, before, place) for branch in here if not branch.doubt]
-            away += [self._told(path, branch, before, place) for branch in there if not branch.doubt]
+            stay += [self._extended(path, branch, before, place) for branch in here if not branch.doubt]
+            away += [self._extended(path, branch, before, place) for branch in there if not branch.doubt]
             ended += [self._end(path, branch, end, before, place) for branch, end in off if not branch.doubt]
         return stay, away, ended
 
@@ -168,13 +168,13 @@ class NodeHooks:
         place: HookPoint,
         near: Near | None = None,
     ) -> tuple[PartialPath, PathEnd]:
-        told = self._told(path, branch, before, place, near)
-        last = told.steps[-1] if told.steps else None
+        extended = self._extended(path, branch, before, place, near)
+        last = extended.steps[-1] if extended.steps else None
         why = f" ({last.why})" if last is not None and last.why else ""
         reason = end.note or _REASONS.get(end.disposition, "") + why
-        return told, PathEnd(fate=_FATES.get(end.disposition, Fate.UNKNOWN), node=self._view.name, reason=reason)
+        return extended, PathEnd(fate=_FATES.get(end.disposition, Fate.UNKNOWN), node=self._view.name, reason=reason)
 
-    def _told(
+    def _extended(
         self, path: PartialPath, branch: Branch, before: Header, place: HookPoint, near: Near | None = None
     ) -> PartialPath:
         made = PartialPath(branch, path.steps)

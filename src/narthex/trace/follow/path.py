@@ -284,7 +284,7 @@ class PathFollower:
         neighbour = self._cluster.neighbour(departure.view, to, link)
         if neighbour is None or neighbour.state not in ("FAILED", "INCOMPLETE"):
             return None
-        what = f"nobody answers for {to} on {link}"
+        what = f"no neighbour responds for {to} on {link}"
         step = departure.step(Stage.NEIGHBOUR, what, f"{to} {neighbour.state}")
         return self._ends(departure, Fate.LOST, f"{what} (neighbour {neighbour.state})", step)
 

@@ -14,7 +14,7 @@ from narthex.model.net import IPFamily, contains, family_of
 from narthex.trace.follow.views import DEFAULT, LOCAL, MAIN, NextHop, NodeRoute, NodeView, PolicyRule
 
 _REFUSALS = {
-    "blackhole": "a blackhole route takes it in silence",
+    "blackhole": "a blackhole route takes it silently",
     "unreachable": "an unreachable route refuses it: host unreachable",
     "prohibit": "a prohibit route refuses it: administratively prohibited",
 }

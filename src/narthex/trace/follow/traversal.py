@@ -92,11 +92,11 @@ class NodeTraversal:
         for text in (*view.partial, *self._hooks.unread):
             self.missing[text.partition(":")[0]] = text.partition(":")[2].strip()
 
-    # ---- ways in ---------------------------------------------------------------------------------------------------
+    # ---- alternatives in ---------------------------------------------------------------------------------------------------
 
     def received(self, iif: str, steps: Steps = ()) -> list[TraversalExit]:
         """Return the exits of a packet that comes in by a link."""
-        start = self._hooks.start((*steps, *self._connection_told()))
+        start = self._hooks.start((*steps, *self._connection_steps()))
         for path in self._hook(HookPoint("prerouting", iif=iif), [start]):
             self._routed_in(self._undo_destination(self._as_known(path)), iif)
         return self._exits
@@ -106,7 +106,7 @@ class NodeTraversal:
 
         It is routed only if its destination is rewritten.
         """
-        start = self._hooks.start((*steps, *self._connection_told()))
+        start = self._hooks.start((*steps, *self._connection_steps()))
         for path in self._hook(HookPoint("prerouting", iif=link), [start]):
             path = self._as_known(path)
             if path.branch.daddr != self._header.destination:
@@ -123,9 +123,9 @@ class NodeTraversal:
         )
         found = look_up(self._view, asked)
         start = self._hooks.start(steps)
-        for path, hop in self._ways(start, found, "lo"):
+        for path, hop in self._alternatives(start, found, "lo"):
             oif = hop.link if hop is not None else "lo"
-            self._sent(path.then(*self._connection_told()), oif, hop)
+            self._sent(path.then(*self._connection_steps()), oif, hop)
         return self._exits
 
     def _sent(self, start: PartialPath, oif: str | None, hop: NextHop | None) -> None:
@@ -141,10 +141,10 @@ class NodeTraversal:
     def _sent_on(self, path: PartialPath, hop: NextHop | None) -> None:
         """Route again after output if a rule changed the destination or the mark (ip_route_me_harder)."""
         changed = path.branch.daddr != self._header.destination or path.branch.mark != self._header.mark
-        ways: list[tuple[PartialPath, NextHop | None]] = [(path, hop)]
+        alternatives: list[tuple[PartialPath, NextHop | None]] = [(path, hop)]
         if changed:
-            ways = list(self._ways(path, self._find(path, "lo"), "lo"))
-        for one, to in ways:
+            alternatives = list(self._alternatives(path, self._find(path, "lo"), "lo"))
+        for one, to in alternatives:
             if to is None:
                 self._round_loopback(one)
             else:
@@ -191,35 +191,37 @@ class NodeTraversal:
                 return
             if checked.passed is None:
                 self._miss("sysctls" if self._view.sysctls is None else "routes")
-        for one, hop in self._ways(path, found, iif):
+        for one, hop in self._alternatives(path, found, iif):
             if hop is None:
                 self._input(one, iif, nat=self._nat)
             else:
                 self._forward(one, iif, hop)
 
-    def _ways(self, path: PartialPath, found: RouteDecision, iif: str) -> list[tuple[PartialPath, NextHop | None]]:
+    def _alternatives(
+        self, path: PartialPath, found: RouteDecision, iif: str
+    ) -> list[tuple[PartialPath, NextHop | None]]:
         """Return the alternatives of a route lookup, each with its next hop, or None for the node itself; record those that end."""
         header = self._hooks.header(path, iif="" if iif == "lo" else iif)
         step = PathStep(stage=Stage.ROUTING, node=self._view.name, before=header, evidence=found.evidence)
         if found.kind == "local":
-            told = msgspec.structs.replace(step, what=f"{header.destination} is this node's own", verdict="local")
-            return [(path.then(told), None)]
+            decided = msgspec.structs.replace(step, what=f"{header.destination} is this node's own", verdict="local")
+            return [(path.then(decided), None)]
         if found.kind == "unicast":
-            ways: list[tuple[PartialPath, NextHop | None]] = []
+            alternatives: list[tuple[PartialPath, NextHop | None]] = []
             left = sum(share for _, share in found.hops)
             for hop, share in found.hops:
                 one = path.part(share / left) if share != left else path
                 what = f"{header.destination}: {hop_text(hop)}"
-                told = msgspec.structs.replace(step, what=what, verdict=hop.link, probability=share)
-                ways.append((one.then(told), hop))
+                decided = msgspec.structs.replace(step, what=what, verdict=hop.link, probability=share)
+                alternatives.append((one.then(decided), hop))
                 left -= share
-            return ways
+            return alternatives
         if found.kind == "unknown" and self._view.routes is None:
             self._miss("routes")
-            told = msgspec.structs.replace(
+            decided = msgspec.structs.replace(
                 step, what=f"{header.destination} is not this node's own", unknown=found.reason, verdict="away"
             )
-            return [(path.then(told), NextHop())]
+            return [(path.then(decided), NextHop())]
         if found.kind in ("broadcast", "multicast"):
             self._finish(path, header, Fate.UNKNOWN, f"{header.destination} is a {found.kind} address")
         elif found.kind == "unknown":
@@ -228,7 +230,7 @@ class NodeTraversal:
             self._lost(path, Stage.ROUTING, found.reason, found.evidence)
         return []
 
-    # ---- ways through ----------------------------------------------------------------------------------------------
+    # ---- alternatives through ----------------------------------------------------------------------------------------------
 
     def _input(self, path: PartialPath, iif: str, *, nat: bool) -> None:
         place = HookPoint("input", iif=iif)
@@ -246,7 +248,7 @@ class NodeTraversal:
 
     def _again(self, path: PartialPath) -> None:
         """Route what IPVS sends to a real server; it passes output again, without nat."""
-        for one, hop in self._ways(path, self._find(path, "lo"), "lo"):
+        for one, hop in self._alternatives(path, self._find(path, "lo"), "lo"):
             for out in self._hook(HookPoint("output", oif=hop.link if hop else "lo"), [one], nat=False):
                 self._out(out, hop or NextHop(link="lo"))
 
@@ -313,7 +315,7 @@ class NodeTraversal:
         held = self._view.connections.to(Protocol(header.protocol.upper()), header.destination, header.port)
         return [each for each in held if each.source == header.source]
 
-    def _connection_told(self) -> Steps:
+    def _connection_steps(self) -> Steps:
         if self._is_reply:
             return ()
         alike = self._alike()

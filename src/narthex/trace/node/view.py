@@ -129,7 +129,7 @@ def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
     view.rules = RulesByFamily(dumps=rules) if rules else None
     for field in ("rules", "links", "addresses", "routes", "policies", "neighbours", "fdb", "connections", "sysctls"):
         if getattr(view, field) is None:
-            view.absent = {**view.absent, field: "no file was given that tells it"}
+            view.absent = {**view.absent, field: "no file contains it"}
     return view
 
 

@@ -1,4 +1,7 @@
-"""Reading a bundle: a tar or a directory that a stranger may have made. Nothing is ever written, and no link followed."""
+"""Reading and writing bundles: a tar, or a directory with its files.
+
+Bundles are untrusted input: reading writes nothing, follows no links, and limits size and number of files.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +21,27 @@ import msgspec
 from narthex.trace.node.layout import ROOT, TABLE_FILE, BundleManifest, read_table, table_text
 
 MAX_BYTES = 512 << 20
-"""Of all files together, unpacked."""
+"""Limit for all files together, uncompressed."""
 MAX_FILES = 2000
 _CHUNK = 1 << 16
 
 
 class BundleError(ValueError):
-    """The bundle cannot be read; the message says which file and why."""
+    """The bundle can't be read; the message names the file and the reason."""
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
-    """What a bundle holds."""
+    """The content of a bundle."""
 
     origin: str
-    """Its file name, for people."""
+    """Its file name."""
     table: BundleManifest
     parts: dict[str, str]
-    """Texts by their path below the bundle's one directory."""
+    """Texts by path below the bundle's directory."""
 
 
 def read_bundle(path: Path, max_bytes: int = MAX_BYTES) -> Bundle:
-    """Read a bundle's file, packed or not, or its unpacked directory. Raises BundleError."""
+    """Read a bundle from a file, compressed or not, or from a directory. Raises BundleError."""
     try:
         if path.is_dir():
             files = _directory(path, max_bytes)
@@ -64,16 +67,18 @@ def _text(data: bytes) -> str:
 
 
 class _Capped(io.RawIOBase):
-    """A stream that ends with an error and not with the machine's memory."""
+    """A stream that raises an error after a number of bytes, before memory runs out."""
 
     def __init__(self, stream: BinaryIO, limit: int) -> None:
         self._stream = stream
         self._left = limit
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Read into a buffer. Raises BundleError beyond the limit."""
         data = self._stream.read(min(len(buffer), _CHUNK))
         self._left -= len(data)
         if self._left < 0:
@@ -117,7 +122,7 @@ def _unpacked(stream: BinaryIO) -> BinaryIO:
 
 
 def _name(text: str) -> str:
-    """The path below the bundle's directory. Raises BundleError for one that leads elsewhere."""
+    """Return the path below the bundle's directory. Raises BundleError for a path outside of it."""
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if text.startswith("/") or ".." in parts or "\\" in text or not text.isprintable() or len(text) > 200:
         raise BundleError(f"{text[:80]!r} is no path in a bundle")
@@ -145,7 +150,7 @@ def _directory(path: Path, limit: int) -> dict[str, bytes]:
 
 
 def write(stream: BinaryIO, table: BundleManifest, parts: Mapping[str, str]) -> None:
-    """Write a bundle. Raises OSError."""
+    """Write a compressed bundle. Raises OSError."""
     with tarfile.open(fileobj=stream, mode="w:gz") as tar:
         for path, text in ((TABLE_FILE, table_text(table)), *parts.items()):
             data = text.encode(errors="replace")
@@ -155,6 +160,6 @@ def write(stream: BinaryIO, table: BundleManifest, parts: Mapping[str, str]) -> 
 
 
 def write_file(path: Path, table: BundleManifest, parts: Mapping[str, str]) -> None:
-    """Write a bundle to a file of its own. Raises OSError, FileExistsError when the file is there already."""
+    """Write a bundle to a new file that only its owner can read. Raises OSError; FileExistsError if the file exists."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
         write(stream, table, parts)

@@ -1,4 +1,4 @@
-"""One look at a node's counters of new connections, from its tools or a bundle."""
+"""A reading of a node's connection counters, from its tools or a bundle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WANTED = (*_RULES, _NFT, _IPVS)
 
 
 def names_of(snapshot: Snapshot) -> Names:
-    """Service ports by what their frontends are."""
+    """Return the Service ports by address, protocol, and port of their frontends."""
     found: dict[tuple[str, str, int], str] = {}
     for service in snapshot.services.values():
         balancers = tuple(entry.ip for entry in service.ingress)
@@ -32,14 +32,14 @@ def names_of(snapshot: Snapshot) -> Names:
 
 
 def look(names: Names, namespace: str | None = None) -> CounterReading:
-    """The counters of this node now. The connection table is asked only when there are none."""
+    """Read the counters of this node, and the connection table only if there are none."""
     every = frozenset(part.path for part in PARTS) | {CNI_FILE}
     parts = gather("", namespace, without=every - set(_WANTED)).parts
     return _counted(parts, names, lambda: gather("", namespace, without=every - set(_CONNECTIONS)).parts)
 
 
 def look_at_bundle(path: Path, names: Names) -> CounterReading:
-    """The counters as a bundle has them. Raises BundleError."""
+    """Read the counters of a bundle. Raises BundleError."""
     parts = read_bundle(path).parts
     return _counted(parts, names, lambda: parts)
 

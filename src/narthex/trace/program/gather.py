@@ -1,4 +1,4 @@
-"""What the tools of this node, or of one network namespace, print: the parts of a bundle. Reads only."""
+"""Taking a bundle: the output of the tools of this node, or of one network namespace, and the cluster's objects."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _REMARK = 300
 
 
 class GatheredParts(msgspec.Struct, frozen=True, kw_only=True):
-    """What could be taken, and what became of each part."""
+    """The parts that were taken, and how taking each part went."""
 
     table: BundleManifest
     parts: dict[str, str]
 
 
 def gather(node: str = "", namespace: str | None = None, *, without: frozenset[str] = frozenset()) -> GatheredParts:
-    """Ask all tools. `node` is the node's name (default: the machine's); `without` names parts that are not wanted."""
+    """Run all tools. `node` is the node's name (default: the machine's); `without` names parts to leave out."""
     parts: dict[str, str] = {}
     taken: list[PartStatus] = []
     for part in PARTS:
@@ -86,8 +86,8 @@ def _there(path: str, namespace: str | None) -> bool:
 
 
 def _settings(part: BundlePart, namespace: str | None) -> tuple[str | None, PartStatus]:
-    """The settings, read from /proc/sys: `sysctl` would say the same, and is not everywhere."""
-    wanted = re.compile(SETTINGS)
+    """Read the settings from /proc/sys; `sysctl` would print the same, but isn't installed everywhere."""
+    relevant = re.compile(SETTINGS)
     lines: list[str] = []
     with netns.entered(namespace):
         root = Path("/proc/sys")
@@ -96,7 +96,7 @@ def _settings(part: BundlePart, namespace: str | None) -> tuple[str | None, Part
                 path = Path(folder) / name
                 # A dot in an interface's name is written as a slash, as sysctl does.
                 key = ".".join(piece.replace(".", "/") for piece in path.relative_to(root).parts)
-                if wanted.match(key):
+                if relevant.match(key):
                     try:
                         lines.append(f"{key} = {' '.join(path.read_text().split())}")
                     except OSError:
@@ -106,7 +106,7 @@ def _settings(part: BundlePart, namespace: str | None) -> tuple[str | None, Part
 
 
 def _cni(directory: Path) -> tuple[str | None, PartStatus]:
-    """Names of the CNI configurations, and the types of plugins in them."""
+    """Return the names of the CNI configurations and the types of their plugins."""
     try:
         files = sorted(path for path in directory.iterdir() if path.is_file())
     except OSError as error:
@@ -124,7 +124,7 @@ def _types(path: Path) -> list[str]:
 
 
 def take(node: str = "", namespace: str | None = None, kubeconfig: str = "", master: str = "") -> GatheredParts:
-    """Take all that can be had; the table says what could not, and why."""
+    """Take a bundle; its manifest says what could not be taken, and why."""
     gathered = gather(node, namespace)
     if not (kubeconfig or master):
         return gathered
@@ -147,7 +147,7 @@ def take(node: str = "", namespace: str | None = None, kubeconfig: str = "", mas
 
 
 def intended(kubeconfig: bool) -> BundleManifest:
-    """What would be taken."""
+    """Return what would be taken."""
     parts = [
         PartStatus(path=part.path, status="root" if part.root else "anyone", command=" ".join(part.command))
         for part in PARTS
@@ -161,7 +161,7 @@ def intended(kubeconfig: bool) -> BundleManifest:
 
 
 Kept = bool | dict[str, Any]
-"""True: the whole value; else the fields that stay, for a mapping and for each entry of a list."""
+"""True: the whole value; otherwise the fields to keep, of a mapping or of each entry of a list."""
 
 _META: dict[str, Any] = {
     "name": True,
@@ -207,7 +207,10 @@ _NEVER = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def scrubbed(plural: str, found: dict[str, Any]) -> dict[str, Any]:
-    """A list as the API gives it, with what stays. Raises KeyError for a kind that no bundle holds."""
+    """Return an API list reduced to the fields that bundles keep. Raises KeyError for a kind that no bundle holds.
+
+    Only listed fields are kept: no environment, volumes, commands, images, or annotations of other programs.
+    """
     kind, version = str(found.get("kind", "List")).removesuffix("List"), str(found.get("apiVersion", "v1"))
     items = [
         {"apiVersion": version, "kind": kind, **_keep(_KEPT[plural], item)}

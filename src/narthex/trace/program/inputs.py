@@ -1,4 +1,4 @@
-"""What plan, render and trace start from: manifests or an API server, a node, a configuration; read once."""
+"""The inputs of plan, render, and trace: manifests or an API server, a node, and a configuration, read once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from narthex.runtime.configuration.file import ProxyConfiguration, read
 
 
 class InputError(ValueError):
-    """Nothing can be planned from this; the message says why and what to do."""
+    """Nothing can be planned from the input; the message says why and what to do."""
 
 
 class ClusterObjects(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifests hold."""
+    """The objects of a cluster."""
 
     snapshot: Snapshot
     problems: tuple[Problem, ...] = ()
@@ -37,22 +37,22 @@ class NodeInputs(msgspec.Struct, frozen=True, kw_only=True):
     config: NodeConfig
     mode: str
     problems: tuple[str, ...] = ()
-    """For people: what is wrong, but stops nothing."""
+    """Warnings: what is wrong without preventing a plan."""
 
     @property
     def node(self) -> Node:
-        """The node; without addresses when nobody told them."""
+        """The node, without addresses if they are not known."""
         key = NamespacedName("", self.config.node_name)
         return self.snapshot.nodes.get(key) or Node(name=self.config.node_name)
 
     @property
     def host(self) -> Host:
-        """The node's own addresses, as far as its Node object or `--node-ip` tell."""
+        """The node's own addresses, by its Node object or `--node-ip`."""
         return Host(addresses=(*self.node.internal_ips, *self.node.external_ips))
 
     @property
     def families(self) -> tuple[IPFamily, ...]:
-        """The families that a Service or the node has an address of; IPv4 when nothing has one."""
+        """The IP families of Services and node; IPv4 if there is none."""
         addresses = [*self.host.addresses]
         for service in self.snapshot.services.values():
             addresses += [ip for ip in service.cluster_ips if ip != "None"]
@@ -60,12 +60,12 @@ class NodeInputs(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(family for family in FAMILIES if family in found) or (IPFamily.IPV4,)
 
     def plan(self, family: IPFamily) -> Plan:
-        """The node's plan."""
+        """Return the node's plan."""
         return plan_once(self.snapshot, self.config, family)
 
 
 def read_cluster(manifests: Path) -> ClusterObjects:
-    """All objects below a path. Raises InputError when it holds none that can be used."""
+    """Read all objects below a path. Raises InputError if none of them can be used."""
     source = ManifestSource(manifests)
     store = Store()
     for event in source.scan():
@@ -80,8 +80,10 @@ def read_cluster(manifests: Path) -> ClusterObjects:
 
 
 def read_server(kubeconfig: str, master: str, *, pods: bool = False) -> ClusterObjects:
-    """All objects of a cluster, from its API server, listed once. Without a kubeconfig and a URL, as a pod would. `pods`
-    asks for Pods, too. Raises InputError."""
+    """List all objects of a cluster once, with Pods if `pods`. Raises InputError.
+
+    Without a kubeconfig and a URL, it connects as a pod does.
+    """
     from narthex.kube.access import Access
     from narthex.kube.client import Unreachable
     from narthex.kube.resources import of_a_cluster
@@ -100,19 +102,19 @@ def read_server(kubeconfig: str, master: str, *, pods: bool = False) -> ClusterO
 
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person chose; empty where the configuration or the manifests decide."""
+    """Options of the user; empty ones are taken from configuration or objects."""
 
     node: str = ""
     mode: str = ""
     config_file: Path | None = None
     cluster_cidr: str = ""
-    """One CIDR of each family, joined by a comma; overrides the configuration's."""
+    """One CIDR for each IP family, separated by a comma; overrides the configuration."""
     node_ips: tuple[str, ...] = ()
     """The node's own addresses; override those of the Node object."""
 
 
 def node_inputs(cluster: ClusterObjects, chosen: NodeOptions) -> NodeInputs:
-    """A node's view of a cluster. Raises InputError."""
+    """Return a node's view of a cluster. Raises InputError."""
     try:
         configuration, warnings = read(chosen.config_file) if chosen.config_file else (ProxyConfiguration(), ())
         if chosen.cluster_cidr:

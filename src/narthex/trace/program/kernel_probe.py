@@ -1,9 +1,8 @@
-"""One packet of our own, followed by the kernel's own tracing (`nft monitor trace`).
+"""A probe packet, followed by the kernel's own tracing (`nft monitor trace`) and compared with the predicted path.
 
-A table `narthex-probe` marks the first packet of one flow, given by addresses and both ports, for tracing; it changes no
-packet. The kernel ties the table to this process (`flags owner`), so that it goes however the process ends. iptables with
-the nf_tables backend is seen, too. iptables-legacy is not: its TRACE goes to the kernel's log, which a network namespace
-cannot read, so its chains are missing from what is told.
+A table `narthex-probe` marks the first packet of one flow, given by addresses and both ports, for tracing; it changes no packet. The
+kernel ties the table to this process (`flags owner`) and removes it when the process ends. iptables with the nf_tables backend is
+traced, too; iptables-legacy is not, because its TRACE goes to the kernel's log, which a network namespace can't read.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from narthex.trace.program.places import TraceError
 
 TABLE = "narthex-probe"
 DEADLINE = 30.0
-"""Seconds to wait for what must come: the monitor's start, and the packet's first trace."""
+"""Seconds to wait for the monitor's start, and for the packet's first trace."""
 _READ_SECONDS = 0.25
-"""How long one read of the monitor's output waits."""
+"""Timeout of one read of the monitor's output."""
 _ANSWER = 3.0
-"""Seconds to wait for an answer to the packet."""
+"""Seconds to wait for a response to the packet."""
 _SOCKETS = {IPFamily.IPV4: socket.AF_INET, IPFamily.IPV6: socket.AF_INET6}
 _LOOPBACK = {IPFamily.IPV4: "127.0.0.1", IPFamily.IPV6: "::1"}
 _RST_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -52,31 +51,31 @@ class KernelProbeError(RuntimeError):
 
 
 class KernelProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """What to send, from where, and where to watch it."""
+    """The packet to send, where to send it from, and where to watch it."""
 
     source: str
     destination: str
     port: int = 0
     protocol: Protocol = Protocol.TCP
     sender: str | None = None
-    """The named network namespace that has the source address; None: the present one."""
+    """Named network namespace that has the source address; None: the current one."""
     node: str | None = None
-    """The named network namespace whose rules are watched; None: the present one."""
+    """Named network namespace whose rules are watched; None: the current one."""
 
 
 class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of it."""
+    """What happened to the packet."""
 
     flow: str
     """`tcp 10.244.0.5:41234 -> 10.96.0.10:80`."""
     trace: KernelTrace | None
-    """None: the node's hooks never saw it."""
+    """None: it didn't reach the node's hooks."""
     answer: str
-    """`connected`, `answered`, `refused`, `unreachable`, or `nothing` within some seconds."""
+    """`connected`, `answered`, `refused`, `unreachable`, or `nothing`."""
 
 
 def probe(asked: KernelProbe, deadline: float = DEADLINE) -> ProbeOutcome:
-    """Send one packet and follow it. `deadline` in seconds, for each thing that is waited for. Raises ProbeError."""
+    """Send one packet and follow it. `deadline` is the timeout of each wait, in seconds. Raises KernelProbeError."""
     family = family_of(asked.destination)
     with netns.entered(asked.sender):
         sender = _Sender(asked, family)
@@ -132,7 +131,7 @@ def _knock_port() -> int:
 
 
 class _Sender:
-    """The packet's socket, in the sender's namespace. Made inside of it."""
+    """The packet's socket; create it in the sender's network namespace."""
 
     def __init__(self, asked: KernelProbe, family: IPFamily) -> None:
         self._asked, self._family = asked, family
@@ -167,6 +166,7 @@ class _Sender:
         self._socket.close()
 
     def send(self) -> None:
+        """Send the packet."""
         to = self._asked.destination, 0 if self._raw else self._asked.port
         self._failed = self._socket.connect_ex(to)
         if self._failed in (0, errno.EINPROGRESS):
@@ -185,7 +185,7 @@ class _Sender:
         return head[:2] + struct.pack("!H", checksum) + head[4:]
 
     def answer(self, seconds: float) -> str:
-        """Wait for what comes back."""
+        """Wait for the response."""
         if self._failed:
             return _refusal(self._failed)
         poll = select.poll()
@@ -294,7 +294,7 @@ class _Monitor:
 
 
 class ProbeComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What was sent, what came of it, and how it compares."""
+    """A probe's outcome and its comparison with the prediction."""
 
     probed: ProbeOutcome
     alignment: Alignment
@@ -303,8 +303,10 @@ class ProbeComparison(msgspec.Struct, frozen=True, kw_only=True):
 def send(
     journey: PacketPath, *, sender: str | None, node: str | None, node_name: str = "", deadline: float = DEADLINE
 ) -> ProbeComparison:
-    """Send the journey's packet. `sender` and `node` are named network namespaces, None the present one; `node_name` says
-    whose part of the journey is compared. Raises TraceError."""
+    """Send the path's packet. Raises TraceError.
+
+    `sender` and `node` are named network namespaces, None the current one; `node_name` says which node's part of the path is compared.
+    """
     packet = journey.packet
     asked = KernelProbe(
         source=packet.source,
@@ -322,7 +324,7 @@ def send(
 
 
 def sender_of(address: str, node: str | None) -> str | None:
-    """The named network namespace that has an address; `node` is the node's own. Raises TraceError."""
+    """Return the named network namespace that has an address; `node` is the node's own. Raises TraceError."""
     if contains(family_of(address).loopback, address):
         return node
     for name in (node, *(each for each in netns.names() if each != node)):
@@ -339,11 +341,11 @@ def sender_of(address: str, node: str | None) -> str | None:
 
 
 def probe_text(tried: ProbeComparison) -> str:
-    """For people, ending with a newline."""
+    """Return the result as text that ends with a newline."""
     answer = {"nothing": "nothing came back", "connected": "it was accepted"}.get(
         tried.probed.answer, tried.probed.answer
     )
-    head = f"probe: {tried.probed.flow}: {answer}; the kernel tells:\n"
+    head = f"probe: {tried.probed.flow}: {answer}; the kernel reports:\n"
     return head + align.text(tried.alignment)
 
 

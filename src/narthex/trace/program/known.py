@@ -1,4 +1,4 @@
-"""What a question is answered from: nodes' views and the cluster's objects, put together from any mix of sources."""
+"""The sources of a trace over nodes: views and objects, in any combination."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from narthex.trace.program.places import OUTSIDE, AddressOwner, OwnerIndex
 
 
 class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes and objects."""
+    """Views of nodes and the cluster's objects."""
 
     views: tuple[NodeView, ...]
     snapshot: Snapshot
     has_objects: bool = False
     problems: tuple[Problem, ...] = ()
     others: dict[str, AddressName] = {}
-    """Addresses that no object holds."""
+    """Names of addresses that no object owns."""
     pods: tuple[AddressOwner, ...] = ()
-    """Pods that no object names."""
+    """Pods without an object."""
     outside: tuple[str, ...] = OUTSIDE
     node_ips: tuple[str, ...] = ()
-    """The addresses of the node that is looked at, where neither its kernel nor an object tells them."""
+    """Addresses of the node, if neither its kernel nor an object has them."""
 
     def places(self) -> OwnerIndex:
-        """What a person may name."""
+        """Return what a user may name as sender or destination."""
         return OwnerIndex(self.snapshot, self.outside, (*self.pods, *self._view_places()))
 
     def _view_places(self) -> Iterable[AddressOwner]:
-        """Nodes that only a bundle tells of."""
+        """Yield nodes that only a bundle names."""
         held = {key.name for key in self.snapshot.nodes}
         for view in self.views:
             own = [each.address for each in view.addresses or () if each.scope != "link"]
@@ -49,7 +49,7 @@ class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):
                 yield AddressOwner(kind="node", name=view.name, addresses=tuple(own), node=view.name)
 
     def atlas(self) -> ClusterMap:
-        """For following packets."""
+        """Return the map for following packets."""
         names = AddressNames(self.snapshot, self.others)
         own = {view.name: view for view in self.views if view.name}
         of_objects = {key.name: (*node.internal_ips, *node.external_ips) for key, node in self.snapshot.nodes.items()}
@@ -58,9 +58,9 @@ class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):
             of_objects |= {view.name: self.node_ips for view in self.views if view.addresses is None}
 
         def name_of(address: str) -> str:
-            told = names.of(address)
-            if told:
-                return told
+            name = names.of(address)
+            if name:
+                return name
             holder = next((name for name, view in own.items() if view.own(address) is not None), "")
             return f"node {holder}" if holder and not contains(family_of(address).loopback, address) else ""
 
@@ -82,7 +82,7 @@ def _node_of(names: AddressNames, snapshot: Snapshot, address: str) -> str:
 
 
 def from_bundles(paths: Sequence[Path]) -> tuple[tuple[NodeView, ...], ClusterObjects | None]:
-    """Views, and the objects of the first bundle that has any. Raises BundleError."""
+    """Return the views, and the objects of the first bundle that has any. Raises BundleError."""
     views: list[NodeView] = []
     cluster: ClusterObjects | None = None
     for path in paths:
@@ -95,7 +95,7 @@ def from_bundles(paths: Sequence[Path]) -> tuple[tuple[NodeView, ...], ClusterOb
 
 
 def objects_of(texts: dict[str, str], origin: str) -> ClusterObjects:
-    """The Kubernetes objects of a bundle."""
+    """Return the Kubernetes objects of a bundle."""
     store = Store()
     problems: list[Problem] = []
     for name, text in texts.items():
@@ -110,13 +110,13 @@ def objects_of(texts: dict[str, str], origin: str) -> ClusterObjects:
 
 
 def from_files(paths: Sequence[Path], node: str) -> NodeView:
-    """A view of single dumps. Raises DumpError."""
+    """Return the view of single dumps. Raises DumpError."""
     # What a tool printed may hold bytes that are no text, in a comment for instance.
     return view_of_files([(str(path), path.read_text(errors="replace")) for path in paths], node)
 
 
 def live(node: str, namespace: str | None = None) -> NodeView:
-    """The view of this node, or of a named network namespace, as it is now."""
+    """Return the current view of this node, or of a named network namespace."""
     from narthex.trace.program.gather import gather
 
     gathered = gather(node, namespace, without=frozenset(("rules/nft.json", "rules/ipvs-stats.txt", "about/cni.txt")))

@@ -1,4 +1,4 @@
-"""What a change of mode would change, over all nodes of a cluster."""
+"""Effects of a change of mode on all nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from narthex.trace.reports.migration import MigrationReport, NodeChange, differe
 
 
 class MigrationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The report, and what was wrong with the input."""
+    """The report, and problems of the input."""
 
     migration: MigrationReport
     problems: tuple[str, ...] = ()
 
 
 def prospect(cluster: ClusterObjects, before: str, after: str, chosen: NodeOptions) -> MigrationResult:
-    """What changes when nodes go from one mode to another; `chosen.node` limits it to one node. Raises InputError."""
+    """Return what changes if nodes change their mode; `chosen.node` limits it to one node. Raises InputError."""
     nodes = _nodes(cluster, chosen)
     found: list[NodeChange] = []
     plans: list[Plan] = []
@@ -64,7 +64,7 @@ def _nodes(cluster: ClusterObjects, chosen: NodeOptions) -> tuple[str, ...]:
 
 
 def _on_one_node(one: NodeInputs, other: NodeInputs, plans: list[Plan]) -> Iterator[NodeChange]:
-    """The changes on one node; its plans are put to the others."""
+    """Yield the changes on one node, and append its plans."""
     for family in one.families:
         first = serving(one.snapshot, family, _side(one))
         differing = list(factors(one.snapshot, family, _side(one), _side(other)))

@@ -1,4 +1,4 @@
-"""What a person may name as sender or destination of a packet, and where it is."""
+"""Senders and destinations as users name them: addresses, pods, nodes, Services, and DNS names."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from narthex.trace.causes.scene import finding
 from narthex.trace.model import NameLookup
 
 OUTSIDE = ("198.51.100.7", "2001:db8:c::7")
-"""Addresses of a client beyond the cluster when nobody says another: those reserved for documentation."""
+"""Default addresses of a client outside the cluster, from those reserved for documentation."""
 
 _PROTOCOLS = {protocol.lower: protocol for protocol in Protocol}
 
 
 class TraceError(ValueError):
-    """The question cannot be asked so; the message says what would help."""
+    """The request can't be traced; the message says what would help."""
 
 
 class AddressOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that has addresses: what a person may name as sender or destination."""
+    """Something with addresses that a user may name as sender or destination."""
 
     kind: str
-    """address, pod, Service, node or outside."""
+    """`address`, `pod`, `Service`, `node` or `outside`."""
     name: str
     addresses: tuple[str, ...]
     node: str = ""
     """The node that it is on."""
     service: Service | None = None
     lookup: tuple[NameLookup, ...] = ()
-    """How the addresses were found, where a name was given."""
+    """The DNS questions that led to the addresses, if a name was given."""
 
 
 class DestinationSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`DST[:PORT][/PROTO]`, taken apart."""
+    """The parts of `DST[:PORT][/PROTO]`."""
 
     name: str
     port: str = ""
@@ -50,8 +50,10 @@ class DestinationSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split_destination(text: str) -> DestinationSpec:
-    """Take `DST[:PORT][/PROTO]` apart. `a/tcp` without a port is an object of namespace `a`, unless `a` is an
-    address or has a slash itself. Raises TraceError."""
+    """Parse `DST[:PORT][/PROTO]`. Raises TraceError.
+
+    `a/tcp` without a port is an object of namespace `a`, unless `a` is an address or contains a slash.
+    """
     name, slash, last = text.rpartition("/")
     protocol = _PROTOCOLS.get(last.lower()) if slash else None
     if protocol is not None:
@@ -75,7 +77,7 @@ def _split_port(text: str) -> tuple[str, str]:
 
 
 def as_address(text: str) -> str | None:
-    """The address in its canonical form; None when it is none."""
+    """Return the address in canonical form; None if it isn't one."""
     try:
         return address(text)
     except ValueError:
@@ -83,7 +85,7 @@ def as_address(text: str) -> str | None:
 
 
 class OwnerIndex:
-    """Finds what a person names."""
+    """Finds what a user names."""
 
     def __init__(self, snapshot: Snapshot, outside: Sequence[str] = OUTSIDE, pods: Iterable[AddressOwner] = ()) -> None:
         self.snapshot = snapshot
@@ -102,14 +104,14 @@ class OwnerIndex:
         self._places += [known[name] for name in sorted(known)]
 
     def sender(self, text: str) -> AddressOwner:
-        """An address, a pod, a node or `outside`. Raises TraceError."""
+        """Return an address, a pod, a node or `outside`. Raises TraceError."""
         literal = as_address(text)
         if literal is not None:
             return AddressOwner(kind="address", name=literal, addresses=(literal,), node=self._node_of(literal))
         return self._one(text, [place for place in self._places if _is(place, text)])
 
     def destination(self, text: str) -> AddressOwner:
-        """Also a Service; a Service wins over a pod of the same name. Raises TraceError."""
+        """Return a sender or a Service; a Service wins over a pod of the same name. Raises TraceError."""
         literal = as_address(text)
         if literal is not None:
             return AddressOwner(kind="address", name=literal, addresses=(literal,), node=self._node_of(literal))
@@ -122,15 +124,15 @@ class OwnerIndex:
         return self._one(text, found or [place for place in self._places if _is(place, text)], services)
 
     def knows(self, text: str) -> bool:
-        """Whether something goes by exactly this name."""
+        """Return True if something has exactly this name."""
         return any(_is(place, text) for place in self._places)
 
     def at(self, ip: str) -> AddressOwner | None:
-        """The pod, node or other place that has an address."""
+        """Return the pod, node, or other owner of an address."""
         return next((place for place in self._places if ip in place.addresses), None)
 
     def of(self, ip: str) -> Service | None:
-        """The Service that owns an address."""
+        """Return the Service that owns an address."""
         for key in sorted(self._services):
             found = self._services[key]
             balancers = tuple(entry.ip for entry in found.ingress)
@@ -166,7 +168,7 @@ def _is(place: AddressOwner, text: str) -> bool:
 
 
 def _targets(snapshot: Snapshot) -> dict[str, AddressOwner]:
-    """Pods that only EndpointSlices tell of."""
+    """Return pods that only EndpointSlices name."""
     found: dict[str, AddressOwner] = {}
     for slices in snapshot.slices.values():
         for each in slices.values():
@@ -180,7 +182,7 @@ def _targets(snapshot: Snapshot) -> dict[str, AddressOwner]:
 
 
 def by_name(places: OwnerIndex, source: AddressOwner, name: str, domain: str) -> AddressOwner:
-    """The place that a pod reaches by a name. Raises TraceError, with all that was asked, when it reaches none."""
+    """Resolve a name as a pod's resolver and the cluster's DNS do. Raises TraceError with all questions if there is no address."""
     pod = source if source.kind == "pod" else places.at(source.addresses[0])
     if pod is None or pod.kind != "pod":
         raise TraceError(
@@ -240,7 +242,10 @@ def _advice(way: NameResolution) -> str:
 
 
 def name_not_found(name: str, asker: str, asked: Iterable[str], services: Iterable[str], advice: str) -> CauseFinding:
-    """`asker` is the pod that asks, `asked` are its questions with their answers, `services` are `NAMESPACE/NAME`."""
+    """Return the finding for a name without an address.
+
+    `asker` is the pod, `asked` are its questions with their answers, `services` are `NAMESPACE/NAME`.
+    """
     wanted = name.rstrip(".").split(".")
     known = {f"{service}.{namespace}": f"{namespace}/{service}"
              for namespace, _, service in (each.partition("/") for each in services)}  # fmt: skip

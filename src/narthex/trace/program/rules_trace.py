@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from narthex.lb.announce import NodeAnnouncerState
 
 CLUSTER_DOMAIN = "cluster.local"
-"""What a cluster's names end in when nobody says otherwise."""
+"""The default cluster domain."""
 
 _DEFAULT_BRIDGE = "cni0"
 
 
 class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked, resolved."""
+    """The packet to trace, and its two ends."""
 
     packet: Packet
     source: AddressOwner
@@ -46,62 +46,63 @@ class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
 def ask(
     places: OwnerIndex, sender: str, destination: str, domain: str = CLUSTER_DOMAIN
 ) -> tuple[AddressOwner, AddressOwner, DestinationSpec]:
-    """Find both ends; `domain` is the cluster's in its DNS. Raises TraceError."""
-    wanted = split_destination(destination)
+    """Find both ends; `domain` is the cluster domain. Raises TraceError."""
+    spec = split_destination(destination)
     source = places.sender(sender)
-    if "." in wanted.name and as_address(wanted.name) is None and not places.knows(wanted.name):
-        return source, by_name(places, source, wanted.name, domain), wanted
-    return source, places.destination(wanted.name), wanted
+    if "." in spec.name and as_address(spec.name) is None and not places.knows(spec.name):
+        return source, by_name(places, source, spec.name, domain), spec
+    return source, places.destination(spec.name), spec
 
 
 def question(
     places: OwnerIndex,
     source: AddressOwner,
     target: AddressOwner,
-    wanted: DestinationSpec,
+    spec: DestinationSpec,
     inputs: NodeInputs,
     host: Host,
     iif: str | None,
 ) -> ResolvedRequest:
-    """The packet that was meant. `iif`: None takes the one that fits the sender. Raises TraceError."""
+    """Return the packet to trace. `iif` None stands for an interface that fits the sender. Raises TraceError."""
     to = next((ip for ip in target.addresses if any(family_of(own) is family_of(ip) for own in source.addresses)), None)
     if to is None:
         raise TraceError(f"{source.name} and {target.name} have no IP family in common")
     family = family_of(to)
     sent_from = next(ip for ip in source.addresses if family_of(ip) is family)
-    port, protocol = port_of(places, target, to, wanted)
+    port, protocol = port_of(places, target, to, spec)
     own = sent_from in host.addresses or contains(family.loopback, sent_from)
     arrives = "" if own else _arrival(inputs, source, sent_from) if iif is None else iif
     packet = Packet(source=sent_from, destination=to, port=port, protocol=protocol, iif=arrives, from_host=own)
     return ResolvedRequest(packet=packet, source=source, destination=target)
 
 
-def port_of(places: OwnerIndex, target: AddressOwner, to: str, wanted: DestinationSpec) -> tuple[int, Protocol]:
-    if wanted.protocol is Protocol.ICMP:
+def port_of(places: OwnerIndex, target: AddressOwner, to: str, spec: DestinationSpec) -> tuple[int, Protocol]:
+    """Return port and protocol: those given, or those of the Service's port by name or its only one. Raises TraceError."""
+    if spec.protocol is Protocol.ICMP:
         return 0, Protocol.ICMP
     service = target.service or places.of(to)
-    ports = [each for each in (service.ports if service else ()) if wanted.protocol in (None, each.protocol)]
-    if wanted.port.isascii() and wanted.port.isdigit():
-        number = int(wanted.port)
+    ports = [each for each in (service.ports if service else ()) if spec.protocol in (None, each.protocol)]
+    if spec.port.isascii() and spec.port.isdigit():
+        number = int(spec.port)
         if not 0 < number < 65536:
             raise TraceError(f"{number} is not a port (1-65535)")
         same = [each.protocol for each in ports if each.port == number]
-        return number, wanted.protocol or (Protocol.TCP if Protocol.TCP in same or not same else same[0])
-    fitting = [each for each in ports if not wanted.port or each.name == wanted.port]
+        return number, spec.protocol or (Protocol.TCP if Protocol.TCP in same or not same else same[0])
+    fitting = [each for each in ports if not spec.port or each.name == spec.port]
     if len(fitting) == 1:
         return fitting[0].port, fitting[0].protocol
     choices = ", ".join(
         f"{each.port}/{each.protocol.lower}" + (f" ({each.name})" if each.name else "") for each in ports
     )
-    if wanted.port:
-        raise TraceError(f"{wanted.port!r} is no port of {target.name}" + (f"; there are {choices}" if choices else ""))
+    if spec.port:
+        raise TraceError(f"{spec.port!r} is no port of {target.name}" + (f"; there are {choices}" if choices else ""))
     raise TraceError(
         f"which port of {target.name}? " + (f"There are {choices}" if choices else "Write it as NAME:PORT")
     )
 
 
 def _arrival(inputs: NodeInputs, source: AddressOwner, sent_from: str) -> str:
-    """The interface a packet of this sender comes in on, as the detection of pods would see it."""
+    """Return the input interface for this sender, as pod detection expects it."""
     config = inputs.config
     here = any(contains(cidr, sent_from) for cidr in inputs.node.pod_cidrs)
     if not here and (source.kind != "pod" or source.node != config.node_name):
@@ -112,7 +113,7 @@ def _arrival(inputs: NodeInputs, source: AddressOwner, sent_from: str) -> str:
 
 
 def _relay_table(dump: WalkInput, family: IPFamily) -> Any:
-    """The relay's listeners among the comments of a dump."""
+    """Return the relay's listeners from the comments of a dump."""
     from narthex.proxy.backends.userspace.rules import table_of
 
     try:
@@ -186,7 +187,7 @@ def answer(
 
 
 def _announced(inputs: NodeInputs, address: str, known: Mapping[str, NodeAnnouncerState] | None) -> tuple[str, ...]:
-    """Which node answers for a load balancer's address; nothing for other addresses."""
+    """Return which node announces a load balancer's address, and why; empty for other addresses."""
     from narthex.lb.announce import ElectionInput, NodeAnnouncerState, elect
 
     if not inputs.snapshot.address_pools:

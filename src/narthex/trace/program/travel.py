@@ -1,4 +1,4 @@
-"""One question about a path, and the journey that answers it."""
+"""The path of one packet over nodes, from what a person typed to a `PacketPath`."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ _BRIDGE, _UPLINK = "cni0", "eth0"
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asked."""
+    """What a user asked."""
 
     source: str
     destination: str
     """`DST[:PORT][/PROTO]`."""
     node: str = ""
-    """Where a packet from outside comes in."""
+    """The node where a packet from outside enters."""
     iif: str = ""
     source_port: int = 0
     size: int = 0
     domain: str = CLUSTER_DOMAIN
 
 
-def travel(known: KnownCluster, wish: TraceRequest) -> PacketPath:
-    """Follow the packet. Raises TraceError when the question cannot be asked so."""
+def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
+    """Follow the packet. Raises TraceError if the request can't be traced."""
     places = known.places()
-    wanted = split_destination(wish.destination)
-    source = places.sender(wish.source)
-    target = _target(places, source, wanted, wish.domain)
-    header = _header(places, source, target, wanted, wish)
+    spec = split_destination(request.destination)
+    source = places.sender(request.source)
+    target = _target(places, source, spec, request.domain)
+    header = _header(places, source, target, spec, request)
     atlas = known.atlas()
-    follower = PathFollower(atlas, wish.size)
-    view, entry, told = _start(known, atlas, follower, source, header, wish)
-    way = branch_tree(follower.follow(view, header, entry, (told,)))
+    follower = PathFollower(atlas, request.size)
+    view, entry, what = _start(known, atlas, follower, source, header, request)
+    tree = branch_tree(follower.follow(view, header, entry, (what,)))
     return PacketPath(
         packet=header,
         source=Party(address=header.source, name=atlas.name_of(header.source) or _kind(source)),
         destination=Party(address=header.destination, name=atlas.name_of(header.destination)),
         start=view.name,
-        service=_service(places, known, header) or _told_by_rules(way),
-        tree=way,
+        service=_service(places, known, header) or _told_by_rules(tree),
+        tree=tree,
         lookup=target.lookup,
         sources=tuple(
             dict.fromkeys(f"{each.origin}" + (f" (node {each.name})" if each.name else "") for each in known.views)
@@ -70,26 +70,26 @@ def _kind(source: AddressOwner) -> str:
     return "outside" if source.kind == "outside" else ""
 
 
-def _target(places: OwnerIndex, source: AddressOwner, wanted: DestinationSpec, domain: str) -> AddressOwner:
-    if "." in wanted.name and as_address(wanted.name) is None and not places.knows(wanted.name):
-        return by_name(places, source, wanted.name, domain)
-    return places.destination(wanted.name)
+def _target(places: OwnerIndex, source: AddressOwner, spec: DestinationSpec, domain: str) -> AddressOwner:
+    if "." in spec.name and as_address(spec.name) is None and not places.knows(spec.name):
+        return by_name(places, source, spec.name, domain)
+    return places.destination(spec.name)
 
 
 def _header(
-    places: OwnerIndex, source: AddressOwner, target: AddressOwner, wanted: DestinationSpec, wish: TraceRequest
+    places: OwnerIndex, source: AddressOwner, target: AddressOwner, spec: DestinationSpec, request: TraceRequest
 ) -> Header:
     to = next((ip for ip in target.addresses if any(family_of(own) is family_of(ip) for own in source.addresses)), None)
     if to is None:
         raise TraceError(f"{source.name} and {target.name} have no IP family in common")
-    port, protocol = port_of(places, target, to, wanted)
+    port, protocol = port_of(places, target, to, spec)
     sent_from = next(ip for ip in source.addresses if family_of(ip) is family_of(to))
     return Header(
         source=sent_from,
         destination=to,
         protocol=protocol.lower,
         port=port,
-        source_port=wish.source_port or None,
+        source_port=request.source_port or None,
     )
 
 
@@ -115,10 +115,10 @@ def _service(places: OwnerIndex, known: KnownCluster, header: Header) -> str:
 _COMMENT = re.compile(r"([a-z0-9-]+/[a-z0-9.-]+(?::[a-z0-9-]*)?)(?: (?:cluster IP|external IP|loadbalancer IP))?$")
 
 
-def _told_by_rules(way: PathBranch) -> str:
-    """The Service port that the comments of kube-proxy's rules name."""
+def _told_by_rules(tree: PathBranch) -> str:
+    """Return the Service port in the comments of kube-proxy's rules."""
     chains = ("KUBE-SERVICES", "KUBE-NODEPORTS")
-    found = (_COMMENT.match(step.why) for step in branch_steps(way) if step.chain in chains)
+    found = (_COMMENT.match(step.why) for step in branch_steps(tree) if step.chain in chains)
     return next((match[1].rstrip(":") for match in found if match), "")
 
 
@@ -135,30 +135,30 @@ def _start(
     follower: PathFollower,
     source: AddressOwner,
     header: Header,
-    wish: TraceRequest,
+    request: TraceRequest,
 ) -> tuple[NodeView, NodeEntry, PathStep]:
-    if wish.node and wish.iif:
-        view = _named(known, atlas, wish.node)
-        return view, NodeEntry(link=wish.iif), _begin(view, header, f"in by {wish.iif}")
+    if request.node and request.iif:
+        view = _named(known, atlas, request.node)
+        return view, NodeEntry(link=request.iif), _begin(view, header, f"in by {request.iif}")
     loopback = contains(family_of(header.source).loopback, header.source)
     own = atlas.holder(header.source) if not loopback else None
     if own is None and (loopback or source.kind == "node"):
-        own = _named(known, atlas, wish.node or source.node)
-    if own is not None and not wish.iif:
+        own = _named(known, atlas, request.node or source.node)
+    if own is not None and not request.iif:
         return own, CREATED_HERE, _begin(own, header, "made on this node")
     here = atlas.node_of(header.source) or source.node
     if here and source.kind != "outside":
         view = _named(known, atlas, here)
-        return _from_neighbour(view, follower, header, wish, _BRIDGE, f"from a pod of node {here}")
+        return _from_neighbour(view, follower, header, request, _BRIDGE, f"from a pod of node {here}")
     near = next((view for view in known.views if _is_pod_of(view, header.source)), None)
     if near is not None:
-        return _from_neighbour(near, follower, header, wish, _BRIDGE, "from a pod of this node")
-    view = _arrival(known, atlas, header, wish)
-    return _from_neighbour(view, follower, header, wish, _UPLINK, "from outside")
+        return _from_neighbour(near, follower, header, request, _BRIDGE, "from a pod of this node")
+    view = _arrival(known, atlas, header, request)
+    return _from_neighbour(view, follower, header, request, _UPLINK, "from outside")
 
 
 def _is_pod_of(view: NodeView, address: str) -> bool:
-    """Whether the node reaches the address over a link of pods: a bridge or a veth, with no router between."""
+    """Return True if the node reaches the address over a bridge or a veth, without a router."""
     found = look_up(view, RouteQuery(destination=address))
     if found.kind != "unicast" or found.hops[0][0].via:
         return False
@@ -168,10 +168,10 @@ def _is_pod_of(view: NodeView, address: str) -> bool:
     return link is not None and link.kind in ("bridge", "veth") and link.name not in uplinks
 
 
-def _arrival(known: KnownCluster, atlas: ClusterMap, header: Header, wish: TraceRequest) -> NodeView:
-    """Where a packet from outside comes in: the node that was named, or has the destination, or the first."""
-    if wish.node:
-        return _named(known, atlas, wish.node)
+def _arrival(known: KnownCluster, atlas: ClusterMap, header: Header, request: TraceRequest) -> NodeView:
+    """Return where a packet from outside enters: the named node, the node with the destination, or the first."""
+    if request.node:
+        return _named(known, atlas, request.node)
     holder = atlas.holder(header.destination)
     if holder is not None:
         return holder
@@ -192,14 +192,14 @@ def _named(known: KnownCluster, atlas: ClusterMap, name: str) -> NodeView:
 
 
 def _from_neighbour(
-    view: NodeView, follower: PathFollower, header: Header, wish: TraceRequest, guess: str, how: str
+    view: NodeView, follower: PathFollower, header: Header, request: TraceRequest, guess: str, how: str
 ) -> tuple[NodeView, NodeEntry, PathStep]:
-    if wish.iif:
-        return view, NodeEntry(link=wish.iif), _begin(view, header, f"{how}, in by {wish.iif}")
+    if request.iif:
+        return view, NodeEntry(link=request.iif), _begin(view, header, f"{how}, in by {request.iif}")
     entry, why = follower.entry_of(view, header.source, header.destination)
     if entry is not None:
-        told = f"{how}, by frames alone over {entry.link}" if entry.bridged else f"{how}, in by {entry.link}"
-        return view, entry, _begin(view, header, told)
+        what = f"{how}, by frames alone over {entry.link}" if entry.bridged else f"{how}, in by {entry.link}"
+        return view, entry, _begin(view, header, what)
     unknown = f"which link it comes in by ({why}); taken to be {guess}, say another with --iif"
     return view, NodeEntry(link=guess), _begin(view, header, f"{how}, in by {guess}", unknown)
 

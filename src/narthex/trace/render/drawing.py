@@ -103,7 +103,7 @@ def draw(journey: PacketPath) -> Drawing:
     lines += [("not known", f"{each.node + ': ' if each.node else ''}{each.part}{f' ({each.why})' if each.why else ''}")
               for each in journey.missing]  # fmt: skip
     ends = journey.ends()
-    failing = sum((chance for key, chance in ends.items() if key[0] not in GOOD), Fraction(0))
+    failing = sum((probability for key, probability in ends.items() if key[0] not in GOOD), Fraction(0))
     return Drawing(
         title=clean(str(journey.packet)),
         lines=tuple((name, clean(value)) for name, value in lines),
@@ -133,9 +133,9 @@ def verdict(drawing: Drawing, fails: bool) -> tuple[str, str]:
     return drawing.result, "good" if drawing.good else "doubt" if drawing.result == "not known" else "bad"
 
 
-def percent(chance: Fraction) -> str:
+def percent(probability: Fraction) -> str:
     """Return a probability as `33.3 % (1/3)`."""
-    return f"{float(chance) * 100:.3g} % ({fraction_text(chance)})"
+    return f"{float(probability) * 100:.3g} % ({fraction_text(probability)})"
 
 
 def _chosen(way: PathBranch) -> frozenset[int] | None:
@@ -283,8 +283,8 @@ def end_text(end: PathEnd) -> str:
     words = {
         Fate.DELIVERED: f"delivered to {to}" if to else "delivered",
         Fate.LEAVES: f"leaves for {to}" if to else "leaves this machine",
-        Fate.DROPPED: "dropped in silence",
-        Fate.REJECTED: "rejected: the sender is told",
+        Fate.DROPPED: "dropped silently",
+        Fate.REJECTED: "rejected: the sender receives an error",
         Fate.LOST: "lost",
         Fate.UNKNOWN: "not known",
     }
@@ -319,8 +319,8 @@ def _ends(way: PathBranch) -> Iterator[PathEnd]:
 def _summary(ways: Sequence[PathBranch]) -> str:
     """Return how several branches end."""
     ends = [end_text(end) for way in ways for end in _ends(way)]
-    told = list(dict.fromkeys(ends))
-    return "; ".join(told[:3]) + (f"; and {len(told) - 3} other ends" if len(told) > 3 else "")
+    texts = list(dict.fromkeys(ends))
+    return "; ".join(texts[:3]) + (f"; and {len(texts) - 3} other ends" if len(texts) > 3 else "")
 
 
 def _party(address: str, name: str) -> str:

@@ -70,14 +70,14 @@ class _Graph:
 
 
 def _lines(box: StageBox) -> tuple[str, ...]:
-    rows = [_told(row) for row in box.rows if not row.faded]
-    told = (
+    rows = [_row_text(row) for row in box.rows if not row.faded]
+    shown = (
         rows if len(rows) <= _MOST_ROWS else [*rows[: _MOST_ROWS - 2], f"… {len(rows) - _MOST_ROWS + 1} more", rows[-1]]
     )
-    return (box.stage, *told, *((box.change,) if box.change else ()))
+    return (box.stage, *shown, *((box.change,) if box.change else ()))
 
 
-def _told(row: BoxRow) -> str:
+def _row_text(row: BoxRow) -> str:
     """Return a rule by its chain and its effect: its text is too long for a node of a graph."""
     what = row.where or row.text
     return f"{what} → {row.verdict}" if row.verdict else f"{row.where}: {row.text}" if row.where else row.text

@@ -33,7 +33,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .4rem 0; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: .8rem 0; }
 dt { color: #59636e; } dd { margin: 0; overflow-wrap: anywhere; }
 section.cause { border: 1px solid #cf222e; border-radius: 8px; padding: .6rem 1rem; margin: .8rem 0; background: #ffebe9; }
-section.cause.beside { border-color: #9a6700; background: #fff8c5; }
+section.cause.other { border-color: #9a6700; background: #fff8c5; }
 section.cause h2, section.cause h3 { margin: .2rem 0 .4rem; font-size: 1.05rem; }
 section.cause p { margin: .3rem 0; } .dim { color: #59636e; }
 .picture { overflow-x: auto; } .picture svg { max-width: 100%; height: auto; }
@@ -44,7 +44,7 @@ table { border-collapse: collapse; width: 100%; } th, td { text-align: left; ver
 body { color: #e6edf3; background: #0d1117; } .dim, dt { color: #9198a1; } th, td { border-color: #3d444d; }
 .result.good { color: #56d364; background: #12261e; } .result.bad { color: #ff9492; background: #301418; }
 .result.doubt { color: #e3b341; background: #2b2210; }
-section.cause { border-color: #f85149; background: #301418; } section.cause.beside { border-color: #d29922; background: #2b2210; }
+section.cause { border-color: #f85149; background: #301418; } section.cause.other { border-color: #d29922; background: #2b2210; }
 }
 @media print { body { max-width: none; padding: 0; color: #000; background: #fff; } details > * { display: block; } }
 """
@@ -69,7 +69,7 @@ def page(journey: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
     for leaf in leaves[:MOST_LEAVES]:
         _leaf(main, leaf, folded=len(leaves) > 1)
     if len(leaves) > MOST_LEAVES:
-        _put(main, "p", f"{len(leaves) - MOST_LEAVES} more ways are not told here.")
+        _put(main, "p", f"{len(leaves) - MOST_LEAVES} more alternatives are not listed.")
     text = ET.tostring(html, encoding="unicode", short_empty_elements=False)
     # The one element that HTML has no end tag for, and the tree would give it one.
     text = text.replace(
@@ -99,7 +99,7 @@ def _summary(main: ET.Element, drawing: Drawing, fails: bool) -> None:
 
 
 def _cause(main: ET.Element, finding: CauseFinding, word: str) -> None:
-    section = ET.SubElement(main, "section", {"class": "cause" if finding.explains else "cause beside"})
+    section = ET.SubElement(main, "section", {"class": "cause" if finding.explains else "cause other"})
     _put(section, "h2", f"{word}: {finding.sentence}")
     if finding.evidence:
         _put(section, "pre", "\n".join(finding.evidence))
@@ -115,9 +115,11 @@ def _leaf(main: ET.Element, leaf: PathLeaf, folded: bool) -> None:
     if not folded:
         details.set("open", "open")
     end = leaf.end
-    told = f"{percent(leaf.probability)}: {end.fate.value}"
-    told += f" to {end.address}{f' port {end.port}' if end.port else ''}" if end.address else ""
-    _put(details, "summary", told + (f", {end.name}" if end.name else "") + (f": {end.reason}" if end.reason else ""))
+    summary = f"{percent(leaf.probability)}: {end.fate.value}"
+    summary += f" to {end.address}{f' port {end.port}' if end.port else ''}" if end.address else ""
+    _put(
+        details, "summary", summary + (f", {end.name}" if end.name else "") + (f": {end.reason}" if end.reason else "")
+    )
     table = ET.SubElement(details, "table")
     row = ET.SubElement(ET.SubElement(table, "thead"), "tr")
     for name in ("where", "stage", "what happens", "evidence"):
@@ -126,7 +128,7 @@ def _leaf(main: ET.Element, leaf: PathLeaf, folded: bool) -> None:
     for step in leaf.steps[:MOST_STEPS]:
         _step(ET.SubElement(body, "tr"), step)
     if len(leaf.steps) > MOST_STEPS:
-        _put(details, "p", f"{len(leaf.steps) - MOST_STEPS} more steps are not told here.")
+        _put(details, "p", f"{len(leaf.steps) - MOST_STEPS} more steps are not listed.")
 
 
 def _step(row: ET.Element, step: PathStep) -> None:

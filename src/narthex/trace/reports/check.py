@@ -1,7 +1,7 @@
-"""A cluster's objects against what a node's kernel does, frontend by frontend.
+"""Comparison of a cluster's objects with what a node's kernel does, frontend by frontend.
 
-What a packet would meet is asked of the walk and compared with the plan, so that it holds for every proxy and mode.
-Sources are those of somebody beyond the cluster and of a pod; masquerading is not compared.
+It walks the rules and compares outcomes with the plan, so that it works for every proxy and mode. Senders are a client outside and
+a pod; masquerading is not compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from narthex.trace.follow.meeting import FrontendOrigin, FrontendOutcome, fronte
 from narthex.trace.follow.views import NodeView
 
 _TOLERANCE = Fraction(1, 2000)
-"""kube-proxy once wrote probabilities with five digits."""
+"""Older kube-proxy versions write probabilities with five digits."""
 _OUTSIDE = {4: "198.51.100.7", 6: "2001:db8:c::7"}
 
 
@@ -40,56 +40,56 @@ _PROTOCOLS = {protocol.lower: protocol for protocol in Protocol}
 
 
 class DiscrepancyKind(enum.Enum):
-    """What is wrong."""
+    """The kinds of discrepancies."""
 
     MISSING = "missing"
     """The kernel lacks a frontend or an endpoint that the objects have."""
     STALE = "stale"
-    """It sends to an endpoint that the objects do not have."""
+    """The kernel sends to an endpoint that the objects don't have."""
     EXTRA = "extra"
-    """It has a frontend that the objects do not have."""
+    """The kernel has a frontend that the objects don't have."""
     SHARE = "wrong share"
     ANSWER = "wrong answer"
-    """It drops, refuses or lets pass what the objects want otherwise."""
+    """The kernel drops, rejects, or passes what the plan decides otherwise."""
     DUPLICATE = "duplicate"
     """Two proxies, or two rules, have the same frontend."""
     SHADOWED = "shadowed"
-    """Somebody else's rule takes the packet first."""
+    """A rule of another program takes the packet first."""
     CONNECTION = "dead connection"
-    """A known connection goes on to an endpoint that is gone."""
+    """A tracked connection continues to an endpoint that is gone."""
 
 
 class Discrepancy(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference."""
+    """One difference between objects and kernel."""
 
     kind: DiscrepancyKind
     service: str
-    """The Service port; empty for what no object names."""
+    """The Service port; empty if no object names it."""
     frontend: str
     """`10.96.0.10:53/udp (cluster IP)`."""
     said: str
-    """For people, one sentence."""
+    """One sentence."""
     endpoint: str = ""
     place: str = ""
-    """Where in the dump, when that is known."""
+    """Position in the dump, if known."""
     sender: str = ""
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check found."""
+    """The result for one IP family."""
 
     node: str
     family: str
     frontends: int
     endpoints: int
-    """How many were compared, those of one Service port once."""
+    """How many were compared; those of one Service port count once."""
     findings: tuple[Discrepancy, ...] = ()
     unknown: tuple[str, ...] = ()
-    """What could not be told, and why."""
+    """What could not be decided, and why."""
 
     @property
     def status(self) -> int:
-        """An exit status: 0 the same, 1 differences, 2 cannot tell."""
+        """The exit status: 0 without differences, 1 with differences, 2 if it can't be decided."""
         return 1 if self.findings else 2 if self.unknown else 0
 
 
@@ -104,7 +104,7 @@ class CheckDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
 
 
 def check(plan: Plan, view: NodeView, own: tuple[str, ...]) -> CheckReport:
-    """Compare. `own` are the node's addresses of the plan's family."""
+    """Compare a plan with a view. `own` are the node's addresses of the plan's IP family."""
     held = view.rules.get(plan.family) if view.rules is not None else None
     count = sum(len(service.frontends) for service in plan.services.values())
     report = CheckReport(
@@ -144,7 +144,7 @@ class _Checker:
     # ---- frontends -------------------------------------------------------------------------------------------------
 
     def service(self, service: ServicePlan) -> Iterator[Discrepancy]:
-        """What is wrong with one Service port."""
+        """Yield the discrepancies of one Service port."""
         seen: set[tuple[DiscrepancyKind, str, str]] = set()
         for frontend in service.frontends:
             for sender in self._senders(frontend):
@@ -173,9 +173,9 @@ class _Checker:
             self.unknown.append(f"{_text(frontend)} of {service.name}: {met.unknown}")
             return
         if met.relayed:
-            told = f"{_text(frontend)} of {service.name}"
+            frontend_words = f"{_text(frontend)} of {service.name}"
             self.unknown.append(
-                f"{told}: a relay on this node takes it (userspace mode); no rule says where it connects to"
+                f"{frontend_words}: a relay on this node takes it (userspace mode); no rule says where it connects to"
             )
             return
         if met.untracked and not met.endpoints and self._view.own(to) is not None:
@@ -206,38 +206,40 @@ class _Checker:
     # ---- what only the kernel has ----------------------------------------------------------------------------------
 
     def extra(self) -> Iterator[Discrepancy]:
-        """Frontends of no Service."""
+        """Yield frontends that no Service has."""
         node_ports = {(protocol, port) for address, protocol, port in self._by_match if address is None}
         for match, places in self._there.items():
             address, protocol, port = match
             if match in self._by_match or (address in self._own and (protocol, port) in node_ports):
                 continue
-            told = _match_text(match)
-            said = f"{told} leads to {places[0].leads}, and no Service has it"
-            yield Discrepancy(kind=DiscrepancyKind.EXTRA, service="", frontend=told, said=said, place=places[0].place)
+            frontend_words = _match_text(match)
+            said = f"{frontend_words} leads to {places[0].leads}, and no Service has it"
+            yield Discrepancy(
+                kind=DiscrepancyKind.EXTRA, service="", frontend=frontend_words, said=said, place=places[0].place
+            )
 
     def duplicates(self) -> Iterator[Discrepancy]:
-        """Frontends that stand in several places."""
+        """Yield frontends with several origins."""
         for match, places in self._there.items():
             proxies = sorted({each.proxy for each in places})
             leads = sorted({each.leads for each in places})
             service = self._by_match.get(match)
             if len(proxies) < 2 and len(leads) < 2:
                 continue
-            told = _match_text(match)
+            frontend_words = _match_text(match)
             why = (
                 f"two proxies have it: {', '.join(proxies)}" if len(proxies) > 1 else f"it leads to {', '.join(leads)}"
             )
             yield Discrepancy(
                 kind=DiscrepancyKind.DUPLICATE,
                 service=str(service.name) if service else "",
-                frontend=told,
-                said=f"{told} stands twice in the rules: {why}; only the first is met",
+                frontend=frontend_words,
+                said=f"{frontend_words} is in the rules twice: {why}; only the first one matters",
                 place=places[-1].place,
             )
 
     def connections(self) -> Iterator[Discrepancy]:
-        """Known connections to endpoints that are gone."""
+        """Yield tracked connections to endpoints that are gone."""
         if self._view.connections is None:
             return
         dead: Counter[tuple[str, str, str]] = Counter()
@@ -252,8 +254,8 @@ class _Checker:
                 service = self._by_match.get((None, protocol, one.port))
             if service is None or (one.reply_source, one.reply_source_port) in _alive(service):
                 continue
-            told = _match_text((one.destination, protocol, one.port))
-            dead[str(service.name), told, join_port(one.reply_source, one.reply_source_port)] += 1
+            frontend_words = _match_text((one.destination, protocol, one.port))
+            dead[str(service.name), frontend_words, join_port(one.reply_source, one.reply_source_port)] += 1
         for (name, frontend, endpoint), count in dead.items():
             said = f"{count} known connection(s) to {frontend} go on to {endpoint}, which is no endpoint of {name}"
             yield Discrepancy(
@@ -265,38 +267,40 @@ def _differences(
     service: ServicePlan, frontend: Frontend, met: FrontendOutcome, there: dict[Match, list[FrontendOrigin]]
 ) -> Iterator[Discrepancy]:
     decision = frontend.other if met.outside else frontend.pod
-    told, name = _text(frontend), str(service.name)
+    frontend_words, name = _text(frontend), str(service.name)
     place = next((each.place for each in there.get(frontend.match, ()) if each.place), "")
 
     def finding(kind: DiscrepancyKind, said: str, endpoint: str = "") -> Discrepancy:
-        return Discrepancy(kind=kind, service=name, frontend=told, said=said, endpoint=endpoint, place=place)
+        return Discrepancy(kind=kind, service=name, frontend=frontend_words, said=said, endpoint=endpoint, place=place)
 
     want = {}
     if isinstance(decision, Forward):
         pool = service.pool(decision.scope).endpoints
         want = {(each.address, each.port): Fraction(1, len(pool)) for each in pool}
     if met.endpoints.keys() != want.keys() and (foreign := met.foreign):
-        yield finding(DiscrepancyKind.SHADOWED, f"{told} of {name} never comes to its rules: {foreign} takes it first")
+        yield finding(
+            DiscrepancyKind.SHADOWED, f"{frontend_words} of {name} never comes to its rules: {foreign} takes it first"
+        )
         return
     if not met.endpoints:
-        yield from _nowhere(finding, decision, met, told, name)
+        yield from _nowhere(finding, decision, met, frontend_words, name)
         return
     for endpoint in sorted(met.endpoints.keys() - want.keys()):
         at = join_port(*endpoint)
         yield finding(
             DiscrepancyKind.STALE,
-            f"{told} of {name} is sent to {at}, which {_why_not(service, endpoint, decision)}",
+            f"{frontend_words} of {name} is sent to {at}, which {_why_not(service, endpoint, decision)}",
             at,
         )
     for endpoint in sorted(want.keys() - met.endpoints.keys()):
         at = join_port(*endpoint)
-        yield finding(DiscrepancyKind.MISSING, f"{told} of {name} is never sent to its endpoint {at}", at)
+        yield finding(DiscrepancyKind.MISSING, f"{frontend_words} of {name} is never sent to its endpoint {at}", at)
     if want.keys() == met.endpoints.keys():
         for endpoint, share in sorted(want.items()):
             have = met.endpoints[endpoint]
             if abs(have - share) > _TOLERANCE:
                 at = join_port(*endpoint)
-                said = f"{told} of {name}: {at} gets {float(have) * 100:.1f} % of the connections and not {share}"
+                said = f"{frontend_words} of {name}: {at} gets {float(have) * 100:.1f} % of the connections and not {share}"
                 yield finding(DiscrepancyKind.SHARE, said, at)
 
 
@@ -304,21 +308,25 @@ def _nowhere(
     finding: Callable[[DiscrepancyKind, str], Discrepancy],
     decision: Decision,
     met: FrontendOutcome,
-    told: str,
+    frontend_words: str,
     name: str,
 ) -> Iterator[Discrepancy]:
-    """The kernel sends the packet to no endpoint."""
+    """Return the discrepancy if the kernel sends the packet to no endpoint."""
     fate = met.fate
     if isinstance(decision, Forward):
         if fate is Disposition.NOT_OURS:
-            yield finding(DiscrepancyKind.MISSING, f"the kernel has no rule for {told} of {name}")
+            yield finding(DiscrepancyKind.MISSING, f"the kernel has no rule for {frontend_words} of {name}")
         else:
-            yield finding(DiscrepancyKind.ANSWER, f"{told} of {name} is {fate.value}, though it has endpoints")
+            yield finding(
+                DiscrepancyKind.ANSWER, f"{frontend_words} of {name} is {fate.value}, though it has endpoints"
+            )
     elif isinstance(decision, Reject) and fate is not Disposition.REJECTED:
         how = "no rule refuses it" if fate is Disposition.NOT_OURS else f"it is {fate.value}"
-        yield finding(DiscrepancyKind.ANSWER, f"{told} of {name} has no endpoint and is to be refused at once: {how}")
+        yield finding(
+            DiscrepancyKind.ANSWER, f"{frontend_words} of {name} has no endpoint and is to be refused at once: {how}"
+        )
     elif isinstance(decision, Drop) and fate is Disposition.NOT_OURS:
-        said = f"{told} of {name} has no endpoint on this node (Local policy), and no rule drops it"
+        said = f"{frontend_words} of {name} has no endpoint on this node (Local policy), and no rule drops it"
         yield finding(DiscrepancyKind.ANSWER, said)
 
 
@@ -349,7 +357,7 @@ def _match_text(match: Match) -> str:
 
 
 def _uplink(view: NodeView) -> str:
-    """The link that the default route leaves by."""
+    """Return the link of the default route."""
     for route in view.routes or ():
         if route.destination in ("0.0.0.0/0", "::/0") and route.hops and route.table == "main":
             return route.hops[0].link

@@ -1,7 +1,7 @@
-"""What becomes different for packets between two ways of serving the same cluster, and what makes it so.
+"""Changes for packets between two ways of serving the same cluster, and their reasons.
 
-The two differ by factors: settings, and deviations. What a packet's fate is with one factor exchanged, and with one
-after the other, shows which of them count for it, so no pair of modes needs code of its own.
+The two differ in factors: settings and deviations. The outcome of a packet with one factor exchanged, and with one after the other,
+shows which factors matter for it, so that no pair of modes needs code of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from narthex.trace.reports.probes import FrontendIndex, SamplePacket, SamplePack
 
 _WORDS = {
     Disposition.REJECTED: "refused",
-    Disposition.DROPPED: "dropped in silence",
+    Disposition.DROPPED: "dropped silently",
     Disposition.NOT_OURS: "left alone",
     Disposition.UNSUPPORTED: "unknown",
 }
@@ -31,31 +31,31 @@ _Ends = dict[_End, Fraction]
 
 
 class ServingState(msgspec.Struct, frozen=True, kw_only=True):
-    """One way of serving: a plan, and what its dataplane does otherwise."""
+    """A plan, and the deviations of the dataplane that implements it."""
 
     plan: Plan
     deviations: frozenset[Deviation] = frozenset()
 
 
 class Factor(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the things in which two ways of serving differ."""
+    """One difference between two ways of serving."""
 
     reason: str
     alone: ServingState
-    """The first way with this exchanged alone."""
+    """The first state with only this factor exchanged."""
     so_far: ServingState
-    """The first way with this and all factors before it exchanged; for the last factor it is the second way."""
+    """The first state with this and all earlier factors exchanged; for the last factor it is the second state."""
 
 
 class PathChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One Service port, one way in, one class of sender: what happens before and after."""
+    """The outcome before and after, for one Service port, kind of arrival, and class of sender."""
 
     service: str
     """The Service port; empty for none."""
     arrival: str
     sender: Sender
     source: str = ""
-    """What else counts of the source; empty: nothing."""
+    """Other relevant properties of the source; empty if there are none."""
     before: str
     after: str
     reasons: tuple[str, ...]
@@ -63,7 +63,7 @@ class PathChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(before: ServingState, factors: Sequence[Factor], host: Host) -> Iterator[PathChange]:
-    """All changes that the factors make, taken together, in a stable order. Everything is of one node and family."""
+    """Return all changes that the factors cause together, in a stable order, for one node and IP family."""
     if not factors:
         return
     ways = _Ways(before, factors, host)
@@ -83,12 +83,12 @@ def compare(before: ServingState, factors: Sequence[Factor], host: Host) -> Iter
 
 
 def _for(service: str, changes: Iterable[PathChange]) -> Iterator[PathChange]:
-    """What was found of one Service port, for another of the same shape."""
+    """Return the changes of one Service port for another of the same shape."""
     return (msgspec.structs.replace(change, service=service) for change in changes)
 
 
 class _Served:
-    """One way of serving with what makes it quick to ask."""
+    """A serving state with indexes."""
 
     def __init__(self, serving: ServingState, host: Host) -> None:
         self.atlas = FrontendIndex(serving.plan)
@@ -96,10 +96,11 @@ class _Served:
         self._host = host
 
     def trace(self, packet: Packet, memory: Memory | None = None, now: float = 0.0) -> Trace:
+        """Return the outcomes of a packet."""
         return evaluate(self.atlas.around(packet), packet, self._host, self._deviations, memory, now)
 
     def owner(self, packet: Packet) -> ServicePlan | None:
-        """The Service port that a packet is for."""
+        """Return the Service port that a packet is for."""
         for match in ((packet.destination, packet.protocol, packet.port), (None, packet.protocol, packet.port)):
             found = self.atlas.owner(match)
             if found is not None:
@@ -107,13 +108,13 @@ class _Served:
         return None
 
     def affinity(self, packet: Packet) -> int:
-        """The seconds for which the Service port remembers a client."""
+        """Return for how many seconds the Service port remembers a client."""
         owner = self.owner(packet)
         return (owner.affinity_seconds if owner else None) or 0
 
 
 class _Fate(msgspec.Struct, frozen=True):
-    """Asks where a packet can end, and how likely."""
+    """The question where a packet can end, and with which probabilities."""
 
     packet: Packet
 
@@ -122,7 +123,7 @@ class _Fate(msgspec.Struct, frozen=True):
 
 
 class _Stays(msgspec.Struct, frozen=True):
-    """Asks how likely a client meets the endpoint again that it met by its first packet."""
+    """The question how likely a client reaches the same endpoint again."""
 
     first: Packet
     second: Packet
@@ -140,7 +141,7 @@ class _Stays(msgspec.Struct, frozen=True):
 
 
 class _Ways:
-    """All ways of serving that a comparison looks at."""
+    """All serving states of a comparison."""
 
     def __init__(self, before: ServingState, factors: Sequence[Factor], host: Host) -> None:
         self.before = _Served(before, host)
@@ -150,7 +151,7 @@ class _Ways:
         self.after = self._factors[-1][2]
 
     def changes(self, probes: Iterable[SamplePacket]) -> Iterator[PathChange]:
-        """The probes whose fate becomes another."""
+        """Yield the sample packets whose outcome changes."""
         for probe in probes:
             fate = _Fate(probe.packet)
             one, other = fate(self.before), fate(self.after)
@@ -159,7 +160,7 @@ class _Ways:
                 yield _change(probe, *_in_words(one, other, service, probe.packet), self.reasons(fate))
 
     def of_returns(self, pairs: Iterable[tuple[SamplePacket, SamplePacket]]) -> Iterator[PathChange]:
-        """Clients that meet their endpoint again more or less often. Only what neither packet shows by itself."""
+        """Yield changes of session affinity that no single packet shows."""
         for first, second in pairs:
             if not all(_Fate(each.packet)(self.before) == _Fate(each.packet)(self.after) for each in (first, second)):
                 continue
@@ -172,7 +173,7 @@ class _Ways:
                     yield _change(probe, _again(one), _again(other), self.reasons(stays))
 
     def reasons(self, fate: Callable[[_Served], object]) -> tuple[str, ...]:
-        """Of the factors those that count for a fate: exchanged alone, or after the others."""
+        """Return the factors that matter for a question: exchanged alone, or after the others."""
         found = []
         untouched = last = fate(self.before)
         for reason, alone, so_far in self._factors:
@@ -184,15 +185,15 @@ class _Ways:
 
 
 def _returns(seconds: int) -> Iterator[tuple[str, float]]:
-    """When clients come back: within the Service's time, and after it."""
+    """Yield when clients return: within the affinity timeout, and after it."""
     yield "back in time", seconds / 2
     yield "back too late", seconds + 1.0
 
 
-def _again(chance: Fraction) -> str:
-    if chance in (0, 1):
-        return "the same endpoint again" if chance else "never the same endpoint again"
-    return f"the same endpoint again with a chance of {chance}"
+def _again(probability: Fraction) -> str:
+    if probability in (0, 1):
+        return "the same endpoint again" if probability else "never the same endpoint again"
+    return f"the same endpoint again with probability {probability}"
 
 
 def _change(probe: SamplePacket, before: str, after: str, reasons: tuple[str, ...]) -> PathChange:
@@ -209,9 +210,9 @@ def _change(probe: SamplePacket, before: str, after: str, reasons: tuple[str, ..
 
 
 def _in_words(before: _Ends, after: _Ends, service: ServicePlan | None, packet: Packet) -> tuple[str, str]:
-    """Both fates, told apart."""
+    """Return both outcomes as different texts."""
     one, two = _said(before, service, packet), _said(after, service, packet)
-    return (one, two) if one != two else (f"{one} ({_chances(before)})", f"{two} ({_chances(after)})")
+    return (one, two) if one != two else (f"{one} ({_probabilities(before)})", f"{two} ({_probabilities(after)})")
 
 
 def _said(ends: _Ends, service: ServicePlan | None, packet: Packet) -> str:
@@ -242,12 +243,16 @@ def _rewriting(delivered: set[tuple[tuple[str, int], bool]], packet: Packet) -> 
     return "source rewritten" if kinds == {True} else "source kept"
 
 
-def _chances(ends: _Ends) -> str:
-    """The likelihoods, where only they (or which endpoints have their source rewritten) tell two fates apart."""
-    chances = sorted(
-        (join_port(*endpoint), rewritten, chance) for (_, endpoint, rewritten), chance in ends.items() if endpoint
+def _probabilities(ends: _Ends) -> str:
+    """Return the probabilities, if the outcomes differ only in them (or in which endpoints see a rewritten source)."""
+    probabilities = sorted(
+        (join_port(*endpoint), rewritten, probability)
+        for (_, endpoint, rewritten), probability in ends.items()
+        if endpoint
     )
-    return ", ".join(f"{where}{' rewritten' if rewritten else ''}: {chance}" for where, rewritten, chance in chances)
+    return ", ".join(
+        f"{where}{' rewritten' if rewritten else ''}: {probability}" for where, rewritten, probability in probabilities
+    )
 
 
 class ModeSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,17 +260,17 @@ class ModeSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: str
     config: NodeConfig
-    """With the mode's defaults filled in."""
+    """With the mode's defaults."""
     deviations: frozenset[Deviation]
 
 
 def serving(snapshot: Snapshot, family: IPFamily, side: ModeSetup) -> ServingState:
-    """How a mode serves one family."""
+    """Return how a mode serves one IP family."""
     return ServingState(plan=plan_once(snapshot, side.config, family), deviations=side.deviations)
 
 
 def factors(snapshot: Snapshot, family: IPFamily, before: ModeSetup, after: ModeSetup) -> Iterator[Factor]:
-    """What makes `after` of `before`, one by one; nothing when they are the same."""
+    """Yield the factors that turn `before` into `after`, one by one."""
     first = so_far = serving(snapshot, family, before)
     config = before.config
     for field in NodeConfig.__struct_fields__:
@@ -291,13 +296,13 @@ def factors(snapshot: Snapshot, family: IPFamily, before: ModeSetup, after: Mode
 
 
 def _camel(field: str) -> str:
-    """The setting as the configuration file writes it."""
+    """Return the setting's name in the configuration file."""
     first, *rest = field.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
 
 def _value(value: object) -> str:
-    """A setting's value for people."""
+    """Return a setting's value as text."""
     if value is None:
         return "every address"
     if isinstance(value, bool):

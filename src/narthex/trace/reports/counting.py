@@ -1,7 +1,7 @@
-"""New connections as a node's kernel counts them, whoever wrote the rules: from what its tools print.
+"""New connections of any Service proxy, counted by the node's kernel.
 
-A rule or element of nat counts the first packet of each connection, since nat chains see no other. Where rules have no
-counters, the connection table says how many connections there are, and new ones are those that were not there before.
+A rule or map element in a nat chain counts the first packet of each connection. Where rules have no counters, the connection table
+shows the connections; new ones are those that the reading before didn't have.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ class ConnectionCounter(NamedTuple):
     """One counter."""
 
     counter: str
-    """What it is known by from look to look. One that was made anew begins at 0."""
+    """Its identity across readings; a counter that is created again starts at 0."""
     service: str
-    """Empty when nothing tells it."""
+    """Empty if not known."""
     endpoint: str
     """`address:port`; empty for the Service port as a whole, where endpoints have no counters of their own."""
     connections: int
 
 
 class CounterReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One look."""
+    """All counters at one time."""
 
     source: str
-    """Where the figures come from, for people."""
+    """Where the figures come from."""
     counts: tuple[ConnectionCounter, ...] = ()
     sampled: bool = False
-    """From the connection table: short connections between two looks are not seen."""
+    """Read from the connection table: short connections between two readings are missing."""
 
 
 Names = Mapping[tuple[str, str, int], str]
@@ -56,7 +56,7 @@ _SERVICE = re.compile(r"([a-z0-9.-]+/[a-z0-9.-]+(?::[a-z0-9-]*)?)(?: |$)")
 def count(
     rules: Iterable[str], nft: str, ipvs: str, connections: Callable[[], Iterable[ConnectionLike]] | None, names: Names
 ) -> CounterReading:
-    """The best source there is: counters of iptables rules, of nft elements, of IPVS; else the connection table."""
+    """Read the best available source: iptables rules, nftables elements, IPVS, or the connection table."""
     found = [one for text in rules for one in of_iptables(text)]
     if found:
         return CounterReading(source="counters of iptables rules", counts=tuple(found))
@@ -76,7 +76,7 @@ def count(
 
 
 def of_iptables(text: str) -> Iterator[ConnectionCounter]:
-    """`iptables-save -c`: the rule of each endpoint's chain that rewrites the destination."""
+    """Read `iptables-save -c`: the rule in each endpoint's chain that rewrites the destination."""
     for table in _NAT.finditer(text):
         body = table[1]
         owner = {match[2]: name for match in _INTO.finditer(body) if (name := _service(match[1]))}
@@ -91,7 +91,7 @@ def of_iptables(text: str) -> Iterator[ConnectionCounter]:
 
 
 def _service(words: str) -> str:
-    """The Service port that a rule's comment begins with."""
+    """Return the Service port at the start of a rule's comment."""
     comment = _COMMENT.search(words)
     found = _SERVICE.match(comment[1] or comment[2] or "") if comment else None
     return found[1].rstrip(":") if found else ""
@@ -105,7 +105,7 @@ _ENDPOINT = re.compile(
 
 
 def of_nft(text: str, names: Names) -> Iterator[ConnectionCounter]:
-    """`nft list ruleset`: elements of maps that count, as Narthex has them."""
+    """Read `nft list ruleset`: map elements with counters, as Narthex has them."""
     for held in _MAP.finditer(text):
         endpoints = {match.span()[0]: match for match in _ENDPOINT.finditer(held[2])}
         for match in endpoints.values():
@@ -127,7 +127,7 @@ _REAL = re.compile(r"^\s+->\s+(\S+)\s+(\d+)\b")
 
 
 def of_ipvs(text: str, names: Names) -> Iterator[ConnectionCounter]:
-    """`ipvsadm -L -n --stats --exact`: connections of each real server."""
+    """Read `ipvsadm -L -n --stats --exact`: connections of each real server."""
     title, key = "", ""
     for line in text.splitlines():
         virtual = _VIRTUAL.match(line)
@@ -150,7 +150,7 @@ def of_ipvs(text: str, names: Names) -> Iterator[ConnectionCounter]:
 
 
 class ConnectionLike(NamedTuple):
-    """What a count needs of a connection."""
+    """The fields of a connection that counting needs."""
 
     protocol: str
     source: str
@@ -162,7 +162,7 @@ class ConnectionLike(NamedTuple):
 
 
 def of_connections(connections: Iterable[ConnectionLike], names: Names) -> Iterator[ConnectionCounter]:
-    """Each connection through a Service is a counter of its own, which stands at 1."""
+    """Yield a counter of 1 for each connection to a Service."""
     for one in connections:
         name = names.get((one.destination, one.protocol, one.port)) or ""
         rewritten = (one.reply_source, one.reply_port) != (one.destination, one.port)
@@ -188,20 +188,20 @@ class TopDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
 
 
 class TopRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One Service port, or one of its endpoints."""
+    """A Service port, or one of its endpoints."""
 
     service: str
     endpoint: str = ""
     connections: int = 0
-    """Since the rules were made; from the connection table: those that are there now."""
+    """Since the rules were created; in the connection table: those that exist now."""
     per_second: float | None = None
-    """New ones, between two looks; None: there was only one look."""
+    """New connections between two readings; None after a single reading."""
     name: str = ""
-    """What the endpoint is."""
+    """The object that owns the endpoint's address."""
 
 
 def rows(now: CounterReading, before: CounterReading | None, seconds: float) -> tuple[TopRow, ...]:
-    """A row for each Service port, and behind it one for each of its endpoints, as they come."""
+    """Return a row for each Service port, followed by one for each of its endpoints."""
     earlier = {one.counter: one.connections for one in before.counts} if before is not None else {}
     total: dict[Key, int] = {}
     fresh: dict[Key, int] = {}
@@ -238,7 +238,7 @@ def _row(
 
 
 def ordered(found: tuple[TopRow, ...], by: str) -> tuple[TopRow, ...]:
-    """Service ports by `rate`, `total` or `name`, each with its endpoints in the same order."""
+    """Sort Service ports by `rate`, `total` or `name`, each with its endpoints in the same order."""
     groups: dict[str, list[TopRow]] = {}
     for row in found:
         groups.setdefault(row.service, []).append(row)

@@ -1,4 +1,4 @@
-"""In what two nodes, or two moments of one, differ: what packets meet at each frontend, and the parts beside."""
+"""Differences between two nodes, or two states of one node: outcomes at each frontend, routes, links, addresses, and settings."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class ViewDifference(msgspec.Struct, frozen=True, kw_only=True):
     """`frontend`, `routes`, `policies`, `links`, `addresses`, `sysctls`, or a file of rules."""
     what: str
     before: str = ""
-    """Empty: not there."""
+    """Empty: absent."""
     after: str = ""
 
 
 class ViewComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them."""
+    """All differences between two views."""
 
     before: str
     after: str
@@ -41,7 +41,7 @@ class ViewComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> int:
-        """As `diff` has it: 0 the same, 1 differences; 2 when something could not be compared and nothing differs."""
+        """The exit status: 0 without differences, 1 with differences, 2 if nothing differs and something could not be compared."""
         return 1 if self.found else 2 if self.unknown else 0
 
 
@@ -86,13 +86,13 @@ def _meanings(one: NodeView, other: NodeView, unknown: list[str]) -> Iterator[Vi
         known = [frontends(rules, family, mine) for rules, mine in zip(held, own, strict=True)]
         matches = sorted({*known[0], *known[1]}, key=lambda match: (match[0] or "", match[1].value, match[2]))
         for match in matches:
-            told = [_met(view, mine, match, family) for view, mine in zip((one, other), own, strict=True)]
-            if told[0] != told[1]:
-                yield ViewDifference(part="frontend", what=_text(match), before=told[0], after=told[1])
+            outcomes = [_met(view, mine, match, family) for view, mine in zip((one, other), own, strict=True)]
+            if outcomes[0] != outcomes[1]:
+                yield ViewDifference(part="frontend", what=_text(match), before=outcomes[0], after=outcomes[1])
 
 
 def _met(view: NodeView, own: tuple[str, ...], match: Match, family: IPFamily) -> str:
-    """What becomes of somebody else's packet there, in words."""
+    """Return what happens to a packet from outside at a frontend, as text."""
     address, protocol, port = match
     to = address or (own[0] if own else "")
     if not to:
@@ -134,7 +134,7 @@ def _text(match: Match) -> str:
 
 
 def _lines(view: NodeView, part: str) -> dict[str, str] | None:
-    """A part as lines that can be laid side by side, by what they are about."""
+    """Return a part as comparable lines, by what they are about."""
     if part == "sysctls":
         return (
             None
@@ -168,7 +168,7 @@ def _lines(view: NodeView, part: str) -> dict[str, str] | None:
 
 
 def _numbered(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Several of one name get a number each."""
+    """Number several lines of the same name."""
     found: dict[str, str] = {}
     for name, text in pairs:
         key, number = name, 1
@@ -186,7 +186,7 @@ def _keyed(part: str, before: dict[str, str], after: dict[str, str]) -> Iterator
 
 
 def rules_in_text(before: dict[str, str], after: dict[str, str]) -> Iterator[ViewDifference]:
-    """Lines of rules that only one side has, file by file, whatever they mean; counters and comments do not count."""
+    """Yield lines of rules that only one side has, file by file, without counters and comments."""
     for name in sorted({*before, *after}):
         if not name.startswith("rules/") or name.endswith(("nft.json", "stats.txt")):
             continue

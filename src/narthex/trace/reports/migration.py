@@ -1,4 +1,4 @@
-"""Changes of a whole cluster made readable: what is alike is said once. As text for people, as data for programs."""
+"""Changes of mode for a whole cluster, grouped, as text and as a document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SENDERS = {Sender.POD: "pods", Sender.NODE: "this node", Sender.OTHER: "others"
 
 
 class NodeChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One change, and where it was found."""
+    """A change, and the node and IP family that it was found for."""
 
     node: str
     family: IPFamily
@@ -27,14 +27,14 @@ class NodeChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangeGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes that are alike but for where they happen."""
+    """Equal changes in several places."""
 
     nodes: tuple[str, ...]
     families: tuple[str, ...]
     arrivals: tuple[str, ...]
     senders: tuple[str, ...]
     sources: tuple[str, ...]
-    """What else counts of the source; empty: nothing."""
+    """Other relevant properties of the source; empty if there are none."""
     before: str
     after: str
     reasons: tuple[str, ...]
@@ -52,24 +52,24 @@ class TraitDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MigrationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a change of mode comes to."""
+    """All effects of a change of mode."""
 
     before: str
-    """The mode that is left."""
+    """The current mode."""
     after: str
     nodes: tuple[str, ...]
     services: tuple[str, ...]
-    """All Service ports looked at."""
+    """All Service ports that were compared."""
     groups: tuple[ChangeGroup, ...] = ()
     differences: tuple[TraitDifference, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether anything changes."""
+        """Return True if anything changes."""
         return bool(self.groups or self.differences)
 
 
 def grouped(found: Iterable[NodeChange]) -> tuple[ChangeGroup, ...]:
-    """Like changes as one, by senders, families, ways in and nodes; those of most Services first."""
+    """Group equal changes by sender, IP family, arrival, and node; groups with the most Services first."""
     alike: dict[tuple[Any, ...], dict[str, Packet]] = {}
     for each in found:
         change = each.change
@@ -96,7 +96,7 @@ def grouped(found: Iterable[NodeChange]) -> tuple[ChangeGroup, ...]:
 
 
 def _merged(groups: list[ChangeGroup], field: str) -> list[ChangeGroup]:
-    """Groups that differ in one field alone as one, the field's values together."""
+    """Merge groups that differ only in one field."""
     held: dict[tuple[Any, ...], ChangeGroup] = {}
     for group in groups:
         rest = tuple(getattr(group, name) for name in ChangeGroup.__struct_fields__ if name not in (field, "example"))
@@ -112,7 +112,7 @@ def _merged(groups: list[ChangeGroup], field: str) -> list[ChangeGroup]:
 def differences(
     before: Mapping[Trait, str], after: Mapping[Trait, str], plans: Iterable[Plan]
 ) -> tuple[TraitDifference, ...]:
-    """The traits that differ and concern a Service port of the plans."""
+    """Return the traits that differ and apply to a Service port of the plans."""
     services = {name: service for plan in plans for name, service in plan.services.items()}
     found = []
     for trait in Trait:
@@ -129,7 +129,7 @@ def differences(
 
 
 def text(migration: MigrationReport, all_services: bool = False) -> str:
-    """The report; empty when nothing changes. Long lists of Services are cut unless `all_services`."""
+    """Return the report; empty if nothing changes. Long lists of Services are cut unless `all_services`."""
     if not migration:
         return ""
     limit = None if all_services else _SHOWN

@@ -1,8 +1,7 @@
-"""Packets that stand for all others: one for each way in, each class of sender, and all else that `evaluate` looks at.
+"""Sample packets that represent all others: one for each arrival, class of sender, and other property that `evaluate` looks at.
 
-Sources are found by intervals: among all networks that a plan asks about, each with its first address and the one
-behind its last, there is a source in every set of addresses that the plan can tell apart. Those that are alike to every
-plan in question are sent once.
+Sources are found by intervals: the first address of each network that a plan mentions, and the one after its last, cover every set
+of addresses that the plan can distinguish. Sources that are equal for all plans in question are sampled once.
 """
 
 from __future__ import annotations
@@ -21,35 +20,36 @@ from narthex.proxy.plan.ir import Endpoint, Forward, Frontend, Match, Plan, Send
 from narthex.trace.evaluate import answers_node_ports, sender_of
 
 STRANGERS = {IPFamily.IPV4: "198.51.100.7", IPFamily.IPV6: "2001:db8:c::7"}
-"""An address outside, of those kept for documentation (RFC 5737, RFC 3849)."""
+"""Outside addresses from those reserved for documentation (RFC 5737, RFC 3849)."""
 
 _UPLINKS = ("eth0", "wan0", "up0")
 _PLAIN_PORT = 9
-"""Where the search for a port that nobody has begins."""
+"""First candidate for an unused port."""
 
 
 class SamplePacket(msgspec.Struct, frozen=True, kw_only=True):
-    """One packet, and what it stands for in words."""
+    """A packet and a description of what it represents."""
 
     service: str
-    """The Service port that it is meant for; empty for none."""
+    """The Service port of its destination; empty if there is none."""
     arrival: str
-    """The way in: "cluster IP", "node port on the node's primary address", …"""
+    """The kind of destination: "cluster IP", "node port on the node's primary address", …"""
     sender: Sender
     allowed: bool | None = None
-    """Whether all plans' ranges hold the source; None where there are none."""
+    """True if the source ranges of all plans contain the source; None without source ranges."""
     itself: bool | None = None
-    """The source is an endpoint of the Service port, on this node (True) or another (False); None: it is none."""
-    beside: str = ""
-    """Whatever else is special about the packet, in words."""
+    """The source is an endpoint of the Service port, on this node (True) or another (False); None: it is no endpoint.
+    """
+    special: str = ""
+    """Anything else that is special about the packet, as text."""
     packet: Packet
 
     @property
     def source(self) -> str:
-        """What counts of the source beside its class, in words; mostly nothing."""
+        """Relevant properties of the source in addition to its class, as text; usually empty."""
         words = {True: "in its source ranges", False: "in none of its source ranges", None: ""}[self.allowed]
         own = {True: "itself an endpoint, on this node", False: "itself an endpoint, on another node", None: ""}
-        return "; ".join(filter(None, (words, own[self.itself], self.beside)))
+        return "; ".join(filter(None, (words, own[self.itself], self.special)))
 
 
 class _Source(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class _Source(msgspec.Struct, frozen=True):
 
 
 class FrontendIndex:
-    """A plan's frontends by what they match, so that a packet need not be held against all of them."""
+    """A plan's frontends by what they match."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -78,7 +78,7 @@ class FrontendIndex:
                         holders.append(service)
 
     def around(self, packet: Packet) -> Plan:
-        """The plan with no more Services than could concern the packet; `evaluate` says the same of both."""
+        """Return the plan with only the Services that could affect the packet, for which `evaluate` returns the same."""
         match = packet.destination, packet.protocol, packet.port
         if self._last is None or self._last[0] != match:
             near = [*self._by_address.get(packet.destination, ())]
@@ -87,26 +87,26 @@ class FrontendIndex:
         return self._last[1]
 
     def owner(self, match: Match) -> ServicePlan | None:
-        """The Service port with a frontend of exactly this match."""
+        """Return the Service port with a frontend of exactly this match."""
         return self._owners.get(match)
 
     def holders(self, address: str) -> Sequence[ServicePlan]:
-        """The Service ports with a frontend of this address."""
+        """Return the Service ports with a frontend at this address."""
         return self._by_address.get(address, ())
 
     @property
     def addresses(self) -> Iterable[str]:
-        """All addresses that frontends have."""
+        """All addresses of frontends."""
         return self._by_address
 
     @property
     def node_ports(self) -> set[int]:
-        """The numbers of all node ports."""
+        """All node port numbers."""
         return {port for address, _, port in self._owners if address is None}
 
 
 class SamplePackets:
-    """All packets worth sending at the plans of one node and family: `atlases` of which the first says who is who."""
+    """All packets that are relevant for the plans of one node and IP family; the first plan classifies senders."""
 
     def __init__(self, atlases: Sequence[FrontendIndex], host: Host) -> None:
         self._atlases = atlases
@@ -122,21 +122,21 @@ class SamplePackets:
         self._senders = [first[sender] for sender in Sender if sender in first]
 
     def names(self) -> list[ServicePortName]:
-        """All Service ports, ordered."""
+        """Return all Service ports in order."""
         return sorted({name for plan in self._plans for name in plan.services}, key=lambda name: name.sort_key)
 
     def shape(self, name: ServicePortName) -> Shape:
-        """What the probes of a Service port are the same for."""
+        """Return a key that is equal for Service ports with equal samples."""
         return shape(self._services(name), self._plans, self._own, self._clashes)
 
     def of_service(self, name: ServicePortName) -> Iterator[SamplePacket]:
-        """What arrives at a Service port's frontends."""
+        """Yield packets to the frontends of a Service port."""
         services = self._services(name)
         for frontend in {frontend.match: frontend for each in services for frontend in each.frontends}.values():
             yield from self._of_frontend(services, frontend)
 
     def of_returning_clients(self, name: ServicePortName) -> Iterator[tuple[SamplePacket, SamplePacket]]:
-        """Two packets of one client each to a Service port with affinity: every way in after every other."""
+        """Yield pairs of packets of one client to a Service port with session affinity, for each pair of arrivals."""
         service = self._plans[0].services.get(name)
         if service is None or service.affinity_seconds is None:
             return
@@ -151,8 +151,7 @@ class SamplePackets:
                 yield from ((first[sender], second[sender]) for sender in first if sender in second)
 
     def places(self) -> Iterator[tuple[Shape, str, str, list[str]]]:
-        """All addresses of frontends, ordered: what the probes of one are the same for, the address, what it is, and to
-        which Service ports."""
+        """Yield all addresses of frontends: a key that is equal for equal samples, the address, its kind, and its Service ports."""
         for address in sorted({address for atlas in self._atlases for address in atlas.addresses}):
             holders = self._holders(address)
             kinds = sorted(holders)
@@ -161,19 +160,19 @@ class SamplePackets:
                 yield (kind, *kinds, address in self._own, known), address, kind, sorted(holders[kind])
 
     def of_place(self, address: str, kind: str) -> Iterator[SamplePacket]:
-        """What arrives at a frontend's address and at no frontend."""
+        """Yield packets to a frontend's address that match no frontend."""
         checks = [check.port for plan in self._plans for check in plan.health_checks.values()]
         unknown, check = f"unknown port of the {kind}", "with the number of a health-check node port"
         aims = [(unknown, "", Protocol.TCP, self._free_port(address))]
         aims += [(unknown, check, Protocol.TCP, port) for port in checks[:1]]
         aims.append((f"ping of the {kind}", "", Protocol.ICMP, 0))
         for source in self._senders:
-            for arrival, beside, protocol, number in aims:
+            for arrival, special, protocol, number in aims:
                 packet = _packet(source, address, number, protocol)
-                yield SamplePacket(service="", arrival=arrival, sender=source.sender, beside=beside, packet=packet)
+                yield SamplePacket(service="", arrival=arrival, sender=source.sender, special=special, packet=packet)
 
     def of_service_cidrs(self) -> Iterator[SamplePacket]:
-        """What arrives at addresses that Services may get one day."""
+        """Yield packets to addresses of ServiceCIDRs that no Service has."""
         for cidr in sorted({cidr for plan in self._plans for cidr in plan.service_cidrs}):
             free = self._free_address(cidr)
             for source in self._senders if free else ():
@@ -184,7 +183,7 @@ class SamplePackets:
         return [found for plan in self._plans if (found := plan.services.get(name)) is not None]
 
     def _clashes(self, frontend: Frontend) -> tuple[bool, ...]:
-        """On which own addresses somebody else has a node port's number."""
+        """Return for each own address whether another Service has a frontend with the number of this node port."""
         return tuple(
             any(atlas.owner((address, frontend.protocol, frontend.port)) for atlas in self._atlases)
             for address in self._own
@@ -195,8 +194,8 @@ class SamplePackets:
         ranges = list(_ranges(services, frontend))
         networks = dict.fromkeys(cidr for cidrs in ranges for cidr in cidrs or ())
         edges = list(_edges(networks, self._family))
-        beside = [_next(ip, endpoints) for ip in (*edges, *self._addresses) if ip in endpoints]
-        everybody = [*self._general, *self._sources((*edges, *endpoints, *beside))]
+        special = [_next(ip, endpoints) for ip in (*edges, *self._addresses) if ip in endpoints]
+        everybody = [*self._general, *self._sources((*edges, *endpoints, *special))]
         if frontend.address is not None and frontend.address not in self._own:
             everybody.append(self._made_here(frontend.address))
         for arrival, destination in self._destinations(frontend):
@@ -218,12 +217,12 @@ class SamplePackets:
                     sender=source.sender,
                     allowed=all(allowed) if networks else None,
                     itself=itself[0] if itself else None,
-                    beside="bound to that address" if source.address == frontend.address else "",
+                    special="bound to that address" if source.address == frontend.address else "",
                     packet=_packet(source, destination, frontend.port, frontend.protocol),
                 )
 
     def _destinations(self, frontend: Frontend) -> Iterator[tuple[str, str]]:
-        """Where packets for a frontend go, with words for the way in: for a node port, the kinds of own addresses."""
+        """Yield destinations for a frontend with the kind of arrival; for a node port, one for each kind of own address."""
         if frontend.address is not None:
             yield frontend.kind.value, frontend.address
             return
@@ -247,12 +246,12 @@ class SamplePackets:
         yield from (ip for ip in _edges(listed, self._family) if contains(loopback, ip))
 
     def _networks(self) -> list[str]:
-        """All networks that the plans ask about whatever the Service: pods, and the node's own addresses."""
+        """Return all networks that plans compare with for every Service: pods, and the node's own addresses."""
         pods = [cidr for plan in self._plans for cidr in plan.pods.cidrs]
         return [*pods, *map(host_network, self._own), self._family.loopback]
 
     def _sources(self, addresses: Iterable[str]) -> Iterator[_Source]:
-        """Senders with these addresses, on each kind of interface that can matter."""
+        """Yield senders with these addresses, on each relevant kind of interface."""
         for address in dict.fromkeys(addresses):
             own = address in self._own or contains(self._family.loopback, address)
             if own:
@@ -267,14 +266,14 @@ class SamplePackets:
         return _Source(address, "", True, sender_of(self._plans[0], packet, self._host))
 
     def _interfaces(self) -> Iterator[str]:
-        """One that no pod is behind, and one that pods are behind where that tells them."""
+        """Return an interface without pods, and those by which pods are detected."""
         detectors = [plan.pods for plan in self._plans]
         inside = [f"{pods.interface_prefix}0"[:15] if pods.interface_prefix else pods.interface for pods in detectors]
         outside = next(name for name in _UPLINKS if name not in inside and not _begins(name, self._plans))
         return iter(dict.fromkeys((outside, *filter(None, inside))))
 
     def _holders(self, address: str) -> dict[str, set[str]]:
-        """The Service ports at an address, by what people say it is to them."""
+        """Return the Service ports at an address, by the kind of frontend."""
         found: dict[str, set[str]] = {}
         for atlas in self._atlases:
             for holder in atlas.holders(address):
@@ -296,7 +295,7 @@ class SamplePackets:
         return next(port for port in range(_PLAIN_PORT, 65536) if port not in taken)
 
     def _free_address(self, cidr: str) -> str:
-        """An address of a ServiceCIDR that nobody has; empty when there is none."""
+        """Return an unused address of a ServiceCIDR; empty if there is none."""
         taken = {*self._own, *(address for atlas in self._atlases for address in atlas.addresses)}
         hosts = (str(ip) for ip in parsed_network(cidr).hosts())
         return next((ip for _, ip in zip(range(len(taken) + 1), hosts, strict=False) if ip not in taken), "")
@@ -318,7 +317,7 @@ def _packet(source: _Source, destination: str, port: int, protocol: Protocol) ->
 
 
 def _edges(networks: Iterable[str], family: IPFamily) -> Iterator[str]:
-    """Addresses of which one lies in every set that the networks can tell apart, pleasant ones first."""
+    """Yield addresses so that every set that the networks distinguish contains one, ordinary ones first."""
     nets = [parsed_network(cidr) for cidr in dict.fromkeys(networks) if family_of(cidr.split("/")[0]) is family]
     most = 2**family.host_bits - 1
     for net in nets:
@@ -336,7 +335,7 @@ _Class = tuple[bool, bool, bool]
 
 
 def _endpoints(services: Iterable[ServicePlan]) -> dict[str, _Class]:
-    """The addresses of a Service port's endpoints, and what kind each is."""
+    """Return the addresses of a Service port's endpoints with their classes."""
     found: dict[str, _Class] = {}
     for service in services:
         for pool, place in ((service.cluster, 1), (service.local, 2)):
@@ -348,7 +347,7 @@ def _endpoints(services: Iterable[ServicePlan]) -> dict[str, _Class]:
 
 
 def _next(address: str, endpoints: Container[str]) -> str:
-    """The first address behind one that is no endpoint."""
+    """Return the first address after this one that is no endpoint."""
     ip = ipaddress.ip_address(address)
     while str(ip) in endpoints:
         ip += 1
@@ -356,7 +355,7 @@ def _next(address: str, endpoints: Container[str]) -> str:
 
 
 def _ranges(services: Iterable[ServicePlan], frontend: Frontend) -> Iterator[tuple[str, ...] | None]:
-    """The ranges that each plan has for one frontend."""
+    """Yield the source ranges that each plan has for one frontend."""
     for service in services:
         for each in service.frontends:
             if each.match == frontend.match:
@@ -367,15 +366,15 @@ Shape = tuple[object, ...]
 K = TypeVar("K")
 
 _ENOUGH = 2
-"""One endpoint of a kind, or several: more than several make no difference that words could tell."""
+"""Counts are compared as one or several: more than several make no difference that a text could show."""
 
 
 def shape(
     services: Sequence[ServicePlan], plans: Sequence[Plan], own: Collection[str], clash: Callable[[Frontend], K]
 ) -> Shape:
-    """What a Service port has in several plans, without names and numbers.
+    """Return the properties of a Service port in several plans, without names and numbers.
 
-    `own` are the node's addresses; `clash` says on which of them somebody else has a node port's number.
+    `own` are the node's addresses; `clash` returns on which of them another Service has the number of a node port.
     """
     ranges = [cidrs for service in services for frontend in service.frontends if (cidrs := frontend.allow_from)]
     ranges += [plan.pods.cidrs for plan in plans]
@@ -396,7 +395,7 @@ def _way_in(frontend: Frontend, own: Collection[str], clash: Callable[[Frontend]
 
 
 def _endpoint_kinds(service: ServicePlan, ranges: Sequence[tuple[str, ...]], own: Collection[str]) -> Shape:
-    """How many endpoints there are of each kind: one that differs in nothing that a plan can ask."""
+    """Count the endpoints of each kind; endpoints of a kind are equal for every plan."""
     held: dict[str, list[tuple[str, bool]]] = {}
     for place, endpoints in _places(service):
         for endpoint in endpoints:

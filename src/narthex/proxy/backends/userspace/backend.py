@@ -311,7 +311,7 @@ def _relayed(
             endpoint=each,
             masquerade=True,
             remembers=(*outcome.remembers, *remembers),
-            steps=(*steps, WalkStep(where="relay", what=f"connects to {join_port(*each)}", chance=share)),
+            steps=(*steps, WalkStep(where="relay", what=f"connects to {join_port(*each)}", probability=share)),
         )
 
 
