@@ -9,6 +9,9 @@ import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 KEYS = {
@@ -25,14 +28,14 @@ SWITCHES = (
 class Browser:
     """One session; commands in the words of the tests."""
 
-    def __init__(self, port, profile):
+    def __init__(self, port: int, profile: Path) -> None:
         self.port = port
         chrome = {"binary": shutil.which("chromium"), "args": [*SWITCHES, f"--user-data-dir={profile}"]}
         self.base = ""
         wanted = {"alwaysMatch": {"goog:chromeOptions": chrome, "timeouts": {"script": 60000, "pageLoad": 60000}}}
         self.base = f"/session/{self.ask('POST', '/session', {'capabilities': wanted})['sessionId']}"
 
-    def ask(self, method, path, body=None):
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         with contextlib.closing(connection):
             connection.request(method, self.base + path, None if body is None else json.dumps(body))
@@ -41,14 +44,14 @@ class Browser:
             raise AssertionError(f"{value['error']}: {value['message']}")
         return value
 
-    def open(self, address):
+    def open(self, address: str) -> None:
         self.ask("POST", "/url", {"url": address})
 
-    def run(self, script, *args):
+    def run(self, script: str, *args: Any) -> Any:
         """The value of a JavaScript function's body."""
         return self.ask("POST", "/execute/sync", {"script": script, "args": list(args)})
 
-    def until(self, script, *args):
+    def until(self, script: str, *args: Any) -> Any:
         """Wait until an expression is true, a minute at most; its value."""
         waiting = (
             "const done = arguments[arguments.length - 1], args = arguments; const end = Date.now() + 55000;"
@@ -59,7 +62,7 @@ class Browser:
         assert found, f"not within a minute: {script}\nthe page says: {self.run('return document.body.innerText')}"
         return found
 
-    def press(self, *names):
+    def press(self, *names: str) -> None:
         """Keys, by name or as text, one after the other, to whatever has the focus."""
         actions = []
         for name in names:
@@ -67,32 +70,32 @@ class Browser:
                 actions += [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
         self.ask("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
 
-    def click(self, selector):
+    def click(self, selector: str) -> None:
         found = self.ask("POST", "/element", {"using": "css selector", "value": selector})
         self.ask("POST", f"/element/{found[ELEMENT]}/click", {})
 
-    def devtools(self, command, **parameters):
+    def devtools(self, command: str, **parameters: Any) -> Any:
         return self.ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
-    def prefer(self, **features):
+    def prefer(self, **features: str) -> None:
         """What the system prefers: `color_scheme="dark"`, `reduced_motion="reduce"`."""
         told = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
         self.devtools("Emulation.setEmulatedMedia", features=told)
 
-    def size(self, width, height):
+    def size(self, width: int, height: int) -> None:
         self.devtools(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
 
-    def screenshot(self, path):
+    def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.ask("GET", "/screenshot")))
 
-    def quit(self):
+    def quit(self) -> None:
         self.ask("DELETE", "")
 
 
 @contextlib.contextmanager
-def browser(folder):
+def browser(folder: Path) -> Iterator[Any]:
     """A browser with a profile of its own below `folder`."""
     driver = subprocess.Popen(
         ["chromedriver", "--port=0", f"--log-path={folder / 'driver.log'}", "--log-level=WARNING"],
@@ -100,6 +103,7 @@ def browser(folder):
         env={**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "XDG_CACHE_HOME": str(folder)},
     )  # fmt: skip
     try:
+        assert driver.stdout is not None
         for line in driver.stdout:
             if found := re.search(r"started successfully on port (\d+)", line):
                 break
@@ -114,5 +118,6 @@ def browser(folder):
         # The browser belongs to the driver's session, should it not have ended with it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(driver.pid, signal.SIGTERM)
-        driver.stdout.close()
+        if driver.stdout is not None:
+            driver.stdout.close()
         driver.wait(30)

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,20 +33,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 gc.disable()
 
 
-def pytest_collection_finish():
+def pytest_collection_finish() -> None:
     """From here on garbage is looked for, but not among the tests."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
-def pytest_make_parametrize_id(val, argname):
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """A packet is no name: it is unreadable, and where it holds a random number, the processes that share a test run
     would not agree on the tests that there are. None leaves it to pytest."""
     return argname if isinstance(val, bytes) and not (val.isascii() and val.decode().isprintable()) else None
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without root, kernel tests are left out on a desk; in CI their absence must be seen as a failure."""
     items.sort(key=_turn)
     for item in items:
@@ -60,7 +61,7 @@ def pytest_collection_modifyitems(items):
 _TURNS = {"uml": 4, "kernel": 1, "laws": 2}
 
 
-def _turn(item):
+def _turn(item: pytest.Item) -> int:
     """Those that wait for silences first, while the other kernel (tests/uml) is at work; then other long ones, so that at
     the end nobody waits for one. What that kernel told by then is passed on last."""
     folders = item.path.relative_to(HERE).parts
@@ -69,7 +70,7 @@ def _turn(item):
     return next((turn for folder, turn in _TURNS.items() if folder in folders), 3)
 
 
-def note_failed_tests(terminalreporter):
+def note_failed_tests(terminalreporter: Any) -> None:
     """Write the IDs of failed tests where scripts/run_tests.py looks for them."""
     file = os.environ.get("NARTHEX_FAILED_TESTS")
     failed = [report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())]
@@ -77,7 +78,7 @@ def note_failed_tests(terminalreporter):
         Path(file).write_text("".join(f"{test}\n" for test in dict.fromkeys(failed)))
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print which behaviour rows this run covered, and which tests needed a second boot of the other kernel."""
     note_failed_tests(terminalreporter)
     write(terminalreporter)

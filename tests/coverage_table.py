@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from narthex.proxy.backends import BACKENDS
 from narthex.testing.scenario import Scenario
@@ -28,7 +29,7 @@ _SOURCE = re.compile(r"^source: rows ([0-9., ]+)", re.MULTILINE)
 _ROW = re.compile(r"(?<![0-9.])(\d{1,2}\.\d{1,2})(?![0-9.])")
 
 
-def note_rows(item) -> None:
+def note_rows(item: Any) -> None:
     """Give a collected test its rows, modes and witness; they travel with its report, also between processes."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
     scenario = params.get("scenario")
@@ -51,7 +52,7 @@ def _rows_of(path: str) -> tuple[str, ...]:
     return tuple(_ROW.findall(found[1])) if found else ()
 
 
-def write(reporter) -> None:
+def write(reporter: Any) -> None:
     """Print the table; nothing when the run had no row."""
     shown: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for report in reporter.stats.get("passed", ()):

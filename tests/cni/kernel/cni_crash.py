@@ -9,7 +9,9 @@ import os
 import posix
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from narthex.cni.json import parse, write
 from narthex.cni.program import run
@@ -20,7 +22,7 @@ SCRATCH, POD = Path(sys.argv[1]), sys.argv[2]
 STATE = str(SCRATCH / "state")
 
 
-def config(plugin, before=None):
+def config(plugin: str, before: Any = None) -> dict[str, Any]:
     ipam = {"type": "host-local", "dataDir": str(SCRATCH / "networks"), "ranges": [[{"subnet": "10.77.0.0/29"}]]}
     common = {"cniVersion": "1.1.0", "name": "net", "type": plugin, "prevResult": before}
     if plugin == "portmap":
@@ -28,35 +30,35 @@ def config(plugin, before=None):
     return common | {"isGateway": True, "ipMasq": True, "ipam": ipam}
 
 
-def call(command, plugin, before=None, container="a"):
+def call(command: str, plugin: str, before: Any = None, container: str = "a") -> tuple[int, Any]:
     environment = {"CNI_COMMAND": command, "CNI_CONTAINERID": container, "CNI_NETNS": POD, "CNI_IFNAME": "eth0"}
     text, status = run.answer(plugin, environment, write(config(plugin, before)).encode(), STATE)
     return status, parse(text.encode()) if text else None
 
 
-def good(*arguments):
+def good(*arguments: Any) -> Any:
     status, said = call(*arguments)
     assert status == 0, (arguments, said)
     return said
 
 
-def chain_add():
+def chain_add() -> Any:
     return good("ADD", "portmap", good("ADD", "bridge"))
 
 
-def chain_delete(before=None):
+def chain_delete(before: Any = None) -> None:
     good("DEL", "portmap", before)
     good("DEL", "bridge", before)
 
 
-def killed_at(place, work):
+def killed_at(place: int, work: Callable[[], object]) -> bool:
     """Do the work in a child that is killed before its effect number `place`; whether it came that far."""
     child = os.fork()
     if child == 0:
         left = [place]
 
-        def watched(effect):
-            def instead(*arguments, **named):
+        def watched(effect: Callable[..., Any]) -> Callable[..., Any]:
+            def instead(*arguments: Any, **named: Any) -> Any:
                 left[0] -= 1
                 if left[0] == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -66,7 +68,7 @@ def killed_at(place, work):
 
         for name in ("open", "write", "rename", "unlink", "mkdir", "pwrite"):
             setattr(posix, name, watched(getattr(posix, name)))
-        Netlink._send = watched(Netlink._send)
+        setattr(Netlink, "_send", watched(Netlink._send))  # noqa: B010
         try:
             work()
         finally:
@@ -75,7 +77,7 @@ def killed_at(place, work):
     return os.WIFSIGNALED(status)
 
 
-def left_over():
+def left_over() -> list[str]:
     """What is still there of the attachment."""
     links = RtNetlink()
     found = [link.name for link in links.links() if link.name.startswith("veth")]
@@ -85,7 +87,7 @@ def left_over():
     return found
 
 
-def in_add():
+def in_add() -> int:
     """Killed in ADD: the runtime sends DEL, and then a new ADD works."""
     place = 0
     while True:
@@ -100,7 +102,7 @@ def in_add():
         assert left_over() == [], (place, left_over())
 
 
-def in_delete():
+def in_delete() -> int:
     """Killed in DEL: the runtime sends it again."""
     place = 0
     while True:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from narthex.cni.program.install import install
 from narthex.linux import namespaces as netns
@@ -25,7 +26,7 @@ PATIENCE = 30.0
 class Place:
     """Use as a context. `programs` may be the reference's."""
 
-    def __init__(self, scratch: Path, agent: bool = False):
+    def __init__(self, scratch: Path, agent: bool = False) -> None:
         self.name = f"ncp{os.getpid()}x{next(_numbers)}"
         self.scratch = scratch
         self.networks = scratch / "networks"
@@ -33,14 +34,14 @@ class Place:
         self.socket = scratch / "cni.sock"
         self.programs = scratch / "bin"
         self._wants_agent = agent
-        self.agent = None
-        self._servers = []
+        self.agent: Any = None
+        self._servers: list[socket.socket] = []
 
     @property
-    def outside(self):
+    def outside(self) -> str:
         return f"{self.name}o"
 
-    def __enter__(self):
+    def __enter__(self) -> "Place":
         install(self.programs, None, socket=str(self.socket), state=str(self.state), subnet="")
         try:
             netns.create(self.name)
@@ -60,7 +61,7 @@ class Place:
             raise
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.stop_agent()
         for server in self._servers:
             server.close()
@@ -68,7 +69,7 @@ class Place:
             if name.startswith(self.name):
                 netns.delete(name)
 
-    def start_agent(self):
+    def start_agent(self) -> None:
         options = ["--socket", str(self.socket), "--state-dir", str(self.state)]
         with netns.entered(self.name):
             self.agent = subprocess.Popen(
@@ -79,19 +80,19 @@ class Place:
             )
         assert self.agent.stdout.readline().startswith("listening"), "the agent does not start"
 
-    def stop_agent(self):
+    def stop_agent(self) -> None:
         if self.agent is not None:
             self.agent.kill()
             self.agent.wait()
             self.agent.stdout.close()
             self.agent = None
 
-    def pod(self, name):
+    def pod(self, name: str) -> str:
         """Make a pod's namespace; its path."""
         netns.create(f"{self.name}{name}")
         return f"/run/netns/{self.name}{name}"
 
-    def drop_pod(self, name):
+    def drop_pod(self, name: str) -> None:
         """Remove a pod's namespace, and wait until the kernel has done so: it takes its time."""
         links = self.links()
         there = "eth0" in run(["ip", "-br", "link"], namespace=f"{self.name}{name}")
@@ -100,7 +101,7 @@ class Place:
         while there and self.links() == links and time.monotonic() < end:
             time.sleep(0.02)
 
-    def bridge(self, **more):
+    def bridge(self, **more: Any) -> dict[str, Any]:
         """A configuration of `bridge`, dual-stack."""
         ipam = {
             "type": "host-local",
@@ -111,14 +112,24 @@ class Place:
         common = {"cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "cni0", "isGateway": True}
         return {**common, "ipMasq": True, "hairpinMode": True, "ipam": ipam, **more}
 
-    def portmap(self, before, *ports, **more):
+    def portmap(self, before: Any, *ports: Any, **more: Any) -> dict[str, Any]:
         """A configuration of `portmap` behind a result; ports are (host, container, protocol, hostIP)."""
         names = ("hostPort", "containerPort", "protocol", "hostIP")
         mappings = [dict(zip(names, port, strict=False)) for port in ports]
         common = {"cniVersion": "1.1.0", "name": "net", "type": "portmap", "runtimeConfig": {"portMappings": mappings}}
         return {**common, "prevResult": before, **more}
 
-    def call(self, command, config, pod, container=None, *, plugin=None, programs=None, environment=None):
+    def call(
+        self,
+        command: str,
+        config: Any,
+        pod: str | None,
+        container: str | None = None,
+        *,
+        plugin: str | None = None,
+        programs: Any = None,
+        environment: dict[str, str] | None = None,
+    ) -> tuple[int, Any]:
         """Run a plugin: exit status and what it printed, decoded. `config` may be bytes."""
         plugin = plugin or config["type"]
         everything = {
@@ -130,62 +141,62 @@ class Place:
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             **(environment or {}),
         }
-        everything = {name: value for name, value in everything.items() if value is not None}
+        given = {name: value for name, value in everything.items() if value is not None}
         stdin = config if isinstance(config, bytes) else json.dumps(config).encode()
         with netns.entered(self.name):
             done = subprocess.run(
-                [(programs or self.programs) / plugin], input=stdin, env=everything, capture_output=True, timeout=60
+                [(programs or self.programs) / plugin], input=stdin, env=given, capture_output=True, timeout=60
             )
         assert not done.stderr or programs, done.stderr.decode()
         said = json.loads(done.stdout) if done.stdout.strip() else None
         return done.returncode, said
 
-    def good(self, *arguments, **named):
+    def good(self, *arguments: Any, **named: Any) -> Any:
         """A call that succeeds: what it printed."""
         status, said = self.call(*arguments, **named)
         assert status == 0, said
         return said
 
-    def bad(self, *arguments, **named):
+    def bad(self, *arguments: Any, **named: Any) -> Any:
         """A call that fails: the error."""
         status, said = self.call(*arguments, **named)
         assert status == 1 and {"code", "msg", "cniVersion"} <= said.keys(), said
         return said
 
-    def add(self, name, *ports, config=None):
+    def add(self, name: str, *ports: Any, config: Any = None) -> Any:
         """Make a pod with its interface and host ports: the result."""
         self.pod(name)
         result = self.good("ADD", config or self.bridge(), name)
         return self.good("ADD", self.portmap(result, *ports), name) if ports else result
 
-    def links(self):
+    def links(self) -> list[str]:
         """Names of the node's interfaces without those of the beginning."""
         shown = json.loads(run(["ip", "-j", "link"], namespace=self.name))
         return sorted(link["ifname"] for link in shown if link["ifname"] not in ("lo", "uplink"))
 
-    def reserved(self):
+    def reserved(self) -> list[str]:
         """Addresses that are reserved, by network."""
         return sorted(
             path.name for path in self.networks.glob("*/*") if path.name != "lock" and not path.name.startswith("last")
         )
 
-    def records(self):
+    def records(self) -> list[str]:
         """Attachments that the node has records of."""
         return sorted(f"{path.parent.name}/{path.name}" for path in self.state.glob("*/*"))
 
-    def owners(self):
+    def owners(self) -> list[str]:
         """Whose elements there are in our tables."""
         text = run(["nft", "list", "ruleset"], namespace=self.name)
         return sorted({word.partition('"')[0] for word in text.split('comment "')[1:]})
 
-    def nothing_left(self):
+    def nothing_left(self) -> None:
         """Nothing of any pod is left."""
         assert [name for name in self.links() if name.startswith("veth")] == []
         assert self.reserved() == []
         assert self.records() == []
         assert self.owners() == []
 
-    def serve(self, where, port, kind=socket.SOCK_STREAM, address="::"):
+    def serve(self, where: str, port: int, kind: int = socket.SOCK_STREAM, address: str = "::") -> None:
         """Tell everybody who asks at a port where they come from."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with netns.entered(f"{self.name}{where}"):
@@ -197,7 +208,15 @@ class Place:
             server.listen()
         threading.Thread(target=_answer, args=(server, where, kind), daemon=True).start()
 
-    def ask(self, where, address, port, kind=socket.SOCK_STREAM, patience=PATIENCE, source=None):
+    def ask(
+        self,
+        where: str,
+        address: str,
+        port: int,
+        kind: int = socket.SOCK_STREAM,
+        patience: float = PATIENCE,
+        source: Any = None,
+    ) -> str | None:
         """Who answers, and as whom we are seen: `name address`; None when nobody does."""
         with netns.entered(where if where == self.outside else f"{self.name}{where}"):
             sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind)
@@ -213,7 +232,7 @@ class Place:
                 return None
 
 
-def _answer(server, where, kind):
+def _answer(server: socket.socket, where: str, kind: int) -> None:
     with contextlib.suppress(OSError):
         while True:
             if kind == socket.SOCK_STREAM:

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from narthex.linux import namespaces as netns
 from narthex.linux.run import CommandError, run
@@ -33,7 +35,7 @@ COREFILE = """
 class DnsServer:
     """Make it, `start` it, and `end` it."""
 
-    def __init__(self, folder, name):
+    def __init__(self, folder: Path, name: str) -> None:
         self.namespace = f"nxdns-{os.getpid()}-{name}"
         self.folder = folder
         self.manifests = folder / "manifests"
@@ -41,14 +43,14 @@ class DnsServer:
         self.corefile = folder / "Corefile"
         self.corefile.write_text(COREFILE)
         self.log_path = folder / "log"
-        self.process = None
+        self.process: Any = None
         netns.create(self.namespace)
         run(["ip", "link", "set", "lo", "up"], namespace=self.namespace)
         for address in ADDRESSES:
             bits = ["/128", "nodad"] if ":" in address else ["/32"]
             run(["ip", "address", "add", address + bits[0], "dev", "lo", *bits[1:]], namespace=self.namespace)
 
-    def start(self, *flags):
+    def start(self, *flags: str) -> "DnsServer":
         flags = flags or (f"--manifests={self.manifests}", "--workers=2")
         argv = [sys.executable, "-m", "narthex", "dns", f"--conf={self.corefile}", *flags]
         environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
@@ -56,36 +58,36 @@ class DnsServer:
             self.process = subprocess.Popen(argv, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         return self
 
-    def end(self):
+    def end(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
         netns.delete(self.namespace)
 
     @property
-    def log(self):
+    def log(self) -> str:
         return self.log_path.read_text()
 
     @property
-    def workers(self):
+    def workers(self) -> list[int]:
         found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(word) for word in found.split()]
 
-    def wait(self, condition, what):
-        def holds():
+    def wait(self, condition: Callable[[], Any], what: str) -> Any:
+        def holds() -> Any:
             assert self.process.poll() is None, f"the server ended:\n{self.log}"
             return condition()
 
         until(holds, what, PATIENCE, lambda: self.log)
 
-    def ready(self):
+    def ready(self) -> "DnsServer":
         self.wait(lambda: "answering at" in self.log, "the first answer")
         return self
 
-    def run(self, *argv):
+    def run(self, *argv: str) -> str:
         return run(list(argv), namespace=self.namespace)
 
-    def http(self, port, path):
+    def http(self, port: int, path: str) -> tuple[int, str]:
         """Status and body."""
         try:
             said = self.run("curl", "-s", "-w", "%{http_code}", f"http://127.0.0.1:{port}{path}")
@@ -93,7 +95,7 @@ class DnsServer:
             return 0, ""
         return int(said[-3:]), said[:-3]
 
-    def dig(self, name, type_="A", *more, server=ADDRESSES[0]):
+    def dig(self, name: str, type_: str = "A", *more: str, server: str = ADDRESSES[0]) -> list[str] | None:
         """`dig +short`, sorted; None when nobody answers."""
         try:
             said = self.run("dig", f"@{server}", name, type_, "+short", "+time=5", "+tries=2", *more)

@@ -3,6 +3,8 @@
 import itertools
 import socket
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 from narthex.linux import namespaces as netns
 
@@ -13,29 +15,29 @@ PAUSE = 0.01
 class Requests:
     """Requests over HTTP, each on a connection of its own, from several places in turn; what fails is written down."""
 
-    def __init__(self, ways, pause=PAUSE):
+    def __init__(self, ways: Sequence[Any], pause: float = PAUSE) -> None:
         """`ways`: network namespace, address and port of each; `pause`: seconds between two requests."""
         self._pause = pause
         self._ways = itertools.cycle(ways)
-        self.answered = {}
+        self.answered: dict[str, int] = {}
         """Who answered, and how often."""
-        self.failures = []
+        self.failures: list[str] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._go_on, daemon=True)
 
-    def __enter__(self):
+    def __enter__(self) -> "Requests":
         self._thread.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
 
     @property
-    def made(self):
+    def made(self) -> int:
         return sum(self.answered.values()) + len(self.failures)
 
-    def _go_on(self):
+    def _go_on(self) -> None:
         while not self._ended.wait(self._pause):
             namespace, address, port = next(self._ways)
             try:
@@ -45,7 +47,7 @@ class Requests:
                 self.failures.append(f"{namespace} to {address}:{port}: {error!r}")
 
 
-def ask(namespace, address, port):
+def ask(namespace: str, address: str, port: int) -> str:
     """The name of the pod that answers. Raises OSError."""
     with netns.entered(namespace):
         sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
