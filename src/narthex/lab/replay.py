@@ -36,16 +36,14 @@ class ReplayMismatch(ValueError):
 class Replay:
     """A cluster that follows a history entry by entry."""
 
-    def __init__(
-        self, entries: Iterable[HistoryEntry], admit: Admit, controllers: ControllerManager | None = None
-    ) -> None:
+    def __init__(self, entries: Iterable[HistoryEntry], admit: Admit, manager: ControllerManager | None = None) -> None:
         """Load the initial objects. `admit` is the API's admission for writes of controllers. Raises InvalidHistory."""
         self._entries = iter(entries)
         begin = next(self._entries, None)
         if not isinstance(begin, HistoryStart):
             raise InvalidHistory("the file is empty")
         self.begin = begin
-        self._ahead: list[ObjectChanged] = []
+        self._unassigned: list[ObjectChanged] = []
         """Changes whose author is not known yet."""
         store = ObjectStore()
         first = None
@@ -58,8 +56,8 @@ class Replay:
         store.load(begin.version, iter(held))
         if first is not None:
             self._entries = itertools.chain([first], self._entries)
-        self.registry = _Again(store, admit)
-        self._control = controllers or lab_controllers()
+        self.registry = _ReplayRegistry(store, admit)
+        self._manager = manager or lab_controllers()
         self.faults: dict[int, InjectedFault] = {}
         """Active at this point of the history, by number."""
         self.turns = 0
@@ -75,43 +73,43 @@ class Replay:
         """
         for entry in self._entries:
             if isinstance(entry, ObjectChanged):
-                # The next entry of another type tells whether the controllers made this change.
-                self._ahead.append(entry)
+                # The next entry of another type identifies the author of this change.
+                self._unassigned.append(entry)
             elif isinstance(entry, ControllersRan):
-                self._turn(entry)
+                self._run_controllers(entry)
                 return entry.turn
             elif isinstance(entry, FaultStarted):
-                self._others()
+                self._write_external()
                 self.faults[entry.fault.number] = entry.fault
                 return entry.at
             elif isinstance(entry, FaultEnded):
-                self._others()
+                self._write_external()
                 self.faults.pop(entry.ended, None)
                 return entry.at
             else:
                 raise InvalidHistory("initial objects must precede all other entries")
-        last = self._ahead[-1].at if self._ahead else None
-        self._others()
+        last = self._unassigned[-1].at if self._unassigned else None
+        self._write_external()
         return last
 
-    def _others(self, upto: int | None = None) -> None:
-        """Write what people and nodes had written, up to a version."""
-        while self._ahead and (upto is None or self._ahead[0].change <= upto):
-            self.registry.write(self._ahead.pop(0))
+    def _write_external(self, up_to: int | None = None) -> None:
+        """Repeat the writes of users and nodes, up to a version."""
+        while self._unassigned and (up_to is None or self._unassigned[0].change <= up_to):
+            self.registry.write(self._unassigned.pop(0))
             self.written += 1
 
-    def _turn(self, entry: ControllersRan) -> None:
-        self._others(entry.after)
-        told = {each.change: each for each in self._ahead if each.change <= entry.upto}
-        self._ahead = [each for each in self._ahead if each.change > entry.upto]
+    def _run_controllers(self, entry: ControllersRan) -> None:
+        self._write_external(entry.after)
+        expected = {each.change: each for each in self._unassigned if each.change <= entry.upto}
+        self._unassigned = [each for each in self._unassigned if each.change > entry.upto]
         before = self.registry.version
         if before != entry.after:
             raise InvalidHistory(f"changes between version {before} and {entry.after} are missing")
-        self.registry.expect(told, entry.turn)
-        run_until_stable(self._control, self.registry, entry.turn)
-        self.registry.met()
+        self.registry.expect(expected, entry.turn)
+        run_until_stable(self._manager, self.registry, entry.turn)
+        self.registry.check_complete()
         self.turns += 1
-        self.decided += len(told)
+        self.decided += len(expected)
 
     def objects(self) -> list[Raw]:
         """Return all current objects, by kind, namespace, and name."""
@@ -127,20 +125,20 @@ def objects(store: ObjectStore) -> list[Raw]:
     ]
 
 
-class _Again(Registry):
-    """A registry that gives out the uids and times of a history, and holds what is written against it."""
+class _ReplayRegistry(Registry):
+    """A registry that uses the UIDs and times of a history and compares writes with it."""
 
     def __init__(self, store: ObjectStore, admit: Admit) -> None:
         self._moment = datetime.min
         self._bytes = b""
-        self._told: dict[int, ObjectChanged] = {}
-        super().__init__(lambda: self._moment, self._drawn, admit=admit, store=store)
+        self._expected: dict[int, ObjectChanged] = {}
+        super().__init__(lambda: self._moment, self._random_bytes, admit=admit, store=store)
 
-    def _drawn(self, count: int) -> bytes:
+    def _random_bytes(self, count: int) -> bytes:
         return (self._bytes or bytes(16))[:count].ljust(count, b"\0")
 
     def write(self, change: ObjectChanged) -> None:
-        """Make a change as it was."""
+        """Repeat a change of a user or node."""
         if change.object is None:
             self.store.delete(change.kind, change.namespace, change.name)
         else:
@@ -149,34 +147,34 @@ class _Again(Registry):
         if self.version != change.change:
             raise InvalidHistory(f"version {change.change} follows {self.version - 1}: changes are missing")
 
-    def expect(self, told: Mapping[int, ObjectChanged], now: datetime) -> None:
-        """From now on these changes must be made, and no others."""
-        self._told, self._moment = dict(told), now
+    def expect(self, expected: Mapping[int, ObjectChanged], now: datetime) -> None:
+        """Expect exactly these changes from now on."""
+        self._expected, self._moment = dict(expected), now
 
-    def met(self) -> None:
-        """Raise Differs when a change was not made."""
-        if self._told:
-            first = self._told[min(self._told)]
+    def check_complete(self) -> None:
+        """Raise ReplayMismatch if an expected change is missing."""
+        if self._expected:
+            first = self._expected[min(self._expected)]
             raise ReplayMismatch(
-                f"version {first.change}: {_what(first)} was written in the history but not in the replay"
+                f"version {first.change}: {_describe(first)} was written in the history but not in the replay"
             )
 
     def create(self, kind: str, obj: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
-        """As in the history, with the same uid."""
-        told = self._told.get(self.version + 1)
-        meta = (told.object or {}).get("metadata", {}) if told is not None else {}
+        """Create an object with the UID of the history."""
+        expected = self._expected.get(self.version + 1)
+        meta = (expected.object or {}).get("metadata", {}) if expected is not None else {}
         self._bytes = bytes.fromhex(str(meta.get("uid", "")).replace("-", ""))
-        self._take(meta.get("creationTimestamp"))
+        self._set_time(meta.get("creationTimestamp"))
         before = self.version
         made = super().create(kind, obj, dry_run=dry_run)
-        self._compare(before)
+        self._check_changes(before)
         return made
 
     def update(self, kind: str, obj: Mapping[str, Any], *, subresource: str = "", dry_run: bool = False) -> Raw:
-        """As in the history."""
+        """Update an object as in the history."""
         before = self.version
         made = super().update(kind, obj, subresource=subresource, dry_run=dry_run)
-        self._compare(before)
+        self._check_changes(before)
         return made
 
     def delete(
@@ -190,38 +188,38 @@ class _Again(Registry):
         propagation: str | None = None,
         dry_run: bool = False,
     ) -> Raw | None:
-        """As in the history, with the same time of deletion."""
-        told = self._told.get(self.version + 1)
-        meta = (told.object or {}).get("metadata", {}) if told is not None else {}
-        self._take(meta.get("deletionTimestamp"), int(meta.get("deletionGracePeriodSeconds") or 0))
+        """Delete an object with the deletion time of the history."""
+        expected = self._expected.get(self.version + 1)
+        meta = (expected.object or {}).get("metadata", {}) if expected is not None else {}
+        self._set_time(meta.get("deletionTimestamp"), int(meta.get("deletionGracePeriodSeconds") or 0))
         before = self.version
         left = super().delete(
             kind, namespace, name, grace=grace, preconditions=preconditions, propagation=propagation, dry_run=dry_run
         )
-        self._compare(before)
+        self._check_changes(before)
         return left
 
-    def _take(self, stamp: object, seconds: int = 0) -> None:
+    def _set_time(self, stamp: object, seconds: int = 0) -> None:
         if isinstance(stamp, str):
             self._moment = datetime.fromisoformat(stamp) - timedelta(seconds=seconds)
 
-    def _compare(self, before: int) -> None:
+    def _check_changes(self, before: int) -> None:
         for change in self.store.changes(before):
-            told = self._told.pop(change.version, None)
+            expected = self._expected.pop(change.version, None)
             name = "/".join(part for part in change.key if part)
-            if told is None or (told.kind, (told.namespace, told.name)) != (change.kind, change.key):
+            if expected is None or (expected.kind, (expected.namespace, expected.name)) != (change.kind, change.key):
                 then = (
-                    f"{_what(told)} was written in the history"
-                    if told is not None
+                    f"{_describe(expected)} was written in the history"
+                    if expected is not None
                     else "nothing was written in the history"
                 )
                 raise ReplayMismatch(f"version {change.version}: {change.kind} {name} is written in the replay, {then}")
-            if told.object != change.after:
-                where = _difference(told.object, change.after)
+            if expected.object != change.after:
+                where = _difference(expected.object, change.after)
                 raise ReplayMismatch(f"version {change.version}: {change.kind} {name} differs at {where}")
 
 
-def _what(change: ObjectChanged) -> str:
+def _describe(change: ObjectChanged) -> str:
     name = f"{change.namespace}/{change.name}" if change.namespace else change.name
     return f"{change.kind} {name}" + (" (deleted)" if change.object is None else "")
 
@@ -236,5 +234,5 @@ def _difference(one: Any, other: Any, path: str = "") -> str:
         for index, (mine, yours) in enumerate(zip(one, other, strict=True)):
             if mine != yours:
                 return _difference(mine, yours, f"{path}[{index}]")
-    said = [msgspec.json.encode(each).decode()[:80] for each in (one, other)]
-    return f"{path or 'existence'}: {said[0]} in the history, {said[1]} in the replay"
+    values = [msgspec.json.encode(each).decode()[:80] for each in (one, other)]
+    return f"{path or 'existence'}: {values[0]} in the history, {values[1]} in the replay"

@@ -161,7 +161,7 @@ class ClusterState:
         return [pods[key] for key in sorted(self._by_node.get(node, ()))]
 
     def slices_of(self, service: ObjectKey) -> list[Object]:
-        """Return all EndpointSlices of a Service, whoever manages them, sorted by name."""
+        """Return all EndpointSlices of a Service of all managers, sorted by name."""
         slices = self._objects.get("EndpointSlice", {})
         return [slices[key] for key in sorted(self._slices_by_service.get(service, ()))]
 

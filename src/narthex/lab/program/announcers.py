@@ -14,16 +14,16 @@ from narthex.lb.why import ServiceExplanation
 
 def states(lab: Lab) -> dict[str, Mapping[str, Any]]:
     """Return the status of each announcer that responds, by node."""
-    told = {node.name: read_status(announcer_status(node.namespace)) for node in lab.nodes}
-    return {name: state for name, state in told.items() if state is not None}
+    found = {node.name: read_status(announcer_status(node.namespace)) for node in lab.nodes}
+    return {name: state for name, state in found.items() if state is not None}
 
 
-def holder(told: States, address: str) -> str:
+def holder(states: States, address: str) -> str:
     """Return the node that answers for an address, empty if none does."""
     return next(
         (
             node
-            for node, state in told.items()
+            for node, state in states.items()
             if any(each["address"] == address and each["answers"] for each in state["addresses"])
         ),
         "",

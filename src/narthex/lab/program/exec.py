@@ -57,61 +57,61 @@ def container_pid(pod: PodRecord, container: str) -> int:
 
 def pod_file_mounts(lab: str, pod: PodRecord) -> tuple[BindMount, ...]:
     """Return the files that a pod mounts over the machine's."""
-    place = StateDirectory(lab).pods / pod.uid
+    target = StateDirectory(lab).pods / pod.uid
     files = [("resolv.conf", "/etc/resolv.conf")]
     if pod.hostname:
         files += [("hosts", "/etc/hosts"), ("hostname", "/etc/hostname")]
     return tuple(
-        BindMount(str(place / name), at) for name, at in files if (place / name).exists() and Path(at).exists()
+        BindMount(str(target / name), at) for name, at in files if (target / name).exists() and Path(at).exists()
     )
 
 
-def run(state: LabState, place: ExecTarget, argv: Sequence[str], container: str = "") -> NoReturn:
+def run(state: LabState, target: ExecTarget, argv: Sequence[str], container: str = "") -> NoReturn:
     """Run a command with this process's terminal and files, and exit with its status. Raises LabError."""
-    if place.pod is None:
+    if target.pod is None:
         # `ip netns exec` also puts the namespace's own view of /sys in place.
-        os.execvp("ip", ["ip", "netns", "exec", place.network_namespace, *argv])
-    beside = container_pid(place.pod, container)
-    directory = "/" if beside else str(Path.cwd())
+        os.execvp("ip", ["ip", "netns", "exec", target.network_namespace, *argv])
+    target_pid = container_pid(target.pod, container)
+    directory = "/" if target_pid else str(Path.cwd())
     try:
         executable = inside.find(argv[0], os.environ, directory)
     except OSError as error:
         raise LabError(str(error.strerror)) from error
-    told = ProgramSpec(
+    program = ProgramSpec(
         argv=tuple(argv),
         executable=executable,
         environment=dict(os.environ),
         directory=directory,
-        network_namespace=place.network_namespace,
-        hostname=place.pod.hostname,
-        shows=pod_file_mounts(state.name, place.pod),
+        network_namespace=target.network_namespace,
+        hostname=target.pod.hostname,
+        shows=pod_file_mounts(state.name, target.pod),
     )
 
-    def in_a_place_of_its_own() -> NoReturn:
-        inside.enter(told)
+    def run_in_new_namespaces() -> NoReturn:
+        inside.enter(program)
         # PID 1 of a namespace would not receive SIGINT.
-        _run_and_wait(lambda: inside.become_exec(told, executable))
+        _run_and_wait(lambda: inside.become_exec(program, executable))
 
-    def beside_the_program() -> NoReturn:
-        entry = ExecSpec(target_pid=beside, argv=told.argv, environment=told.environment)
+    def run_next_to_program() -> NoReturn:
+        entry = ExecSpec(target_pid=target_pid, argv=program.argv, environment=program.environment)
         inside.become_exec(entry, executable)
 
     try:
-        if beside:
-            inside.join(beside)
-            _run_and_wait(beside_the_program)
-        inside.join_network(place.network_namespace)
+        if target_pid:
+            inside.join(target_pid)
+            _run_and_wait(run_next_to_program)
+        inside.join_network(target.network_namespace)
         inside.unshare(inside.NEW_PROCESSES)
     except OSError as error:
-        raise LabError(f"pod {place.pod.namespace}/{place.pod.name} cannot be entered: {error}") from error
-    _run_and_wait(in_a_place_of_its_own)
+        raise LabError(f"pod {target.pod.namespace}/{target.pod.name} cannot be entered: {error}") from error
+    _run_and_wait(run_in_new_namespaces)
 
 
-def _run_and_wait(become: Callable[[], NoReturn]) -> NoReturn:
+def _run_and_wait(command: Callable[[], NoReturn]) -> NoReturn:
     child = os.fork()
     if child == 0:
         try:
-            become()
+            command()
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.write(2, f"Error: {error.strerror or error}\n".encode(errors="replace"))

@@ -53,8 +53,8 @@ def trace_lab(
     cluster = cluster_of(lab)
     places = OwnerIndex(cluster.snapshot, OUTSIDE_ADDRESSES, pods_of(lab))
     sender, target, wanted = ask(places, source, destination)
-    announcing = _announcing(lab, cluster.snapshot, target) if lab.balancing and not sender.node else None
-    node = _node(lab, node_name or sender.node or target.node or (announcing.holder if announcing else ""))
+    announcement = _announcing(lab, cluster.snapshot, target) if lab.balancing and not sender.node else None
+    node = _node(lab, node_name or sender.node or target.node or (announcement.holder if announcement else ""))
     config_file = StateDirectory(lab.name).node(node.name).configuration
     inputs = node_inputs(
         cluster,
@@ -72,7 +72,7 @@ def trace_lab(
         others=others,
         live_rules=lambda family: _rules(lab.mode, family, node.namespace),
         live_route=lambda ip: route_text(next_hop(ip, node.namespace), names),
-        announcers=announcing.known if announcing else None,
+        announcers=announcement.known if announcement else None,
         path=follow(node.name) if follow is not None else None,
     )
 
@@ -89,9 +89,9 @@ def _announcing(lab: Lab, snapshot: Snapshot, target: AddressOwner) -> _Announci
     from narthex.lab.program.announcers import holder, states
     from narthex.lb.program.inspection import announcers
 
-    told = states(lab)
-    found = next(filter(None, (holder(told, ip) for ip in target.addresses)), "")
-    return _Announcing(found, announcers(snapshot, told))
+    statuses = states(lab)
+    found = next(filter(None, (holder(statuses, ip) for ip in target.addresses)), "")
+    return _Announcing(found, announcers(snapshot, statuses))
 
 
 def _rules(mode: str, family: IPFamily, namespace: str) -> Any:

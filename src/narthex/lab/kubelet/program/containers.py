@@ -99,7 +99,7 @@ def start_program(
         directory=directory,
         network_namespace=deps.network.namespace(pod),
         hostname="" if pod["spec"].get("hostNetwork") else hostname(pod),
-        shows=tuple(deps.files.shows(pod, spec)),
+        shows=tuple(deps.files.mounts(pod, spec)),
         user=security.get("runAsUser"),
         group=security.get("runAsGroup"),
         log=str(deps.files.log(pod, spec["name"], restarts)),

@@ -23,9 +23,9 @@ class EndpointDrain:
         self._registry = registry
         self._synced = synced
         self._lock = threading.Lock()
-        self._taken_out: dict[NamespacedName, tuple[float, float]] = {}
+        self._removals: dict[NamespacedName, tuple[float, float]] = {}
         """By pod: time of the deletion request, and time since which no slice lists it as ready."""
-        self._answers: dict[float, tuple[float, bool]] = {}
+        self._responses: dict[float, tuple[float, bool]] = {}
 
     def __call__(self, key: NamespacedName, since: float) -> bool:
         """Return True once no proxy routes traffic to a pod that was deleted at `since` (seconds since 1970)."""
@@ -34,24 +34,24 @@ class EndpointDrain:
         if not listed:
             return True
         with self._lock:
-            wished, out = self._taken_out.get(key, (0.0, 0.0))
-            if ready or wished != since:
-                self._taken_out[key] = (since, now)
+            requested, removed_at = self._removals.get(key, (0.0, 0.0))
+            if ready or requested != since:
+                self._removals[key] = (since, now)
                 return False
-            if now - out < _SETTLED_SECONDS:
+            if now - removed_at < _SETTLED_SECONDS:
                 return False
-            if not self._ask(since, now):
+            if not self._proxies_synced(since, now):
                 return False
-            del self._taken_out[key]
+            del self._removals[key]
         return True
 
-    def _ask(self, since: float, now: float) -> bool:
-        asked, answer = self._answers.get(since, (0.0, False))
-        if now - asked > _FRESH_SECONDS and not answer:
-            answer = self._synced(since)
-            self._answers = {moment: each for moment, each in self._answers.items() if now - each[0] < 60.0}
-            self._answers[since] = (now, answer)
-        return answer
+    def _proxies_synced(self, since: float, now: float) -> bool:
+        asked_at, response = self._responses.get(since, (0.0, False))
+        if now - asked_at > _FRESH_SECONDS and not response:
+            response = self._synced(since)
+            self._responses = {moment: each for moment, each in self._responses.items() if now - each[0] < 60.0}
+            self._responses[since] = (now, response)
+        return response
 
     def _slices(self, key: NamespacedName) -> tuple[bool, bool]:
         """Return True for each: slices with addresses list the pod, and as a ready endpoint."""

@@ -330,8 +330,8 @@ class PodLifecycle:
         meta = self.pod["metadata"]
         if not meta.get("deletionTimestamp"):
             return self._ending_since - 1.0
-        terminate = datetime.fromisoformat(meta["deletionTimestamp"].replace("Z", "+00:00")).timestamp()
-        return terminate - float(meta.get("deletionGracePeriodSeconds") or 0)
+        end = datetime.fromisoformat(meta["deletionTimestamp"].replace("Z", "+00:00")).timestamp()
+        return end - float(meta.get("deletionGracePeriodSeconds") or 0)
 
     def _in_use(self, facts: ContainerFacts) -> bool:
         """Return True if a client connected just now or has a connection that is not idle."""

@@ -161,7 +161,7 @@ class PodAccess:
             environment=environment,
             network_namespace=lifecycle.namespace,
             hostname="" if lifecycle.pod["spec"].get("hostNetwork") else hostname(lifecycle.pod),
-            shows=tuple(self._files.shows(lifecycle.pod, spec)),
+            shows=tuple(self._files.mounts(lifecycle.pod, spec)),
             tty=tty,
         )
 

@@ -28,8 +28,8 @@ from narthex.lab.kubelet.probes import (
 from narthex.linux import namespaces as netns
 from narthex.model.net import join_port
 
-_AT_ONCE = 8
-_MOST_BYTES = 10 * 1024
+_PARALLEL = 8
+_MAX_BYTES = 10 * 1024
 """Maximum length of a response that is read (`maxRespBodyLength`)."""
 
 
@@ -58,33 +58,35 @@ class Prober:
 
     def __init__(self, containers: Containers) -> None:
         self._containers = containers
-        self._pool = ThreadPoolExecutor(_AT_ONCE, "probe")
+        self._pool = ThreadPoolExecutor(_PARALLEL, "probe")
 
-    def run(self, probe: ContainerProbe, place: ProbeTarget, told: Callable[[ContainerProbeResult], None]) -> None:
+    def run(
+        self, probe: ContainerProbe, target: ProbeTarget, on_result: Callable[[ContainerProbeResult], None]
+    ) -> None:
         """Run a probe; `on_result` is called in another thread."""
-        self._pool.submit(lambda: told(self._run(probe.action, place, float(probe.timeout))))
+        self._pool.submit(lambda: on_result(self._run(probe.action, target, float(probe.timeout))))
 
-    def _run(self, action: ProbeAction, place: ProbeTarget, timeout: float) -> ContainerProbeResult:
+    def _run(self, action: ProbeAction, target: ProbeTarget, timeout: float) -> ContainerProbeResult:
         try:
             if isinstance(action, HttpGetAction):
-                return _get(action, place, timeout)
+                return _get(action, target, timeout)
             if isinstance(action, TcpSocketAction):
-                return _connect(action, place, timeout)
+                return _connect(action, target, timeout)
             if isinstance(action, ExecAction):
-                return self._execute(action, place, timeout)
+                return self._execute(action, target, timeout)
             return ContainerProbeResult(False, action.why)
         except Exception as error:
             # Any error caused by the probed server is a failed probe.
             return ContainerProbeResult(False, f"{type(error).__name__}: {error}")
 
-    def _execute(self, action: ExecAction, place: ProbeTarget, timeout: float) -> ContainerProbeResult:
-        if not place.process:
+    def _execute(self, action: ExecAction, target: ProbeTarget, timeout: float) -> ContainerProbeResult:
+        if not target.process:
             # The echo server has none of the image's programs; it is healthy while it serves.
             return ContainerProbeResult(True)
         reader, writer = os.pipe()
         try:
             with Path(os.devnull).open("rb") as null:
-                entry = ExecSpec(target_pid=place.process, argv=action.command, environment=place.environment)
+                entry = ExecSpec(target_pid=target.process, argv=action.command, environment=target.environment)
                 program = self._containers.enter(entry, (null.fileno(), writer, writer))
         except ContainerStartError as error:
             os.close(reader)
@@ -99,36 +101,36 @@ class Prober:
                     False, f"command timed out: {' '.join(action.command)!r} timed out after {timeout:g}s"
                 )
             ready, _, _ = select.select([reader], [], [], 0)
-            said = os.read(reader, _MOST_BYTES).decode(errors="replace") if ready else ""
-            return ContainerProbeResult(status == 0, said)
+            output = os.read(reader, _MAX_BYTES).decode(errors="replace") if ready else ""
+            return ContainerProbeResult(status == 0, output)
         finally:
             os.close(reader)
 
 
-def _connect(action: TcpSocketAction, place: ProbeTarget, timeout: float) -> ContainerProbeResult:
-    host = action.host or place.address
+def _connect(action: TcpSocketAction, target: ProbeTarget, timeout: float) -> ContainerProbeResult:
+    host = action.host or target.address
     try:
-        _dial(place.namespace, host, action.port, timeout).close()
+        _dial(target.namespace, host, action.port, timeout).close()
     except OSError as error:
-        return ContainerProbeResult(False, _dial_failed(host, action.port, error))
+        return ContainerProbeResult(False, _dial_error(host, action.port, error))
     return ContainerProbeResult(True)
 
 
-def _get(action: HttpGetAction, place: ProbeTarget, timeout: float) -> ContainerProbeResult:
-    host = action.host or place.address
+def _get(action: HttpGetAction, target: ProbeTarget, timeout: float) -> ContainerProbeResult:
+    host = action.host or target.address
     url = f"{action.scheme}://{join_port(host, action.port)}{action.path}"
     deadline = time.monotonic() + timeout
     try:
-        sock = _dial(place.namespace, host, action.port, timeout)
+        sock = _dial(target.namespace, host, action.port, timeout)
     except OSError as error:
-        return ContainerProbeResult(False, f'Get "{url}": {_dial_failed(host, action.port, error)}')
+        return ContainerProbeResult(False, f'Get "{url}": {_dial_error(host, action.port, error)}')
     try:
-        with _secured(sock, action) as stream:
+        with _with_tls(sock, action) as stream:
             stream.settimeout(max(0.001, deadline - time.monotonic()))
             stream.sendall(_request(action, join_port(host, action.port)))
             head = b""
-            while b"\r\n" not in head and len(head) < _MOST_BYTES:
-                part = stream.recv(_MOST_BYTES)
+            while b"\r\n" not in head and len(head) < _MAX_BYTES:
+                part = stream.recv(_MAX_BYTES)
                 if not part:
                     break
                 head += part
@@ -137,12 +139,12 @@ def _get(action: HttpGetAction, place: ProbeTarget, timeout: float) -> Container
         return ContainerProbeResult(False, why)
     except OSError as error:
         return ContainerProbeResult(False, f'Get "{url}": {error.strerror or error}')
-    words = head.split(None, 2)
-    if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
+    parts = head.split(None, 2)
+    if len(parts) < 2 or not parts[0].startswith(b"HTTP/") or not parts[1].isdigit():
         return ContainerProbeResult(
             False, f'Get "{url}": net/http: HTTP/1.x transport connection broken: malformed HTTP response'
         )
-    status = int(words[1])
+    status = int(parts[1])
     return (
         ContainerProbeResult(True)
         if is_http_success(status)
@@ -162,7 +164,7 @@ def _plain(text: str) -> str:
     return text.replace("\r", "").replace("\n", "")
 
 
-def _secured(sock: socket.socket, action: HttpGetAction) -> socket.socket:
+def _with_tls(sock: socket.socket, action: HttpGetAction) -> socket.socket:
     if action.scheme != "https":
         return sock
     # A kubelet does not verify certificates.
@@ -184,7 +186,7 @@ def _dial(namespace: str, host: str, port: int, timeout: float) -> socket.socket
     return sock
 
 
-def _dial_failed(host: str, port: int, error: OSError) -> str:
+def _dial_error(host: str, port: int, error: OSError) -> str:
     where = f"dial tcp {join_port(host, port)}"
     if isinstance(error, TimeoutError):
         return f"{where}: i/o timeout"

@@ -34,17 +34,17 @@ class PodFiles:
         self._token = directory.token
         self._registry = registry
 
-    def place(self, pod: Mapping[str, Any]) -> Path:
+    def directory(self, pod: Mapping[str, Any]) -> Path:
         """Return the pod's directory."""
         return self._pods / str(pod["metadata"]["uid"])
 
     def log(self, pod: Mapping[str, Any], container: str, number: int) -> Path:
         """Return the log of a container after `number` restarts."""
-        return self.place(pod) / "log" / container / f"{number}.log"
+        return self.directory(pod) / "log" / container / f"{number}.log"
 
     def resolver(self, pod: Mapping[str, Any]) -> Path:
         """Return the pod's resolv.conf, which exists only if the pod does not use the machine's."""
-        return self.place(pod) / "resolv.conf"
+        return self.directory(pod) / "resolv.conf"
 
     def check(self, pod: Mapping[str, Any]) -> None:
         """Raise ContainerConfigError if a volume is unavailable."""
@@ -53,34 +53,34 @@ class PodFiles:
 
     def write(self, pod: Mapping[str, Any], addresses: tuple[str, ...]) -> None:
         """Write all files of a pod. Raises OSError or ContainerConfigError."""
-        place = self.place(pod)
-        place.mkdir(mode=0o755, parents=True, exist_ok=True)
+        directory = self.directory(pod)
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         resolver = files.resolver(pod)
         if resolver is not None:
             self.resolver(pod).write_text(resolver)
-        (place / "hosts").write_text(files.hosts(pod, addresses))
-        (place / "hostname").write_text(f"{hostname(pod)}\n")
+        (directory / "hosts").write_text(files.hosts(pod, addresses))
+        (directory / "hostname").write_text(f"{hostname(pod)}\n")
         for container in (*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]):
-            (place / "log" / container["name"]).mkdir(parents=True, exist_ok=True)
+            (directory / "log" / container["name"]).mkdir(parents=True, exist_ok=True)
         for volume in pod["spec"].get("volumes") or ():
             content = self._content(pod, volume)
             if content is not None:
-                folder = place / "volumes" / volume["name"]
+                folder = directory / "volumes" / volume["name"]
                 folder.mkdir(mode=0o755, parents=True, exist_ok=True)
                 # Any user may write to an emptyDir.
                 folder.chmod(0o777)
                 for name, data in content.items():
                     (folder / name).write_bytes(data)
 
-    def shows(self, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[BindMount]:
+    def mounts(self, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[BindMount]:
         """Yield the mounts of a container. Raises ContainerConfigError."""
-        place = self.place(pod)
+        directory = self.directory(pod)
         if self.resolver(pod).exists():
             yield BindMount(str(self.resolver(pod)), "/etc/resolv.conf")
         if not pod["spec"].get("hostNetwork"):
-            yield BindMount(str(place / "hosts"), "/etc/hosts")
+            yield BindMount(str(directory / "hosts"), "/etc/hosts")
             if Path("/etc/hostname").exists():
-                yield BindMount(str(place / "hostname"), "/etc/hostname")
+                yield BindMount(str(directory / "hostname"), "/etc/hostname")
         if pod["spec"].get("automountServiceAccountToken", True):
             yield BindMount(str(self._account(pod["metadata"]["namespace"])), _ACCOUNT, True)
         volumes = {each["name"]: each for each in pod["spec"].get("volumes") or ()}
@@ -88,24 +88,24 @@ class PodFiles:
             volume = volumes.get(mount["name"])
             if volume is None:
                 raise ContainerConfigError(f'volume "{mount["name"]}" is not among the pod\'s volumes')
-            source = volume["hostPath"]["path"] if "hostPath" in volume else str(place / "volumes" / volume["name"])
+            source = volume["hostPath"]["path"] if "hostPath" in volume else str(directory / "volumes" / volume["name"])
             if sub := mount.get("subPath"):
                 source = _below(source, str(sub))
             yield BindMount(source, str(mount["mountPath"]), bool(mount.get("readOnly")))
 
     def remove(self, pod: Mapping[str, Any]) -> None:
         """Remove all files of a pod."""
-        shutil.rmtree(self.place(pod), ignore_errors=True)
+        shutil.rmtree(self.directory(pod), ignore_errors=True)
 
     def _account(self, namespace: str) -> Path:
-        place = self._accounts / namespace
-        if not (place / "namespace").exists():
-            place.mkdir(parents=True, exist_ok=True)
+        directory = self._accounts / namespace
+        if not (directory / "namespace").exists():
+            directory.mkdir(parents=True, exist_ok=True)
             for source, name in ((self._certificate, "ca.crt"), (self._token, "token")):
-                if source.exists() and not (place / name).exists():
-                    shutil.copy(source, place / name)
-            (place / "namespace").write_text(namespace)
-        return place
+                if source.exists() and not (directory / name).exists():
+                    shutil.copy(source, directory / name)
+            (directory / "namespace").write_text(namespace)
+        return directory
 
     def _content(self, pod: Mapping[str, Any], volume: Mapping[str, Any]) -> dict[str, bytes] | None:
         """Return the files of a volume; None for a hostPath."""
@@ -113,22 +113,24 @@ class PodFiles:
             return None
         for field, kind, name_field in (("configMap", "ConfigMap", "name"), ("secret", "Secret", "secretName")):
             if field in volume:
-                return self._of_object(pod, volume[field], kind, str(volume[field].get(name_field) or ""))
+                return self._object_files(pod, volume[field], kind, str(volume[field].get(name_field) or ""))
         if "emptyDir" in volume or set(volume) <= {"name"}:
             return {}
         raise ContainerConfigError(f'MountVolume.SetUp failed for volume "{volume["name"]}": a lab has no such volumes')
 
-    def _of_object(self, pod: Mapping[str, Any], told: Mapping[str, Any], kind: str, name: str) -> dict[str, bytes]:
+    def _object_files(
+        self, pod: Mapping[str, Any], source: Mapping[str, Any], kind: str, name: str
+    ) -> dict[str, bytes]:
         with self._registry.held() as registry:
             held = registry.get(kind, pod["metadata"]["namespace"], name)
         if held is None:
-            if told.get("optional"):
+            if source.get("optional"):
                 return {}
             raise ContainerConfigError(f'MountVolume.SetUp failed for volume: {kind.lower()} "{name}" not found')
         data = {key: _bytes(kind, value) for key, value in (held.get("data") or {}).items()}
         data |= {key: base64.b64decode(value) for key, value in (held.get("binaryData") or {}).items()}
-        if told.get("items"):
-            data = {str(item["path"]): data[item["key"]] for item in told["items"] if item["key"] in data}
+        if source.get("items"):
+            data = {str(item["path"]): data[item["key"]] for item in source["items"] if item["key"] in data}
         # Reject paths that would lead outside of the volume.
         return {path: value for path, value in data.items() if "/" not in path and path not in ("", ".", "..")}
 
