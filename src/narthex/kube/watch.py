@@ -88,7 +88,7 @@ class Watch:
         self.resource = resource
         self.counts = WatchCounts()
         self._shape = shape_of(resource.kind)
-        self.holdings = ListCache(resource.kind)
+        self.ownership = ListCache(resource.kind)
         self.synced = False
         """A list has been complete once, or the server lacks it."""
         self.wake_at = -math.inf
@@ -247,14 +247,14 @@ class Watch:
             # Another server, that lags behind. If it is the newest there is, asking for the newest will show.
             self._floor = _NEWEST
             raise MalformedResponse(f"the list is of version {version}, older than what is known already")
-        events = self.holdings.replace(self._fresh)
+        events = self.ownership.replace(self._fresh)
         self._fresh = ListCache(self.resource.kind)
         self._version = self._floor = version
         self._whole = self._stream_failed = False
         self.synced = True
         self.trouble = None
         self.counts.lists += 1
-        share = 1 + len(self.holdings) / self._times.relist_objects
+        share = 1 + len(self.ownership) / self._times.relist_objects
         self._relist_at = now + self._times.relist * share * (0.9 + 0.2 * self._chance())
         return tuple(events)
 
@@ -293,7 +293,7 @@ class Watch:
         if told.type == "BOOKMARK":
             self.counts.bookmarks += 1
         else:
-            event = self._change(self.holdings, told.type, told.object)
+            event = self._change(self.ownership, told.type, told.object)
             self.counts.events += 1
         self._version = self._floor = version
         return WatchStep((event,)) if event is not None else _GO_ON

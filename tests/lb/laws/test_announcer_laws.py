@@ -38,7 +38,7 @@ class Node:
         self.name = name
         self.member = Membership(name, run, (b"k" * 32,), now)
         self.member.set_nodes({each: each for each in NAMES})
-        self.holdings = AddressOwnership(name)
+        self.ownership = AddressOwnership(name)
 
     def turn(self, now):
         member = self.member
@@ -59,9 +59,11 @@ class Node:
             for name, peer in member.alive.items()
         }  # fmt: skip
         decisions = decided(tuple(sorted(announcers.items())))
-        if self.holdings.update(decisions, rivals, now, standing_back=back).gained:
+        if self.ownership.update(decisions, rivals, now, standing_back=back).gained:
             member.end_initial_stand_back()
-        member.publish(HeartbeatPayload(held=tuple(self.holdings.held), yielding=tuple(sorted(self.holdings.yielding))))
+        member.publish(
+            HeartbeatPayload(held=tuple(self.ownership.held), yielding=tuple(sorted(self.ownership.yielding)))
+        )
 
 
 class Cluster:
@@ -95,7 +97,7 @@ class Cluster:
             self.step()
 
     def holders(self, address, side=0):
-        return [name for name, each in self.nodes.items() if address in each.holdings.held and self.side[name] == side]
+        return [name for name, each in self.nodes.items() if address in each.ownership.held and self.side[name] == side]
 
 
 ACTIONS = st.one_of(
@@ -146,7 +148,7 @@ def test_nothing_is_unanswered_when_nodes_leave_and_come_one_after_the_other(ord
             cluster.step()
             assert all(cluster.holders(address) for address in ADDRESSES)
             assert all(len(cluster.holders(address)) <= 2 for address in ADDRESSES)
-        assert not cluster.nodes[name].holdings.held
+        assert not cluster.nodes[name].ownership.held
         gone = cluster.nodes.pop(name)
         cluster.deliver(name, gone.member.farewell(cluster.now))
         cluster.run(pause)

@@ -116,9 +116,9 @@ def test_nothing_is_said_while_it_listens():
     made.announcing.apply_events([Synced()])
     made.air.receive_frame(asked())
     made.turn(0.5)
-    assert made.air.sent == [] and not made.announcing.holdings.held
+    assert made.air.sent == [] and not made.announcing.ownership.held
     made.turn(0.2)
-    assert set(made.announcing.holdings.held) == {IP, SIX}
+    assert set(made.announcing.ownership.held) == {IP, SIX}
 
 
 def test_it_announces_at_once_answers_and_counts():
@@ -193,9 +193,9 @@ def test_after_standing_still_it_begins_anew_and_says_nothing_of_what_waited():
     made.now += 5
     made.announcing.resume_after_stall(made.now, 5.0)
     made.turn()
-    assert made.air.sent == [] and not made.announcing.holdings.held
+    assert made.air.sent == [] and not made.announcing.ownership.held
     made.turn(0.7)
-    assert set(made.announcing.holdings.held) == {IP, SIX}
+    assert set(made.announcing.ownership.held) == {IP, SIX}
 
 
 def test_pools_of_a_file_take_the_place_of_objects():

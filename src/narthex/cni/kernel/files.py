@@ -3,7 +3,7 @@
 Uses `posix`, the C part of `os`: importing `os` takes a twentieth of a request, `pathlib` more than all of it.
 
 A process can be killed at any time, so files are written under a temporary name and renamed. They are not synced: what a
-machine crash loses describes namespaces that are gone as well, and an empty file belongs to nobody.
+machine crash loses describes namespaces that are gone as well, and an empty file has no owner.
 """
 
 from __future__ import annotations

@@ -110,8 +110,8 @@ class AnnouncerPart:
         with ExitStack() as stack:
             try:
                 keys = read_keys(self._configuration.key_file)
-                beats = HeartbeatSockets(self._configuration.port)
-                stack.callback(beats.close)
+                heartbeats = HeartbeatSockets(self._configuration.port)
+                stack.callback(heartbeats.close)
                 transport = RawLinkTransport(self._configuration.exclude_interfaces, _Once().warn)
                 stack.callback(transport.close)
                 changes = LinkChanges()
@@ -128,7 +128,7 @@ class AnnouncerPart:
                 self._node,
                 membership,
                 transport,
-                beats.send,
+                heartbeats.send,
                 ignore_exclude_label=self._configuration.ignore_exclude_label,
             )
             feed = EventFeed(self._origin.source)
@@ -144,7 +144,7 @@ class AnnouncerPart:
                 stack.callback(self._status.withdraw, PATH)
             stack.enter_context(feed.running(self._reconciler.wake))
             loop = AnnouncerLoop(
-                announcing, transport, beats, changes, feed,
+                announcing, transport, heartbeats, changes, feed,
                 lock=self._lock, clock=self._clock, key_file=self._configuration.key_file, pools=pools, conditions=writer,
             )  # fmt: skip
             with self._lock:

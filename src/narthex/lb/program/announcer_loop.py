@@ -36,7 +36,7 @@ class AnnouncerLoop:
         self,
         announcing: Announcer,
         transport: RawLinkTransport,
-        beats: HeartbeatSockets,
+        heartbeats: HeartbeatSockets,
         changes: LinkChanges,
         feed: EventFeed,
         *,
@@ -49,7 +49,7 @@ class AnnouncerLoop:
         """Set up the loop. `lock` is held during each iteration."""
         self._announcing = announcing
         self._transport = transport
-        self._beats = beats
+        self._heartbeats = heartbeats
         self._changes = changes
         self._feed = feed
         self._lock = lock
@@ -105,7 +105,7 @@ class AnnouncerLoop:
             self._look(now)
         self._announcing.apply_events(self._feed.take())
         self._problems.tell(self._feed.problems)
-        self._announcing.handle_heartbeats(list(self._beats.received()), list(self._beats.refusals()), now)
+        self._announcing.handle_heartbeats(list(self._heartbeats.received()), list(self._heartbeats.refusals()), now)
 
     def _look(self, now: float) -> None:
         if self._announcing.rescan_links(now):
@@ -122,4 +122,4 @@ class AnnouncerLoop:
                 LOGGER.error("announcer: %s; the previous key stays in use", error)
 
     def _watch(self) -> None:
-        self._clock.watch_files((self._changes.fileno(), *self._beats.files, *self._transport.files))
+        self._clock.watch_files((self._changes.fileno(), *self._heartbeats.files, *self._transport.files))

@@ -55,7 +55,7 @@ def state(announcing: Announcer, now: float) -> dict[str, Any]:
 
 def _address(announcing: Announcer, address: str, now: float) -> dict[str, Any]:
     decision = announcing.decisions[address]
-    held = announcing.holdings.held.get(address)
+    held = announcing.ownership.held.get(address)
     record = announcing.records.get(address, AddressRecord())
     last_request = record.last_request
     return {
@@ -115,7 +115,7 @@ def metrics(announcing: Announcer) -> Iterable[Metric]:
     gratuitous = by_ip(lambda each: each.gratuitous)
     yield untyped("metallb_layer2_gratuitous_sent", "Gratuitous announcements sent.", gratuitous, "ip")
     announced: dict[tuple[str, ...], float] = {}
-    for address in announcing.holdings.held:
+    for address in announcing.ownership.held:
         decision = announcing.decisions.get(address)
         for key in decision.services if decision else ():
             announced[str(key), "layer2", announcing.node, address] = 1

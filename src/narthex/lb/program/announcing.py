@@ -53,7 +53,7 @@ class Announcer:
         """Set up the announcer; `send` sends a heartbeat to an address."""
         self.node = node
         self.membership = membership
-        self.holdings = AddressOwnership(node)
+        self.ownership = AddressOwnership(node)
         self.decisions: Mapping[str, AddressElection] = {}
         self.records: dict[str, AddressRecord] = {}
         self.failovers = 0
@@ -123,7 +123,7 @@ class Announcer:
     def _peer_appeared(self, name: str) -> None:
         """Handle a peer that was not heard before: both nodes have answered for the addresses that both hold."""
         peer = self.membership.peers[name]
-        both = (self.holdings.held.keys() - self.holdings.yielding) & (
+        both = (self.ownership.held.keys() - self.ownership.yielding) & (
             set(peer.payload.held) - set(peer.payload.yielding)
         )
         LOGGER.info("announcer: node %s is alive", name)
@@ -142,7 +142,7 @@ class Announcer:
             names = ", ".join(f"{name} ({l2.mac_text(link.mac)})" for name, link in sorted(self.links.items()))
             LOGGER.info("announcer: answers on %s", names or "no link: no broadcast link is up")
             # No host on a new link has seen an announcement yet.
-            self._repeats.begin(self.holdings.held, now)
+            self._repeats.begin(self.ownership.held, now)
             self.membership.publish(self._payload())
         if self.links and not self._had_links:
             self.membership.cut_off(now)
@@ -156,7 +156,7 @@ class Announcer:
         )
         for _ in self._transport.frames():
             pass
-        self._repeats.end(self.holdings.drop_all())
+        self._repeats.end(self.ownership.drop_all())
         self._elected_from = ()
         self.membership.publish(self._payload())
         self.membership.restart_listening(now)
@@ -170,7 +170,7 @@ class Announcer:
             LOGGER.warning("announcer: node %s is lost: no heartbeat for %.2f s", name, timeout)
         if self._store.snapshot.synced and not self.membership.listening(now):
             inputs = self._inputs(now)
-            if inputs != self._elected_from or now >= self.holdings.next_due():
+            if inputs != self._elected_from or now >= self.ownership.next_due():
                 self._elect(now, orphans)
                 self._elected_from = inputs
         self._dispatch(self.membership.due(now))
@@ -193,7 +193,7 @@ class Announcer:
 
     def next_due(self, now: float) -> float:
         """Return when `turn` must be called even without input."""
-        due = min(self.membership.next_due(), self.holdings.next_due(), self._repeats.next_due())
+        due = min(self.membership.next_due(), self.ownership.next_due(), self._repeats.next_due())
         if self._pending_claims:
             due = min(due, self._pending_claims[0][0])
         if self.membership.listening(now):
@@ -209,11 +209,11 @@ class Announcer:
     @property
     def finished(self) -> bool:
         """True if this node answers for no address any more."""
-        return not self.holdings.held
+        return not self.ownership.held
 
     def end(self, now: float) -> None:
         """Release all addresses and send the final heartbeats."""
-        self._repeats.end(self.holdings.drop_all())
+        self._repeats.end(self.ownership.drop_all())
         self._dispatch(self.membership.farewell(now))
 
     def links_of(self, address: str) -> tuple[str, ...]:
@@ -226,7 +226,7 @@ class Announcer:
         """Return the nodes that currently answer for an address; more than one only during a handover."""
         peers = self.membership.alive.items()
         found = [name for name, peer in peers if address in peer.payload.held and address not in peer.payload.yielding]
-        held = self.holdings.held.get(address)
+        held = self.ownership.held.get(address)
         return tuple(sorted([*found, self.node] if held is not None and not held.yielding else found))
 
     def conditions(self, now: float) -> dict[NamespacedName, ServiceCondition]:
@@ -300,12 +300,12 @@ class Announcer:
             for name, peer in self.membership.alive.items()
         }
         back = self.membership.standing_back(now)
-        changes = self.holdings.update(self.decisions, rivals, now, standing_back=back)
+        changes = self.ownership.update(self.decisions, rivals, now, standing_back=back)
         if changes:
             self._apply_changes(changes, orphans, now)
         if changes.gained:
             self.membership.end_initial_stand_back()
-        answered = {name: frozenset(a for a in self.holdings.held if name in self.links_of(a)) for name in self.links}
+        answered = {name: frozenset(a for a in self.ownership.held if name in self.links_of(a)) for name in self.links}
         heard = frozenset(self.decisions), answered
         if heard != self._heard:
             self._heard = heard
@@ -330,7 +330,7 @@ class Announcer:
 
     def _payload(self) -> HeartbeatPayload:
         links = tuple(PeerLink(name, link.mac) for name, link in sorted(self.links.items()))
-        return HeartbeatPayload(links, tuple(sorted(self.holdings.held)), tuple(sorted(self.holdings.yielding)))
+        return HeartbeatPayload(links, tuple(sorted(self.ownership.held)), tuple(sorted(self.ownership.yielding)))
 
     def _announce(self, address: str, now: float) -> None:
         record = self.record(address)
@@ -345,7 +345,7 @@ class Announcer:
 
     def _answer_request(self, link: HostLink, message: l2.NeighborMessage, now: float) -> None:
         address = message.address
-        if address not in self.holdings.held or link.name not in self.links_of(address):
+        if address not in self.ownership.held or link.name not in self.links_of(address):
             return
         if self._node_with(message.mac) == self.node:
             # Our own request, received on another link to the same segment.
@@ -361,7 +361,7 @@ class Announcer:
     def _handle_claim(self, link: HostLink, message: l2.NeighborMessage, now: float, *, delayed: bool = False) -> None:
         """Handle another host's claim to an address. `delayed`: its heartbeat had time to arrive."""
         address = message.address
-        held = self.holdings.held.get(address)
+        held = self.ownership.held.get(address)
         node = self._node_with(message.mac)
         if held is None or held.yielding or node == self.node or link.name not in self.links_of(address):
             return
