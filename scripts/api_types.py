@@ -1,4 +1,4 @@
-"""Make src/narthex/lab/api/types_table.py: the types of Kubernetes' objects that the lab's API has, out of lightkube's models.
+"""Generate src/narthex/lab/api/types.txt: the types of Kubernetes' objects that the lab's API has, out of lightkube's models.
 
     python scripts/api_types.py
 
@@ -10,7 +10,7 @@ import importlib
 import re
 from pathlib import Path
 
-HERE = Path(__file__).parents[1] / "src/narthex/lab/api/types_table.py"
+HERE = Path(__file__).parents[1] / "src/narthex/lab/api/types.txt"
 ROOTS = (
     "core_v1: ConfigMap Endpoints Event Namespace Node Pod Secret Service ServiceAccount Binding PodTemplateSpec",
     "apps_v1: Deployment ReplicaSet",
@@ -173,9 +173,5 @@ for name, field in MERGE:
     assert any(each.startswith(f"{field}=[") for each in types[name]), (name, field)
 
 lines = [f"{name} {' '.join(found)}" for name, found in sorted(types.items())]
-HERE.write_text(
-    '"""Types of Kubernetes\' objects. Made by scripts/api_types.py; `types` says how to read it."""\n\nTABLE = """\\\n'
-    + "\n".join(lines)
-    + '\n"""\n'
-)
+HERE.write_text("\n".join(lines) + "\n")
 print(len(lines), "types")

@@ -24,7 +24,6 @@ class ObjectView(msgspec.Struct, frozen=True):
 
     kind: str
     api_version: str
-    list_kind: str
     one: Callable[[StoredObject], bytes]
     """Encodes an object for a watch or a GET."""
     many: Callable[[Sequence[Entry], Mapping[str, Any]], bytes]
@@ -50,7 +49,7 @@ def plain(place: ApiPath) -> ObjectView:
     def bookmark(meta: Mapping[str, Any]) -> bytes:
         return head + msgspec.json.encode({"metadata": meta})[1:]
 
-    return ObjectView(kind, version, f"{kind}List", one, many, bookmark)
+    return ObjectView(kind, version, one, many, bookmark)
 
 
 def partial(version: str) -> ObjectView:
@@ -68,7 +67,7 @@ def partial(version: str) -> ObjectView:
         top = msgspec.json.encode({"kind": f"{kind}List", "apiVersion": api_version, "metadata": meta})
         return top[:-1] + b',"items":[' + b",".join(one(stored) for _, stored in entries) + b"]}\n"
 
-    return ObjectView(kind, api_version, f"{kind}List", one, many, bookmark)
+    return ObjectView(kind, api_version, one, many, bookmark)
 
 
 def table(place: ApiPath, version: str, objects: str, now: Callable[[], datetime]) -> ObjectView:
@@ -97,7 +96,7 @@ def table(place: ApiPath, version: str, objects: str, now: Callable[[], datetime
         at = now()
         return made(meta, (row(stored, at) for _, stored in entries)) + b"\n"
 
-    return ObjectView("Table", top["apiVersion"], "Table", one, many, lambda meta: made(meta, ()))
+    return ObjectView("Table", top["apiVersion"], one, many, lambda meta: made(meta, ()))
 
 
 def _inner(place: ApiPath, stored: StoredObject) -> bytes:
