@@ -1,1 +1,1 @@
-"""`narthex node`: the parts of a node side by side in one process."""
+"""`narthex node`: the parts of a node in one process."""

@@ -1,7 +1,7 @@
-"""One process for all that a node needs: parts side by side, none of which another's failure can end.
+"""Supervision of the parts of a node, so that the failure of one part does not end another.
 
-Each part works in a thread of its own. One that ends, by an error or without being told to, is made anew and started
-again after a rest that grows; the others go on meanwhile.
+Each part runs in a thread of its own. A part that ends without being stopped is created anew and restarted after a
+backoff.
 """
 
 from __future__ import annotations
@@ -23,44 +23,46 @@ RESTART_BACKOFF = Backoff(1.0, 60.0)
 STEADY = 120.0
 """A run of so many seconds resets the backoff."""
 PATIENCE = 10.0
-"""Seconds that a part has to end in when it is told to."""
+"""Seconds that a part may take to stop."""
 _LOOK = 1.0
-"""Seconds between two looks whether a signal has come."""
+"""Period at which the main thread checks for signals."""
 
 
 class NodePart(Protocol):
-    """One job of a node, for one run. What it opens and starts it also closes and ends before `run` is over, since the
-    next one may come in its place."""
+    """One run of one task of a node.
+
+    `run` releases all its resources before it returns, since the next run needs them.
+    """
 
     @property
     def healthy(self) -> bool:
-        """Whether it does its work now. Asked from other threads, while it runs."""
+        """Return True if the part does its work. Called from other threads while it runs."""
         ...
 
     def run(self) -> None:
-        """Work until `stop`. To return sooner is a failure, as any exception is."""
+        """Work until `stop`. To return earlier or to raise is a failure."""
         ...
 
     def stop(self) -> None:
-        """Let `run` return soon, also when it has not begun. Safe from any thread, and at any time."""
+        """Let `run` return soon, also if it has not begun. Safe from any thread, at any time."""
         ...
 
 
 @runtime_checkable
 class MeasuredPart(Protocol):
-    """A part that has numbers of its own."""
+    """A part with metrics of its own."""
 
     def collect(self) -> Iterable[Metric]:
-        """Those of this run. Asked from other threads, while it runs."""
+        """Return the metrics of this run. Called from other threads while it runs."""
         ...
 
 
 PartFactory = Callable[[], NodePart]
-"""Makes a part for one run. What it raises is the part's failure."""
+"""Creates a part for one run. An exception counts as a failure of the part."""
 
 
 class PartSupervisor:
-    """Keeps one part going. `keep` blocks; everything else may be called from any thread."""
+    """Keeps one part running. `keep` blocks; everything else may be called from any thread."""
 
     def __init__(self, name: str, make: PartFactory, clock: Clock | None = None) -> None:
         self.name = name
@@ -69,12 +71,12 @@ class PartSupervisor:
         self._part: NodePart | None = None
         self._stopping = False
         self._renewed = False
-        """The present run has been told to end for the next one."""
+        """The present run was stopped so that a new one begins."""
         self._failures = 0
         self._error = ""
 
     def keep(self) -> None:
-        """Run the part, again and again, until `stop`."""
+        """Run the part again and again until `stop`."""
         in_a_row = 0
         while not self._stopping:
             # Whoever asks for a new one from here on has it made by what is so now.
@@ -104,12 +106,12 @@ class PartSupervisor:
             self._clock.sleep(left)
 
     def renew(self) -> None:
-        """End the present run, or the rest after it, and make the part anew. That is no failure."""
+        """End the present run or backoff and create the part anew. This does not count as a failure."""
         self._renewed = True
         self._end_run()
 
     def stop(self) -> None:
-        """End `keep`, and the part with it."""
+        """End `keep` and the part."""
         self._stopping = True
         self._end_run()
 
@@ -120,19 +122,19 @@ class PartSupervisor:
             part.stop()
 
     def report(self) -> PartReport:
-        """How it is now."""
+        """Return the present state of the part."""
         part = self._part
         healthy = part is not None and part.healthy
         error = "" if healthy else self._error
         return PartReport(running=part is not None, healthy=healthy, failures=self._failures, error=error)
 
     def collect(self) -> Iterable[Metric]:
-        """The part's own numbers; none while it does not run."""
+        """Return the part's own metrics; none while it does not run."""
         part = self._part
         return part.collect() if isinstance(part, MeasuredPart) else ()
 
     def _run_once(self) -> str:
-        """One run; why it ended."""
+        """Run the part once and return why it ended."""
         try:
             self._part = part = self._make()
             # Whoever stops between these lines has seen the part, or is seen here.
@@ -148,7 +150,7 @@ class PartSupervisor:
 
 
 class NodeSupervisor:
-    """All parts of a node. `run` blocks; `stop` is safe in a signal handler."""
+    """Runs all parts of a node. `run` blocks; `stop` is safe in a signal handler."""
 
     def __init__(
         self,
@@ -157,15 +159,17 @@ class NodeSupervisor:
         clock: Callable[[], Clock] = SystemClock,
         patience: float = PATIENCE,
     ) -> None:
-        """`parts`: name and how to make it, in the order in which they start; they end the other way round. `clock`
-        makes a clock, since each waiter needs one of its own."""
+        """Prepare the parts, given by name and factory in start order; they stop in reverse order.
+
+        `clock` creates a clock for each thread that waits.
+        """
         self._keepers = {name: PartSupervisor(name, make, clock()) for name, make in parts}
         self._clock = clock()
         self._patience = patience
         self._stopping = False
 
     def run(self) -> None:
-        """Start all parts, and end them all when `stop` is called."""
+        """Start all parts, and stop them after `stop` was called."""
         threads = [
             (keeper, threading.Thread(target=keeper.keep, name=keeper.name, daemon=True))
             for keeper in self._keepers.values()
@@ -187,15 +191,15 @@ class NodeSupervisor:
         self._clock.wake()
 
     def renew(self, name: str) -> None:
-        """Make a part anew; the others go on."""
+        """Create one part anew while the others continue."""
         self._keepers[name].renew()
 
     def report(self) -> dict[str, PartReport]:
-        """How each part is now, in order."""
+        """Return the state of each part, in start order."""
         return {name: keeper.report() for name, keeper in self._keepers.items()}
 
     def collect(self) -> Sequence[Metric]:
-        """The same for prometheus-client, and what the parts count themselves."""
+        """Return metrics about the parts and those of the parts."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         running = GaugeMetricFamily("narthex_part_running", "1: the part runs.", labels=["part"])

@@ -1,4 +1,4 @@
-"""`narthex node` put together: which parts run, and what each is told."""
+"""`narthex node` as a program: selects the parts and applies configuration changes to them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from narthex.runtime.status import PartReport
 
 
 def serve_node(settings: ProxySettings, origin: Callable[[], Origin], file: ConfigurationFile | None = None) -> None:
-    """Run all parts that are switched on until SIGTERM or SIGINT, or until edits of the configuration file ask for a new
-    process. `origin` makes one that has told nothing yet, for each run of a part. Raises StartError."""
+    """Run all enabled parts until SIGTERM, SIGINT, or a configuration change that needs a new process.
+
+    `origin` creates a new source for each run of a part. Raises StartError.
+    """
     work = NodeProgram(settings, origin)
     run_process(work, settings, work.status, origin().creator, file)
 
 
 class NodeProgram:
-    """The parts of a node, with the settings that are in force."""
+    """The parts of a node and the settings in force."""
 
     def __init__(self, settings: ProxySettings, origin: Callable[[], Origin]) -> None:
-        """Raises StartError when every part is switched off."""
+        """Select the enabled parts. Raises StartError if all are disabled."""
         self._settings = settings
         self._origin = origin
         self._lock = threading.Lock()
-        """A part is made by the settings that are in force, or is told of those that are."""
+        """Held so that a part is either created from the settings in force or told about a change of them."""
         self._made: dict[str, NodePart] = {}
-        """The last one of each."""
+        """The latest run of each part."""
         self._entries = switched_on(settings)
         if not self._entries:
             flags = ", ".join(f"--{name}" for name in PARTS)
@@ -54,11 +56,11 @@ class NodeProgram:
         self._node.stop()
 
     def report(self) -> dict[str, PartReport]:
-        """How each part is now."""
+        """Return the state of each part."""
         return self._node.report()
 
     def take_over(self, fresh: ProxySettings) -> None:
-        """Go over to other settings: parts are told of them, or made anew where they cannot be told."""
+        """Apply other settings: to running parts if they support it, otherwise by new runs."""
         with self._lock:
             before, self._settings = self._settings, fresh
             made = dict(self._made)

@@ -1,4 +1,4 @@
-"""Which parts a node can have: how each is made, and what of the settings it is made of."""
+"""The parts that a node can have, and the settings that each depends on."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ from narthex.runtime.metrics import Collector
 
 
 class PartInputs(NamedTuple):
-    """What a part can be made of."""
+    """The inputs of a part's factory."""
 
     settings: ProxySettings
-    """Those that are in force."""
+    """The settings in force."""
     origin: Callable[[], Origin]
-    """Makes a source of objects that has told nothing yet, and the API server behind it, if there is one."""
+    """Creates a new source of objects, with the API server behind it if there is one."""
     status: StatusPorts
     """The status ports of the process."""
     node: Collector
-    """What is counted of the node as a whole."""
+    """Metrics of the node as a whole."""
 
 
 @runtime_checkable
 class ReconfigurablePart(Protocol):
-    """A part that can go over to other settings while it runs."""
+    """A part whose settings may change while it runs."""
 
     def take_over(self, fresh: ProxySettings) -> None:
-        """Called from another thread than `run`, perhaps before it."""
+        """Apply other settings. Called from another thread than `run`, possibly before it."""
         ...
 
 
 class PartDefinition(NamedTuple):
-    """One part of a node."""
+    """The definition of one part."""
 
     make: Callable[[PartInputs], NodePart]
-    """Makes it for one run. What a part needs is imported here, so that nobody waits for parts that are off."""
+    """Creates the part for one run. Its modules are imported here, so that disabled parts cost nothing."""
     made_of: Callable[[ProxySettings], object]
-    """What it does not run without. Where this is another one in settings that come while it runs, it is ended and made
-    anew, unless it is Adaptable."""
+    """Returns the settings that the part depends on. If they change, the part is created anew, unless it is
+    reconfigurable.
+    """
 
 
 def _proxy(given: PartInputs) -> NodePart:
@@ -97,10 +98,10 @@ PARTS = {
     "dns": PartDefinition(_dns, lambda told: (told.own.dns, told.client, told.mode)),
     "announcer": PartDefinition(_announcer, lambda told: (told.own.announcer, told.node.node_name, told.client)),
 }
-"""By name, as `parts` of a NarthexConfiguration has them, in the order in which they start."""
+"""By name, as in `parts` of a NarthexConfiguration, in start order."""
 
 
 def switched_on(settings: ProxySettings) -> dict[str, PartDefinition]:
-    """The parts that are to run, in order."""
+    """Return the enabled parts in start order."""
     on = msgspec.structs.asdict(settings.own.parts)
     return {name: entry for name, entry in PARTS.items() if on[name]}

@@ -1,1 +1,1 @@
-"""What all long-running programs share: configuration, logging, HTTP, health, and signals."""
+"""Shared by all long-running programs: reconcile loop, configuration, logging, HTTP, status ports, and signals."""

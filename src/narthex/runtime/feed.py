@@ -1,4 +1,4 @@
-"""From a source that blocks to a loop that must not: one thread watches, the inbox is in between."""
+"""A thread that follows a blocking source and queues its events for a loop."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from narthex.model.store import Event
 from narthex.runtime.logs import LOGGER
 
 _AGAIN_SECONDS = 5.0
-"""Wait before watching again, after watching broke off."""
+"""Delay before the source is followed again after an exception."""
 
 
 class EventSource(Protocol):
-    """A source that can be looked at and waited for, by one thread at a time."""
+    """A source of events, for one thread at a time."""
 
     @property
     def problems(self) -> Sequence[Any]:
-        """What is wrong with the objects at present."""
+        """Return the present problems of objects."""
         ...
 
     def scan(self) -> Sequence[Event]:
-        """What is new since the last scan."""
+        """Return the events since the last scan, without waiting."""
         ...
 
     def changes(self, stop: threading.Event) -> Iterator[Sequence[Event]]:
-        """Scans again and again, when it makes sense; yields what is new until `stop` is set."""
+        """Wait for events and yield them until `stop` is set."""
         ...
 
 
 class EventFeed:
-    """An inbox that a thread fills."""
+    """A queue of events that a thread fills from a source."""
 
     def __init__(self, source: EventSource) -> None:
         self._source = source
@@ -43,12 +43,15 @@ class EventFeed:
         self.problems: Sequence[Any] = ()
 
     def take(self) -> list[Event]:
-        """All events that wait, in order."""
+        """Return all queued events in order."""
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
     @contextmanager
     def running(self, notice: Callable[[], None]) -> Iterator[None]:
-        """Look once, then watch in a thread until the block ends. `notice` is called for each change."""
+        """Scan once, then follow the source in a thread while the block runs.
+
+        `notice` is called for each batch of events.
+        """
         self._put(self._source.scan())
         with in_background("watch", lambda: self._watch(notice), self._stop.set):
             yield

@@ -1,6 +1,6 @@
-"""Log lines for people (text) and for machines (JSON), on one stream.
+"""Log lines as text or JSON on one stream.
 
-Names of objects come from strangers, so control characters are written as escapes: no object can forge a line.
+Object names are untrusted, so control characters are escaped: no object can forge a line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from narthex.runtime.configuration.values import LoggingConfiguration
 
 LOGGER = logging.getLogger("narthex")
 DEBUG_VERBOSITY = 4
-"""From this `-v` on, debug lines and tracebacks are written; kube-proxy's own scale."""
+"""The `-v` level from which on debug lines and tracebacks are written, on kube-proxy's scale."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -27,7 +27,7 @@ _USUAL = LoggingConfiguration()
 
 
 def start_logging(stream: TextIO, told: LoggingConfiguration = _USUAL) -> None:
-    """Send the log to a stream. To be called again when the settings change."""
+    """Send the log to a stream. Call it again when the settings change."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Json() if told.format == "json" else _Text())
     handler.addFilter(_Verbosity(told))
@@ -38,8 +38,7 @@ def start_logging(stream: TextIO, told: LoggingConfiguration = _USUAL) -> None:
 
 
 class _Verbosity(logging.Filter):
-    """Lets debug lines pass of files that are to be loud: the first pattern of `vmodule` that fits a file's name counts,
-    else `verbosity`."""
+    """Passes debug lines by the first pattern of `vmodule` that matches the file's name, otherwise by `verbosity`."""
 
     def __init__(self, told: LoggingConfiguration) -> None:
         super().__init__()
@@ -53,27 +52,27 @@ class _Verbosity(logging.Filter):
 
 
 def data(**fields: Any) -> dict[str, dict[str, Any]]:
-    """Facts that JSON lines carry beside the message: `LOGGER.info(text, extra=data(family="IPv4"))`."""
+    """Return fields for JSON lines: `LOGGER.info(text, extra=data(family="IPv4"))`."""
     return {"narthex": fields}
 
 
 def printable(text: str) -> str:
-    """The text with control characters as escapes."""
+    """Return the text with escaped control characters."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text that may have several lines, such as one for each fault of a file."""
+    """Return a text of several lines with escaped control characters."""
     return "\n".join(map(printable, text.splitlines()))
 
 
 def stamp(seconds: float) -> str:
-    """RFC 3339 in UTC with milliseconds."""
+    """Return a time as RFC 3339 in UTC with milliseconds."""
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"
 
 
 class _Text(logging.Formatter):
-    """`2026-01-31T12:00:00.000Z warning  what happened`; a traceback follows, indented."""
+    """`2026-01-31T12:00:00.000Z warning what happened`, followed by an indented traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{stamp(record.created)} {record.levelname.lower():<7} {printable(record.getMessage())}"
@@ -84,7 +83,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """One object per line: `ts`, `level`, `msg`, and whatever `data` gave."""
+    """One object per line: `ts`, `level`, `msg`, and the fields of `data`."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -99,13 +98,13 @@ class _Json(logging.Formatter):
 
 
 class ProblemLog:
-    """Remembers what was said already. Not safe for threads; one loop owns it."""
+    """Logs each problem of a source once when it appears and once when it is resolved. Not thread-safe."""
 
     def __init__(self) -> None:
         self._said: dict[Any, None] = {}
 
     def tell(self, present: Sequence[Any]) -> None:
-        """What is wrong now: `Problem`s."""
+        """Log the differences to the previous problems."""
         now = dict.fromkeys(present)
         for problem in now:
             if problem not in self._said:

@@ -1,4 +1,4 @@
-"""The status ports of a process: which addresses it listens on, and what answers at each path."""
+"""The status ports of a process: its listeners and the handlers of their paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.logs import LOGGER
 
 RETRY_SECONDS = 5.0
-"""A port that is taken is tried again this often (row 17.8)."""
+"""Period at which a taken port is retried (row 17.8)."""
 
 RouteHandler = Callable[[], HttpResponse | SlowResponse]
 """Answers a GET request for one path."""
@@ -49,17 +49,17 @@ class StatusPaths(Protocol):
 
 
 class StatusListener(NamedTuple):
-    """One address to serve on."""
+    """One address to listen on, with its routes."""
 
     purpose: str
-    """Said when it fails: "health"."""
+    """Named in messages, for example "health"."""
     address: str
     port: int
     routes: Routes
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """What makes it another listener."""
+        """Return what identifies the listener."""
         return self.purpose, self.address, self.port
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class StatusListener(NamedTuple):
 
 
 class BindError(RuntimeError):
-    """An address cannot be listened on, and `bindAddressHardFail` says that this is fatal."""
+    """An address is not available, and `bindAddressHardFail` makes that fatal."""
 
     def __init__(self, purpose: str, message: str) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ class BindError(RuntimeError):
 
 
 class StatusServer:
-    """Keeps the listeners open. `serve` listens at once, so that a caller knows of a taken port."""
+    """Keeps the listeners open. `serve` binds at once, so that the caller learns of a taken port."""
 
     def __init__(self, http: HttpServer, *, retry_seconds: float = RETRY_SECONDS) -> None:
         self._http = http
@@ -86,11 +86,14 @@ class StatusServer:
         self._bound: dict[tuple[str, str, int], socket.socket] = {}
         self._waiting = False
         self.addresses: dict[str, tuple[str, int]] = {}
-        """Where each purpose is served now."""
+        """The bound address by purpose."""
 
     def serve(self, listeners: Sequence[StatusListener], *, hard_fail: bool = False) -> None:
-        """Listen at these and at no others, in the network namespace of the calling thread; what is served already goes
-        on. Raises BindError when a taken port is fatal; the others are then served all the same."""
+        """Listen at exactly these addresses, in the network namespace of the calling thread.
+
+        Unchanged listeners stay open. Raises BindError if a taken port is fatal; the others are then served
+        nevertheless.
+        """
         with self._lock:
             self._wanted = tuple(listeners)
             leaving = self._bound.keys() - {listener.place for listener in listeners}
@@ -109,7 +112,7 @@ class StatusServer:
         self._retry_later(self._listen(first=False))
 
     def _listen(self, *, first: bool) -> list[tuple[StatusListener, OSError]]:
-        """Listen where it is wanted and not done yet; what cannot be had, and why."""
+        """Bind the missing listeners; return those that failed and why."""
         failed = []
         with self._lock:
             for listener in self._wanted:
@@ -144,12 +147,12 @@ class StatusServer:
 
 
 def _listen(listener: StatusListener) -> socket.socket:
-    """`::` takes IPv4 too, as it does for kube-proxy."""
+    """Return a bound socket; `::` accepts IPv4 too, as in kube-proxy."""
     return listen_tcp(listener.address, listener.port, both_families=listener.address == "::")
 
 
 def _answer(routes: Routes) -> Responder:
-    """GET and HEAD of fixed paths."""
+    """Return a request handler for GET and HEAD of fixed paths."""
 
     def answer(request: HttpRequest) -> HttpResponse | SlowResponse:
         route = routes.get(request.path)

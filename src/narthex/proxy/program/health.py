@@ -71,8 +71,9 @@ class ProxyHealth:
 
     @property
     def healthy(self) -> bool:
-        """Return True if no change is pending for too long (rows 17.1, 17.2), whatever the state of the Node (row
-        16.12).
+        """Return True if no change is pending for too long (rows 17.1, 17.2).
+
+        The state of the Node has no influence (row 16.12).
         """
         return self._report()[0]
 

@@ -84,10 +84,10 @@ class ServiceHealth:
         self._seats = ConnectionSlots()
 
     def follow(self, plan: Plan) -> float:
-        """Listen and answer as required by a plan that is in force (row 16.8); return the seconds until the next call.
+        """Listen and answer as a plan in force requires (row 16.8).
 
-        Call it repeatedly, since ports may become free and addresses may be added (rows 16.6, 16.7). Without changes
-        it costs nothing.
+        Returns the seconds until the next call. Call it repeatedly, since ports may become free and addresses may be
+        added (rows 16.6, 16.7). Without changes it costs nothing.
         """
         state = self._families.setdefault(plan.family, _Family())
         fixed = _everywhere(plan.node_ports)

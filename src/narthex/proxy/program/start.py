@@ -284,7 +284,10 @@ def run_process(
         raise StartError(str(error)) from error
 
     def take_over(fresh: ProxySettings) -> bool:
-        """Apply settings; return False if a required port is taken, in which case a new process fails as at any start."""
+        """Apply settings; return False if a required port is taken.
+
+        A new process then fails as at any start.
+        """
         logs.start_logging(sys.stderr, fresh.logging)
         _protect(fresh.oom_score_adj)
         work.take_over(fresh)

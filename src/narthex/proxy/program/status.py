@@ -94,10 +94,9 @@ class ProcessHealth:
         return status, {**body, **_parts(reports)}
 
     def livez(self) -> tuple[int, dict[str, Any]]:
-        """Return HTTP status and body for `/livez`: 503 if a part runs but makes no progress, so that a new process
-        could help.
+        """Return HTTP status and body for `/livez`: 503 if a part runs but makes no progress.
 
-        A part that has ended is restarted by this process and does not count.
+        A new process could help then. A part that has ended is restarted by this process and does not count.
         """
         reports = self._reports()
         if not reports and self._proxy is not None:

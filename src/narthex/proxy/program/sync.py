@@ -95,8 +95,10 @@ class FamilySync(Generic[R, C]):
         return self.backend.unserved(self._rules) if self._rules is not None else {}
 
     def tend(self) -> float | None:
-        """Let the Target do what it has to do between syncs, once something was synced; seconds until it wants to be
-        called again, None when it does not."""
+        """Let the target do its work between syncs, once something was synced.
+
+        Returns the seconds until the next call, or None if there is no such work.
+        """
         return self._target.tend() if self._synced is not None else None
 
     def use(self, planner: FamilyPlanner) -> None:

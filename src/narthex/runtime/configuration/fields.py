@@ -1,4 +1,4 @@
-"""Reading a configuration's fields one by one, so that each fault is named and none hides another."""
+"""Typed access to the fields of a configuration. Reading continues after an error, so that one run reports all errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from narthex.model.problem import ProblemCollector, quoted, wrong_type
 
 
 class Fields:
-    """The fields of one mapping. What nobody asked for is unknown, and `unknown` says so."""
+    """The fields of one mapping. Fields that were never read are unknown, and `unknown` reports them."""
 
     def __init__(self, raw: Any, report: ProblemCollector, path: str = "") -> None:
         self.report = report
@@ -24,31 +24,31 @@ class Fields:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields that are there."""
+        """Return the names of all fields."""
         return tuple(self._raw)
 
     def path(self, name: str) -> str:
-        """The full path of a field."""
+        """Return the full path of a field."""
         return f"{self._path}.{name}" if self._path else name
 
     def raw(self, name: str) -> Any:
-        """The value as it was read, None when absent."""
+        """Return the value as it was read; None if absent."""
         self._asked.add(name)
         return self._raw.get(name)
 
     def section(self, name: str) -> Fields:
-        """A mapping inside."""
+        """Return a nested mapping."""
         inner = Fields(self.raw(name), self.report, self.path(name))
         self._sections.append(inner)
         return inner
 
     def text(self, name: str, default: str = "") -> str:
-        """Text; empty is the default."""
+        """Return text; empty means the default."""
         value = self._typed(name, str, "text")
         return value or default
 
     def read(self, name: str, reader: Callable[[str], str], default: str = "") -> str:
-        """Text through a reader that raises ValueError with what is wrong."""
+        """Return text through a reader that raises ValueError with the reason."""
         text = self.text(name)
         try:
             return reader(text) if text else default
@@ -57,24 +57,24 @@ class Fields:
             return default
 
     def word(self, name: str, allowed: Collection[str], default: str = "") -> str:
-        """One of some words."""
+        """Return one of the allowed words."""
         text = self.text(name)
         return text if text and self.report.choice(self.path(name), text, allowed) else default
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """True or false."""
+        """Return a boolean."""
         value = self._typed(name, bool, "true or false")
         return default if value is None else bool(value)
 
     def whole(self, name: str, default: int, low: int, high: int) -> int:
-        """A whole number, low <= number <= high."""
+        """Return an integer, low <= number <= high."""
         value = self._typed(name, int, "a whole number")
         if value is None or not self.report.number(self.path(name), value, low, high, "a number in range"):
             return default
         return int(value)
 
     def decimal(self, name: str, default: float) -> float:
-        """A number between -1e9 and 1e9."""
+        """Return a number between -1e9 and 1e9."""
         value = self._typed(name, (int, float), "a number")
         if value is None:
             return default
@@ -84,7 +84,7 @@ class Fields:
         return float(value)
 
     def seconds(self, name: str, default: float, *, zero_is_default: bool = False) -> float:
-        """A duration that is not negative."""
+        """Return a duration that is not negative, in seconds."""
         text = self._typed(name, str, 'a duration in quotes, such as "30s"')
         if not text:
             return default
@@ -99,7 +99,7 @@ class Fields:
         return default if zero_is_default and value == 0 else value
 
     def texts(self, name: str, reader: Callable[[str], str] = str) -> tuple[str, ...]:
-        """A list of texts, each through a reader."""
+        """Return a list of texts, each through a reader."""
         found = []
         for index, value in enumerate(self._typed(name, list, "a list") or ()):
             field = f"{name}[{index}]"
@@ -113,15 +113,15 @@ class Fields:
         return tuple(found)
 
     def error(self, name: str, message: str) -> None:
-        """A fault in a field."""
+        """Report an error of a field."""
         self.report.error(self.path(name), message)
 
     def warning(self, name: str, message: str) -> None:
-        """Something about a field that a person should know."""
+        """Report a warning about a field."""
         self.report.warning(self.path(name), message)
 
     def unknown(self) -> None:
-        """Warn of fields that nobody asked for, here and in all sections."""
+        """Warn of fields that were never read, here and in all sections."""
         for name in self._raw:
             if name not in self._asked:
                 shown = name if re.fullmatch(r"\w{1,60}", name, re.ASCII) else quoted(name)

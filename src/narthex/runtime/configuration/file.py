@@ -1,10 +1,11 @@
 """KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1): kube-proxy's configuration file.
 
-All fields are read and checked, with kube-proxy's defaults (behaviours of group 27), also those that nothing here
-uses, so that a file that works there works here. Two differences: no mode means nftables, and an unknown feature gate
-is a warning, since most of Kubernetes' gates have nothing to do with the proxy.
+All fields are read and validated with kube-proxy's defaults (behaviours of group 27), including unused ones, so that
+files of kube-proxy work here. Two differences: the default mode is nftables, and an unknown feature gate is a
+warning, since most gates of Kubernetes do not concern the proxy.
 
-A second document of the same file, NarthexConfiguration (narthex/v1alpha1), holds what kube-proxy has no words for.
+A second document in the same file, NarthexConfiguration (narthex/v1alpha1), holds fields that kube-proxy does not
+have.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ OWN_KIND = "NarthexConfiguration"
 MODES = ("nftables", "iptables", "ipvs", "userspace")
 CONNECTION_METRICS = ("endpoints", "services", "off")
 PREVIOUS_MINOR = "1.35"
-"""The release before the one whose behaviour this is (row 27.9)."""
+"""The release before the one whose behaviour is implemented (row 27.9)."""
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 PRIMARY = "primary"
 
@@ -65,7 +66,7 @@ _LONGEST_SOCKET = 107
 
 
 class ConfigurationError(ValueError):
-    """The file cannot be used; `problems` says why, in all places."""
+    """The file is invalid; `problems` lists all reasons."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -73,7 +74,7 @@ class ConfigurationError(ValueError):
 
 
 def read(path: str | Path) -> tuple[ProxyConfiguration, tuple[Problem, ...]]:
-    """The configuration in a file, and warnings. Raises ConfigurationError."""
+    """Return the configuration in a file, and warnings. Raises ConfigurationError."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -83,7 +84,10 @@ def read(path: str | Path) -> tuple[ProxyConfiguration, tuple[Problem, ...]]:
 
 
 def parse(data: bytes, origin: str) -> tuple[ProxyConfiguration, tuple[Problem, ...]]:
-    """`read` for content that is here already; `origin` names the file in problems."""
+    """Return the configuration in `data`, and warnings. `origin` names the file in problems.
+
+    Raises ConfigurationError.
+    """
     if len(data) > _MOST_BYTES:
         raise _failure(origin, f"is larger than {_MOST_BYTES} bytes")
     try:
@@ -105,7 +109,7 @@ def parse(data: bytes, origin: str) -> tuple[ProxyConfiguration, tuple[Problem, 
 
 
 def documents_of(text: str) -> dict[str, dict[str, Any]]:
-    """The fields that a text gives, as they are written there, by kind. Of a text that `parse` has taken."""
+    """Return the fields of a valid text as written, by kind."""
     chosen, _ = _choose(text, "")
     return {
         kind: {name: value for name, value in document.value.items() if value is not None}
@@ -126,7 +130,7 @@ def _place(document: documents.Document, field: str, origin: str) -> str:
 
 
 def _choose(text: str, origin: str) -> tuple[dict[str, documents.Document], list[Problem]]:
-    """The documents that are ours to read, by kind, and warnings about the others and about doubled keys."""
+    """Return the known documents by kind, and warnings about other documents and duplicate keys."""
     # Late: what reads YAML takes a tenth of a proxy's start, and there may be no file.
     from narthex.model import documents
 
@@ -208,8 +212,10 @@ def _configuration(top: Fields) -> ProxyConfiguration:
 
 
 def relay_ports(text: str) -> tuple[int, int] | None:
-    """First and last port that `portRange` names, as `FIRST-LAST`, `FIRST+MORE` or one number; None: it leaves the choice
-    to the mode. Raises ValueError."""
+    """Return the first and last port of `portRange`; None leaves the choice to the mode.
+
+    The format is `FIRST-LAST`, `FIRST+MORE`, or one number. Raises ValueError.
+    """
     shape = re.fullmatch(r"(\d{1,5})(?:([-+])(\d{1,5}))?", text, re.ASCII)
     if text in ("", "0-0", "0"):
         return None
@@ -305,7 +311,7 @@ def _node_port_addresses(top: Fields) -> tuple[str, ...] | None:
 
 
 def _bind_address(top: Fields, name: str, address: str, port: int) -> str:
-    """`address:port` from an address, with or without a port."""
+    """Return `address:port` from an address with or without a port."""
 
     def reader(text: str) -> str:
         try:
@@ -328,7 +334,7 @@ def _node_name(text: str) -> str:
 
 
 def _interface(text: str) -> str:
-    """An interface name or the beginning of one; wildcards of rule languages are refused."""
+    """Return an interface name or prefix. Raises ValueError for wildcards of rule languages."""
     if not re.fullmatch(r"[A-Za-z0-9_.:@-]{1,15}", text):
         raise ValueError(
             "is not (the beginning of) an interface name: 1-15 letters, digits, '_', '.', ':', '@' and '-'"
@@ -366,7 +372,7 @@ _SPELLED = {"cidr": "CIDR", "cidrs": "CIDRs", "ips": "IPs", "arp": "ARP", "dsr":
 
 
 def written(configuration: ProxyConfiguration) -> dict[str, Any]:
-    """The KubeProxyConfiguration: camelCase names, times as Go writes them, nested mappings."""
+    """Return the KubeProxyConfiguration with camelCase names and durations in Go's format."""
     shown = _spelled(msgspec.to_builtins(configuration))
     del shown["own"], shown["nftables"]["localhostNodePorts"]
     shown["clusterCIDR"] = ",".join(shown.pop("clusterCIDRs"))
@@ -379,7 +385,7 @@ def written(configuration: ProxyConfiguration) -> dict[str, Any]:
 
 
 def own_written(configuration: ProxyConfiguration) -> dict[str, Any]:
-    """The NarthexConfiguration."""
+    """Return the NarthexConfiguration."""
     return {
         "apiVersion": OWN_API_VERSION,
         "kind": OWN_KIND,
@@ -388,7 +394,7 @@ def own_written(configuration: ProxyConfiguration) -> dict[str, Any]:
 
 
 def file_text(configuration: ProxyConfiguration) -> str:
-    """Both as one YAML file."""
+    """Return both documents as one YAML file. Every field is written, including defaults (row 27.26)."""
     # Loaded here: who only reads a configuration need not wait for it.
     import yaml  # type: ignore[import-untyped]
 

@@ -1,4 +1,4 @@
-"""Sections of a KubeProxyConfiguration, each from its fields to its values, with kube-proxy's defaults and checks."""
+"""The sections of a KubeProxyConfiguration, with kube-proxy's defaults and validation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST = 2**31 - 1
 
 
 def client_connection(raw: Fields) -> ClientConnection:
-    """`clientConnection`; zero means the default, as in kube-proxy."""
+    """Return `clientConnection`; zero means the default, as in kube-proxy."""
     return ClientConnection(
         kubeconfig=raw.text("kubeconfig"),
         accept_content_types=raw.text("acceptContentTypes"),
@@ -35,7 +35,7 @@ def client_connection(raw: Fields) -> ClientConnection:
 
 
 def logging(raw: Fields) -> LoggingConfiguration:
-    """`logging`."""
+    """Return `logging`."""
     raw.raw("options")
     vmodule = []
     entries = raw.raw("vmodule")
@@ -54,14 +54,14 @@ def logging(raw: Fields) -> LoggingConfiguration:
 
 
 def _flush_frequency(raw: Fields) -> float:
-    """A duration, or nanoseconds as a number."""
+    """Return a duration in seconds, from a duration or a number of nanoseconds."""
     if isinstance(raw.raw("flushFrequency"), int):
         return raw.whole("flushFrequency", 0, 0, 2**63 - 1) / 1e9
     return raw.seconds("flushFrequency", 5.0)
 
 
 def rules(raw: Fields, *, localhost: bool) -> ModeConfiguration:
-    """`iptables` or `nftables`; only one of them has `localhostNodePorts`."""
+    """Return `iptables` or `nftables`; only `iptables` has `localhostNodePorts`."""
     sync, least = _periods(raw)
     return ModeConfiguration(
         masquerade_bit=raw.whole("masqueradeBit", 14, 0, 31),
@@ -73,7 +73,7 @@ def rules(raw: Fields, *, localhost: bool) -> ModeConfiguration:
 
 
 def _periods(raw: Fields) -> tuple[float, float]:
-    """`syncPeriod`, of which zero means the default as in kube-proxy, and `minSyncPeriod`."""
+    """Return `syncPeriod`, of which zero means the default as in kube-proxy, and `minSyncPeriod`."""
     sync = raw.seconds("syncPeriod", 30.0, zero_is_default=True)
     found = raw.seconds("minSyncPeriod", 0.0)
     if found > sync:
@@ -83,7 +83,7 @@ def _periods(raw: Fields) -> tuple[float, float]:
 
 
 def ipvs(raw: Fields) -> IpvsConfiguration:
-    """`ipvs`."""
+    """Return `ipvs`."""
     sync, least = _periods(raw)
     return IpvsConfiguration(
         sync_period=sync,
@@ -98,7 +98,7 @@ def ipvs(raw: Fields) -> IpvsConfiguration:
 
 
 def conntrack(raw: Fields) -> ConntrackConfiguration:
-    """`conntrack`."""
+    """Return `conntrack`."""
     return ConntrackConfiguration(
         max_per_core=raw.whole("maxPerCore", 32768, 0, _MOST),
         min=raw.whole("min", 131072, 0, _MOST),
@@ -111,7 +111,7 @@ def conntrack(raw: Fields) -> ConntrackConfiguration:
 
 
 def overlay(raw: Fields, path: Callable[[str], str]) -> OverlayConfiguration:
-    """`overlay` of a NarthexConfiguration; `path` reads the name of a file."""
+    """Return `overlay` of a NarthexConfiguration; `path` validates file names."""
     usual = OverlayConfiguration()
     return OverlayConfiguration(
         net_conf=raw.read("netConf", path, usual.net_conf),
@@ -129,7 +129,7 @@ def overlay(raw: Fields, path: Callable[[str], str]) -> OverlayConfiguration:
 
 
 def dns(raw: Fields, path: Callable[[str], str]) -> DnsConfiguration:
-    """`dns` of a NarthexConfiguration; `path` reads the name of a file."""
+    """Return `dns` of a NarthexConfiguration; `path` validates file names."""
     usual = DnsConfiguration()
     addresses = raw.texts("addresses", validate.any_address)
     zones = raw.texts("zones", validate.dns_zone)
@@ -152,7 +152,7 @@ def _upstream(text: str) -> str:
 
 
 def announcer(raw: Fields, path: Callable[[str], str]) -> AnnouncerConfiguration:
-    """`announcer` of a NarthexConfiguration; `path` reads the name of a file."""
+    """Return `announcer` of a NarthexConfiguration; `path` validates file names."""
     usual = AnnouncerConfiguration()
     given = raw.texts("excludeInterfaces", _interface_pattern)
     return AnnouncerConfiguration(
@@ -179,7 +179,7 @@ def _pattern(text: str) -> str:
 
 
 def winkernel(raw: Fields) -> WinkernelConfiguration:
-    """`winkernel`, with a warning when something is in it."""
+    """Return `winkernel`, with a warning if it has any field."""
     made = WinkernelConfiguration(
         network_name=raw.text("networkName"),
         source_vip=raw.text("sourceVip"),

@@ -1,4 +1,7 @@
-"""A checked KubeProxyConfiguration as values, with kube-proxy's defaults (behaviours of group 27). Times are in seconds."""
+"""The values of a valid KubeProxyConfiguration, with kube-proxy's defaults (behaviours of group 27).
+
+Times are in seconds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ METRICS_PORT = 10249
 
 
 class ModeConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """`iptables` and `nftables`: what these modes have in common."""
+    """`iptables` or `nftables`."""
 
     masquerade_bit: int = 14
     masquerade_all: bool = False
@@ -18,8 +21,9 @@ class ModeConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """iptables only."""
     sync_period: float = 30.0
     min_sync_period: float = 0.0
-    """kube-proxy's default of a second protects its API server's clients from each other; who edits a manifest or scales a
-    Deployment wants to see the effect at once, and what comes while a sync runs is one sync anyway."""
+    """kube-proxy's default is one second. Here a change takes effect at once, and changes during a sync are combined
+    anyway.
+    """
 
 
 class IpvsConfiguration(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +35,7 @@ class IpvsConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     exclude_cidrs: tuple[str, ...] = ()
     strict_arp: bool = False
     tcp_timeout: float = 0.0
-    """0: left as it is, like the next two."""
+    """0 leaves the timeout unchanged, as in the next two fields."""
     tcp_fin_timeout: float = 0.0
     udp_timeout: float = 0.0
 
@@ -40,7 +44,7 @@ class ConntrackConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """`conntrack`."""
 
     max_per_core: int = 32768
-    """0: the limit is left as it is."""
+    """0 leaves the limit unchanged."""
     min: int = 131072
     tcp_established_timeout: float = 86400.0
     tcp_close_wait_timeout: float = 3600.0
@@ -53,7 +57,7 @@ class ClientConnection(msgspec.Struct, frozen=True, kw_only=True):
     """`clientConnection`."""
 
     kubeconfig: str = ""
-    """Path; empty: the service account of the pod."""
+    """Path; empty selects the service account of the pod."""
     accept_content_types: str = ""
     content_type: str = "application/vnd.kubernetes.protobuf"
     qps: float = 5.0
@@ -80,7 +84,7 @@ class WinkernelConfiguration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
-    """`parts` of a NarthexConfiguration: what `narthex node` runs."""
+    """`parts` of a NarthexConfiguration: the parts that `narthex node` runs."""
 
     proxy: bool = True
     cni: bool = False
@@ -90,82 +94,84 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CniConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """`cni` of a NarthexConfiguration: the CNI plugins' agent."""
+    """`cni` of a NarthexConfiguration: the agent of the CNI plugins."""
 
     socket: str = "/run/narthex/cni.sock"
-    """Where it listens; the plugins look there (`narthex cni install --socket`)."""
+    """Path of the agent's socket (`narthex cni install --socket`)."""
     state_directory: str = "/var/lib/cni/narthex"
-    """Where it has its records, as the plugins do (`--state-dir`)."""
+    """Directory of the records that agent and plugins share (`--state-dir`)."""
 
 
 class OverlayConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """`overlay` of a NarthexConfiguration: the ways between nodes' pods."""
+    """`overlay` of a NarthexConfiguration: the routes between the pods of different nodes."""
 
     net_conf: str = "/etc/kube-flannel/net-conf.json"
     """flannel's configuration file."""
     subnet_file: str = "/run/flannel/subnet.env"
-    """What is written for the CNI plugin `flannel`."""
+    """Written for the CNI plugin `flannel`."""
     interfaces: tuple[str, ...] = ()
-    """Names or addresses of links to the other nodes; the first that is there."""
+    """Names or addresses of links to the other nodes; the first existing one is used."""
     interface_patterns: tuple[str, ...] = ()
     """The same as regular expressions."""
     interface_can_reach: str = ""
-    """The same by where packets to an address leave."""
+    """Selects the link by the route to an address."""
     public_ips: tuple[str, ...] = ()
-    """What others shall send to; empty: the link's own addresses."""
+    """Addresses that peers send to; empty selects the link's own addresses."""
     masquerade: bool = True
     forward_rules: bool = True
     annotation_prefix: str = "flannel.alpha.coreos.com"
     network_condition: bool = True
-    """The Node's condition NetworkUnavailable is set to False."""
+    """Set the Node's condition NetworkUnavailable to False."""
     repair_checksums: bool = True
 
 
 class DnsConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """`dns` of a NarthexConfiguration: names answered on the node itself."""
+    """`dns` of a NarthexConfiguration: the node-local DNS server."""
 
     addresses: tuple[str, ...] = ("169.254.20.10",)
-    """Where this node's pods ask: a link-local address, those of the DNS Service, or both. They are made; none: no link."""
+    """Addresses that this node's pods query: a link-local address, those of the DNS Service, or both. They are added to
+    a link of their own; empty means no link.
+    """
     listen: tuple[str, ...] = ()
-    """Addresses of the node to answer on besides, so that the DNS Service can lead here from others."""
+    """Further addresses of the node to listen on, so that the DNS Service can reach the server from other nodes."""
     zones: tuple[str, ...] = ("cluster.local.",)
     upstreams: tuple[str, ...] = ("/etc/resolv.conf",)
-    """Who answers for other names; none: nobody does."""
+    """Resolvers for other names; empty disables forwarding."""
     corefile: str = ""
-    """A Corefile instead of zones and upstreams."""
+    """Path of a Corefile, which replaces zones and upstreams."""
 
 
 class AnnouncerConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """`announcer` of a NarthexConfiguration: who answers for load balancer addresses."""
+    """`announcer` of a NarthexConfiguration: the announcement of load balancer addresses."""
 
     key_file: str = ""
-    """The key that all announcers share, one a line; the first one signs."""
+    """File with the keys that all announcers share, one per line; the first one signs."""
     port: int = 7947
     """UDP port of the heartbeats; the same on all nodes."""
     pools_file: str = ""
-    """Pools and advertisements of a file, instead of objects."""
+    """File with pools and advertisements, which replaces objects."""
     exclude_interfaces: tuple[str, ...] = (
         "docker*", "br-*", "cbr*", "cni*", "dummy*", "virbr*", "lxcbr*", "veth*", "cali*", "lxc*", "tunl*", "flannel*",
         "vxlan*", "kube-ipvs*", "nodelocaldns*",
     )  # fmt: skip
-    """Patterns of names of links that are left alone: they lead to pods and virtual machines of this node."""
+    """Patterns of links on which nothing is announced: those of pods and virtual machines on this node."""
     ignore_exclude_label: bool = False
-    """Nodes announce although they are labelled to be left out of load balancers."""
+    """Announce also on nodes with the label that excludes them from load balancers."""
 
 
 class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """NarthexConfiguration, the second document: what kube-proxy has no words for."""
+    """NarthexConfiguration: the fields that kube-proxy does not have."""
 
     strict_source_ranges: bool = False
-    """`loadBalancerSourceRanges` guards node ports and external IPs too (row 29.16)."""
+    """Apply `loadBalancerSourceRanges` to node ports and external IPs too (row 29.16)."""
     explain_service: str = ""
-    """`namespace/name` of the Service whose every decision is written to the log; empty: none."""
+    """`namespace/name` of a Service whose decisions are logged; empty for none."""
     connection_metrics: str = "endpoints"
-    """What new connections are counted by: `endpoints`, `services` or `off`."""
+    """Granularity of the metrics of new connections: `endpoints`, `services`, or `off`."""
     connection_series: int = 10000
-    """At most so many numbers of new connections are shown; endpoints give way first."""
+    """Limit of these metrics' series; Services have priority over endpoints."""
     udp_idle_timeout: float = 30.0
-    """userspace only: a UDP client that was idle for so long may get another endpoint (row 25.7)."""
+    """userspace only: after this idle time a UDP client may get another endpoint (row 25.7)."""
     parts: NodeParts = NodeParts()
     cni: CniConfiguration = CniConfiguration()
     overlay: OverlayConfiguration = OverlayConfiguration()
@@ -174,8 +180,7 @@ class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """A checked KubeProxyConfiguration, and the NarthexConfiguration beside it; made without arguments it holds the
-    defaults."""
+    """A valid KubeProxyConfiguration with its NarthexConfiguration. Without arguments, it holds the defaults."""
 
     mode: str = DEFAULT_MODE
     feature_gates: tuple[tuple[str, bool], ...] = ()
@@ -198,12 +203,12 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     interface_name_prefix: str = ""
     cluster_cidrs: tuple[str, ...] = ()
     node_port_addresses: tuple[str, ...] | None = None
-    """None: not set, the mode decides; ("primary",); or networks."""
+    """None leaves the choice to the mode; otherwise ("primary",) or networks."""
     oom_score_adj: int = -999
     conntrack: ConntrackConfiguration = ConntrackConfiguration()
     config_sync_period: float = 900.0
     port_range: str = ""
-    """userspace only: where the relay listens."""
+    """userspace only: the ports of the relay."""
     own: OwnConfiguration = OwnConfiguration()
 
     def rules_section(self, mode: str) -> ModeConfiguration:
@@ -215,5 +220,5 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
         return {"ipvs": self.ipvs}.get(mode) or self.rules_section(mode)
 
     def feature_gate(self, name: str, default: bool) -> bool:
-        """A gate's setting."""
+        """Return the state of a feature gate."""
         return next((on for gate, on in self.feature_gates if gate == name), default)
