@@ -34,8 +34,10 @@ from narthex.trace.node.layout import TAKEN, BundleDocument, BundleManifest
 def command(
     output: str, kubeconfig: str | None, master: str, node: str, namespace: str | None, dry_run: bool, script: bool
 ) -> None:
-    """Take a bundle of a node for `trace`, `check` and `diff`: rules of all tools, routes, links, neighbours, connections and settings, and
-    with --kubeconfig the Services, EndpointSlices, Nodes, Pods and NetworkPolicies.
+    """Take a bundle of a node for `trace`, `check` and `diff`.
+
+    It holds rules of all tools, routes, links, neighbours, connections and settings, and with --kubeconfig the Services,
+    EndpointSlices, Nodes, Pods and NetworkPolicies.
 
     It only reads. If a tool fails, the bundle holds the reason instead, so that it also works without root as far as possible. It never
     holds Secrets, environment variables, volumes, commands, or keys among the settings.

@@ -28,9 +28,9 @@ from narthex.trace.reports.difference import ViewComparison, ViewDifference, dif
 @click.option("--text", "as_text", is_flag=True, help="Also lines of rules that only one side has, whatever they mean.")
 @output_option
 def command(before: str, after: str, as_text: bool, output: str, **given: Any) -> None:
-    """Show how two bundles differ: the outcome of packets at each frontend with exact shares, then routes, policy rules, links, addresses
-    and settings.
+    """Show how two bundles differ.
 
+    It compares the outcome of packets at each frontend with exact shares, then routes, policy rules, links, addresses and settings.
     Rules with different texts and the same meaning are equal. With --manifests or --kubeconfig, A and B may be modes: the rules that the
     same objects become on --node.
 

@@ -170,6 +170,7 @@ class Keys:
     """Reads keys while it is open; without a terminal on the standard input there are none."""
 
     def __init__(self) -> None:
+        """Create a reader; it changes the terminal only while it is open."""
         self._before: list[object] | None = None
 
     def __enter__(self) -> Keys:

@@ -112,6 +112,32 @@ def command(
         narthex trace outside worker-a:30001 --manifests DIR
         narthex trace outside shop/web --manifests DIR --mode ipvs --rules iptables.txt --rules ipset.txt --rules ipvs.txt
     """
+    objects = _check_sources(given, lab, probe=probe)
+    request = TraceRequest(
+        source=source,
+        destination=destination,
+        node=str(given["node"]),
+        iif=iif or "",
+        source_port=source_port or 0,
+        size=size,
+        domain=domain,
+    )
+    try:
+        if given["bundles"] or given["live"] or (given["dumps"] and not objects):
+            result = _over_nodes(given, request, probe=probe)
+        elif lab is not None:
+            result = _in_lab(lab, request, probe=probe)
+        else:
+            result = _by_objects(request, iif, given)
+    except (TraceError, InputError, DumpError, BundleError) as error:
+        raise click.ClickException(str(error)) from error
+    show(result, output, every=every)
+    if result.parts:
+        raise SystemExit(1)
+
+
+def _check_sources(given: dict[str, Any], lab: str | None, *, probe: bool) -> bool:
+    """Return True if objects are given. Raises UsageError for sources that are missing or contradict each other."""
     objects = has_source(given)
     bundles, dumps, live = given["bundles"], given["dumps"], given["live"]
     if not (objects or lab is not None or bundles or live or dumps):
@@ -123,29 +149,9 @@ def command(
         raise click.UsageError(
             "a lab has its live rules and objects: leave out --rules, --bundle, --live and --manifests"
         )
-    request = TraceRequest(
-        source=source,
-        destination=destination,
-        node=str(given["node"]),
-        iif=iif or "",
-        source_port=source_port or 0,
-        size=size,
-        domain=domain,
-    )
     if probe and not (live or lab is not None):
         raise click.UsageError("--probe sends a packet, and needs --live or --lab NAME")
-    try:
-        if bundles or live or (dumps and not objects):
-            result = _over_nodes(given, request, probe=probe)
-        elif lab is not None:
-            result = _in_lab(lab, request, probe=probe)
-        else:
-            result = _by_objects(request, iif, given)
-    except (TraceError, InputError, DumpError, BundleError) as error:
-        raise click.ClickException(str(error)) from error
-    show(result, output, every=every)
-    if result.parts:
-        raise SystemExit(1)
+    return objects
 
 
 def _over_nodes(options: dict[str, Any], request: TraceRequest, *, probe: bool) -> TraceResult:

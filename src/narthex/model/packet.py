@@ -49,6 +49,7 @@ class Memory:
     """
 
     def __init__(self) -> None:
+        """Create an empty memory."""
         self._touched: dict[tuple[str, tuple[str | int, ...]], float] = {}
 
     def seen(self, name: str, key: tuple[str | int, ...], now: float, timeout: float) -> bool:

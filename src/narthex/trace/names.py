@@ -28,6 +28,7 @@ class AddressNames:
     """The names of all addresses in a snapshot; `others` are addresses that no object owns, such as an outside client."""
 
     def __init__(self, snapshot: Snapshot, others: dict[str, AddressName] | None = None) -> None:
+        """Index the addresses of all objects."""
         self._nodes: list[Node] = sorted(snapshot.nodes.values(), key=lambda node: node.name)
         self._held: dict[str, AddressName] = dict(others or {})
         for pod in snapshot.pods.values():

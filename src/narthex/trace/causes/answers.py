@@ -126,7 +126,7 @@ def _goes_straight(pod: NodeView, to: str) -> bool | None:
 
 
 def _unmasked(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
-    """A packet from outside reaches another node with its source kept: the reply takes a direct route."""
+    """Find a packet from outside that reaches another node with its source kept: the reply takes a direct route."""
     front = scene.front
     to = scene.sent_to(leaf)
     if leaf.end.masqueraded or to is None or scene.is_own(to[0]):

@@ -66,7 +66,7 @@ def of_drops(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 
 def _health_check(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """A load balancer sends nothing to a node whose health check node port doesn't respond."""
+    """Find rules that block the health check node port: the load balancer then sends nothing to the node."""
     front, view = scene.front, scene.view
     rules = scene.rules() if view is not None else None
     if front is None or front.kind != BALANCER or not front.local or view is None or rules is None:

@@ -54,7 +54,7 @@ def _duplicate(scene: DiagnosisContext, front: TargetService) -> Iterator[CauseF
 
 
 def _nobodys(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """The address is in a ServiceCIDR, but no Service has it."""
+    """Find an address in a ServiceCIDR that no Service has."""
     assert scene.cluster is not None
     to = scene.packet.destination
     ranges = [

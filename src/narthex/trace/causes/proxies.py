@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 from narthex.model.net import contains, join_port
@@ -11,7 +11,7 @@ from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.ast import Table
 from narthex.netfilter.walk.walk import walk
 from narthex.trace.causes.catalogue import CauseFinding
-from narthex.trace.causes.scene import BAD, EXTERNAL_IP, NODE_PORT, DiagnosisContext, finding, rule_text
+from narthex.trace.causes.scene import BAD, EXTERNAL_IP, NODE_PORT, DiagnosisContext, TargetService, finding, rule_text
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, PathLeaf, Stage
 
@@ -207,44 +207,55 @@ def _gone(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 
 def _not_served(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """The Service has endpoints, but the node's rules don't send the packet to any of them."""
+    """Find out why the node's rules send the packet to no endpoint although the Service has some."""
     front, view = scene.front, scene.view
-    if front is None or front.port is None or view is None or not scene.usable or scene.explained:
-        return
-    untouched = [leaf for leaf in scene.leaves if scene.rewritten(leaf) is None and not _by_ipvs(leaf)]
-    if len(untouched) < len(scene.leaves) or not scene.tables(view):
-        return
-    if front.local and not any(each.endpoint.node_name == scene.node for each in scene.usable):
-        return
-    if any(leaf.end.fate is Fate.UNKNOWN for leaf in untouched):
-        return
-    # A DNS cache on the node has its Service's address itself, and no rule is asked.
-    if front.kind != NODE_PORT and view.own(scene.packet.destination) and not scene.failing:
+    if front is None or view is None or not _is_unserved(scene, front, view):
         return
     found = proxies(scene, view)
     if not found:
-        if any(leaf.end.fate is not Fate.LOST for leaf in scene.failing):
-            return
-        yield finding(
-            "no-proxy",
-            f"{scene.node_words} has no rules for Services at all",
-            evidence=("no KUBE-SVC-… chain, no table kube-proxy or narthex, no IPVS virtual server",),
-            advice="Start the node's proxy (kube-proxy, or `narthex node`), or see why it ended.",
-            node=scene.node,
-        )
-        return
-    if front.kind == NODE_PORT:
+        yield from _no_proxy(scene)
+    elif front.kind == NODE_PORT:
         yield from _node_port(scene)
+    else:
+        yield from _stale_rules(scene, front, found)
+
+
+def _is_unserved(scene: DiagnosisContext, front: TargetService, view: NodeView) -> bool:
+    """Return True if usable endpoints exist, and no rule of the node rewrites the packet."""
+    if front.port is None or not scene.usable or scene.explained or not scene.tables(view):
+        return False
+    if any(scene.rewritten(leaf) is not None or _by_ipvs(leaf) for leaf in scene.leaves):
+        return False
+    if front.local and not any(each.endpoint.node_name == scene.node for each in scene.usable):
+        return False
+    if any(leaf.end.fate is Fate.UNKNOWN for leaf in scene.leaves):
+        return False
+    # A DNS cache on the node has its Service's address itself, and no rule is involved.
+    return not (front.kind != NODE_PORT and view.own(scene.packet.destination) and not scene.failing)
+
+
+def _no_proxy(scene: DiagnosisContext) -> Iterator[CauseFinding]:
+    if any(leaf.end.fate is not Fate.LOST for leaf in scene.failing):
         return
-    refused = [leaf for leaf in scene.failing if _refused_by_proxy(scene, leaf)]
-    dropped_elsewhere = scene.failing and not refused
-    if dropped_elsewhere:
+    yield finding(
+        "no-proxy",
+        f"{scene.node_words} has no rules for Services at all",
+        evidence=("no KUBE-SVC-… chain, no table kube-proxy or narthex, no IPVS virtual server",),
+        advice="Start the node's proxy (kube-proxy, or `narthex node`), or see why it ended.",
+        node=scene.node,
+    )
+
+
+def _stale_rules(scene: DiagnosisContext, front: TargetService, found: Mapping[str, str]) -> Iterator[CauseFinding]:
+    rejected = [leaf for leaf in scene.failing if _refused_by_proxy(scene, leaf)]
+    if scene.failing and not rejected:
+        # Another program drops the packet.
         return
-    said = "refuse it" if refused else "do not know it"
-    step = scene.last_rule(refused[0]) if refused else None
+    effect = "refuse it" if rejected else "do not know it"
+    step = scene.last_rule(rejected[0]) if rejected else None
     yield finding(
         "stale-rules",
-        f"{front.name} has {len(scene.usable)} endpoints that are ready, and yet the rules of {scene.node_words} {said}",
+        f"{front.name} has {len(scene.usable)} endpoints that are ready, and yet the rules of {scene.node_words} {effect}",
         evidence=(*((rule_text(step),) if step else ()), *(f"{who}: {what}" for who, what in found.items())),
         advice="See whether the node's proxy runs and reaches the API server, and what it logs. It writes all rules again "
         "when it is started anew.",

@@ -231,7 +231,7 @@ def _overlay(
 def _wrong_node(
     scene: DiagnosisContext, node: str, via: str, to: str, evidence: tuple[str, ...]
 ) -> Iterator[CauseFinding]:
-    """The next hop is another node than the one that the endpoint is on."""
+    """Find a next hop that is another node than the one that the endpoint is on."""
     cluster = scene.cluster
     if cluster is None:
         return

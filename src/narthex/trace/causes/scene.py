@@ -72,6 +72,7 @@ class DiagnosisContext:
     """A path, the views of its nodes, and the cluster's objects."""
 
     def __init__(self, journey: PacketPath, views: Mapping[str, NodeView], cluster: Snapshot | None) -> None:
+        """Combine a path with the views by node name, and the objects if they are known."""
         self.journey = journey
         self.packet = journey.packet
         self.views = views

@@ -42,6 +42,7 @@ class PartialPath:
     __slots__ = ("branch", "steps")
 
     def __init__(self, branch: Branch, steps: Steps) -> None:
+        """Combine a walk's branch with the steps before it."""
         self.branch = branch
         self.steps = steps
 
@@ -60,6 +61,7 @@ class NodeHooks:
     def __init__(
         self, view: NodeView, header: Header, own: tuple[str, ...], name_of: Callable[[str], str], state: str
     ) -> None:
+        """Prepare the walk; `state` is that of connection tracking: `new` or `established`."""
         self._view = view
         self._header = header
         held = view.rules.get(family_of(header.destination)) if view.rules is not None else None

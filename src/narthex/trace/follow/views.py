@@ -182,17 +182,17 @@ class NodeRules(Shape):
 
     @property
     def ruleset(self) -> Ruleset:
-        """The tables of all tools."""
+        """Return the tables of all tools."""
         ...
 
     @property
     def objects(self) -> KernelObjects:
-        """ipsets and IPVS virtual servers."""
+        """Return the ipsets and IPVS virtual servers."""
         ...
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Lines that could not be read, each with the reason."""
+        """Return lines that could not be read, each with the reason."""
         ...
 
     def place(self, table: str, chain: str, rule: int, what: str = "") -> tuple[str, str]:

@@ -1,6 +1,4 @@
-"""Links, addresses, neighbours, forwarding entries, listening sockets, and connections, from `ip -j`, `bridge -j`, `ss`, and
-`conntrack`.
-"""
+"""Links, addresses, neighbours, forwarding entries, sockets, and connections, from `ip -j`, `bridge -j`, `ss`, and `conntrack`."""
 
 from __future__ import annotations
 
@@ -132,6 +130,7 @@ class ConntrackListing:
     """
 
     def __init__(self, text: str) -> None:
+        """Take the output of `conntrack -L`."""
         self._text = text
 
     def __len__(self) -> int:

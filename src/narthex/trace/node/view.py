@@ -208,6 +208,7 @@ class DumpedRules:
     """The rules of one IP family in dumps, as `NodeRules`."""
 
     def __init__(self, held: dump.Dump, family: IPFamily) -> None:
+        """Take the dump and select one IP family."""
         rules = held.for_family(family)
         self.ruleset: Ruleset = rules.ruleset
         self.objects: KernelObjects = rules.objects

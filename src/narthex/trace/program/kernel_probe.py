@@ -206,8 +206,10 @@ def _refusal(number: int) -> str:
 
 
 class _Monitor:
-    """`nft monitor trace` in a namespace. It does not say when it listens, so packets to loopback that our table drops
-    are sent until it tells of one."""
+    """A running `nft monitor trace` in a namespace.
+
+    It doesn't report when it starts to listen, so packets to loopback that our table drops are sent until it reports one.
+    """
 
     def __init__(self, namespace: str | None, family: IPFamily, deadline: float) -> None:
         self._namespace, self._family, self._deadline = namespace, family, deadline

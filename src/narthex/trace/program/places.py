@@ -88,6 +88,7 @@ class OwnerIndex:
     """Finds what a user names."""
 
     def __init__(self, snapshot: Snapshot, outside: Sequence[str] = OUTSIDE, pods: Iterable[AddressOwner] = ()) -> None:
+        """Index the objects; `outside` are addresses of a client outside, `pods` are pods without an object."""
         self.snapshot = snapshot
         self._services = snapshot.services
         self._places: list[AddressOwner] = [AddressOwner(kind="outside", name="outside", addresses=tuple(outside))]

@@ -149,6 +149,23 @@ def answer(
 
     Raises TraceError.
     """
+    case = _case(asked, inputs, host, live_rules, dump)
+    names = AddressNames(inputs.snapshot, others)
+    route = live_route or (lambda ip: names.route(ip, inputs.config.node_name))
+    path = explain(case, names, route) if path is None else annotate(path, case, names, route)
+    if asked.source.kind not in ("outside", "address") or asked.packet.from_host:
+        return path
+    return msgspec.structs.replace(path, announced=_announced(inputs, asked.packet.destination, announcers))
+
+
+def _case(
+    asked: ResolvedRequest,
+    inputs: NodeInputs,
+    host: Host,
+    live_rules: Callable[[IPFamily], Any] | None,
+    dump: Callable[[IPFamily], WalkInput] | None,
+) -> PlanCase:
+    """Return the predictions of both plan and rules. Raises TraceError."""
     from narthex.proxy.backends import BACKENDS
     from narthex.proxy.backends.userspace.backend import UserspaceBackend
 
@@ -167,7 +184,7 @@ def answer(
             raise TraceError(f"the node has no rules of mode {inputs.mode} for {family.label}")
         walked = backend.walk(rules, packet, host)
         whence = "read from the node" if live_rules else "rendered from the plan"
-    case = PlanCase(
+    return PlanCase(
         plan=plan,
         packet=packet,
         host=host,
@@ -178,12 +195,6 @@ def answer(
         deviations=backend.deviations,
         lookup=asked.destination.lookup,
     )
-    names = AddressNames(inputs.snapshot, others)
-    route = live_route or (lambda ip: names.route(ip, inputs.config.node_name))
-    path = explain(case, names, route) if path is None else annotate(path, case, names, route)
-    if asked.source.kind not in ("outside", "address") or packet.from_host:
-        return path
-    return msgspec.structs.replace(path, announced=_announced(inputs, packet.destination, announcers))
 
 
 def _announced(inputs: NodeInputs, address: str, known: Mapping[str, NodeAnnouncerState] | None) -> tuple[str, ...]:

@@ -168,7 +168,7 @@ def _lines(view: NodeView, part: str) -> dict[str, str] | None:
 
 
 def _numbered(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Number several lines of the same name."""
+    """Return lines by name; several of one name get a number each."""
     found: dict[str, str] = {}
     for name, text in pairs:
         key, number = name, 1

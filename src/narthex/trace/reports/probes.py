@@ -65,6 +65,7 @@ class FrontendIndex:
     """A plan's frontends by what they match."""
 
     def __init__(self, plan: Plan) -> None:
+        """Index the frontends of a plan."""
         self.plan = plan
         self._owners: dict[Match, ServicePlan] = {}
         self._by_address: dict[str, list[ServicePlan]] = {}
@@ -109,6 +110,7 @@ class SamplePackets:
     """All packets that are relevant for the plans of one node and IP family; the first plan classifies senders."""
 
     def __init__(self, atlases: Sequence[FrontendIndex], host: Host) -> None:
+        """Collect the addresses and networks that the plans mention."""
         self._atlases = atlases
         self._plans = [atlas.plan for atlas in atlases]
         self._family = self._plans[0].family
