@@ -1,6 +1,6 @@
-"""The syntax of Corefiles: words, lines, blocks, snippets, and imports. The meaning of words is not considered here.
+r"""The syntax of Corefiles: words, lines, blocks, snippets, and imports. The meaning of words is not considered here.
 
-Words are separated by blanks. `"…"` quotes a word (`\\"` is a quote in it), `#` outside quotes starts a comment, and a
+Words are separated by blanks. `"…"` quotes a word (`\"` is a quote in it), `#` outside quotes starts a comment, and a
 backslash at the end of a line joins the next one. `{` as the last word of a line opens a block, which `}` alone on its line
 closes. `{$NAME}` and `{%NAME%}` in a word are replaced by environment variables, whose values are never syntax.
 """

@@ -19,9 +19,9 @@ _LABEL_BYTES = _PLAIN | frozenset(b"+=:~^%&!?,|[]{}<>#'`")
 
 
 def wire(text: str) -> bytes:
-    """Return the wire form of a name in its original case. A trailing dot makes no difference, and `.` is the root.
+    r"""Return the wire form of a name in its original case. A trailing dot makes no difference, and `.` is the root.
 
-    Escapes (`\\.`, `\\032`) are read as in zone files. Raises ValueError for empty or long labels, blanks, control characters, and
+    Escapes (`\.`, `\032`) are read as in zone files. Raises ValueError for empty or long labels, blanks, control characters, and
     anything outside ASCII.
     """
     if text in (".", ""):

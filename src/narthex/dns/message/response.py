@@ -49,7 +49,7 @@ class AnswerRotation:
     __slots__ = ("_after", "_at", "_before", "_doubled", "_kept", "_round", "_step")
 
     def __init__(self, before: bytes, records: Sequence[bytes], kept: int, after: bytes) -> None:
-        """`records` have equal lengths; the first `kept` of each rotation fit into the response."""
+        """Create the rotation of records of equal length, of which the first `kept` fit into the response."""
         block = b"".join(records)
         self._before, self._after = before, after
         self._doubled = block + block

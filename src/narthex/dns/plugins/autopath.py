@@ -109,6 +109,7 @@ class AutopathPlugin:
             return
 
         def join(message: bytes | None) -> None:
+            """Join the answer of an external target with the CNAME records."""
             if message is not None and external.links:
                 message = join_external(query, external, message, _MAX_MESSAGE)
             reply(message)

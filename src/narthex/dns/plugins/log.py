@@ -24,7 +24,7 @@ class QueryLog:
     """Logs the queries of all server blocks of one port."""
 
     def __init__(self, logs: Mapping[str, tuple[LogSettings, ...]], write: Callable[[str], None]) -> None:
-        """`logs` are the settings by zone of the server block. `write` gets each line."""
+        """Create the log. `logs` are the settings by zone of the server block; `write` gets each line."""
         self._logs = logs
         self._write = write
         self._scopes = {id(log): names.lower_zones(log.zones) for settings in logs.values() for log in settings}

@@ -50,14 +50,17 @@ class _Process:
 
     @property
     def pid(self) -> int:
+        """Process ID."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
+        """True while the process runs."""
         return self._process.poll() is None
 
     @property
     def status(self) -> int | None:
+        """Exit status, or None while the process runs."""
         return self._process.returncode
 
     def send(self, *messages: object) -> None:
@@ -72,6 +75,7 @@ class _Process:
             return receive_report(self._socket)
 
     def stop(self) -> None:
+        """Close the socket, which ends the worker, and kill it if it does not end."""
         self._socket.close()
         try:
             self._process.wait(2.0)

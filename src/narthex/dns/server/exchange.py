@@ -120,6 +120,7 @@ class UpstreamExchange:
 
         def retry_if_closed(outcome: ExchangeOutcome) -> None:
             # That the upstream has closed an idle connection says nothing about its health.
+            """Retry on a new connection if the upstream has closed the idle one."""
             if outcome == UpstreamConnection.CLOSED:
                 UpstreamConnection(self, upstream).send(packet, deadline, report)
             else:
@@ -143,6 +144,7 @@ class _UdpQuery:
         self._timer: EventTimer | None = None
 
     def start(self) -> None:
+        """Send the query and wait for the response."""
         try:
             self._socket = _socket(self._upstream, socket.SOCK_DGRAM)
             self._socket.connect((self._upstream.address, self._upstream.port))
@@ -198,6 +200,7 @@ class _UdpQuery:
 
     def _over_tcp(self) -> None:
         def report(outcome: ExchangeOutcome) -> None:
+            """Report the outcome, after a failure with lower case for the next query."""
             if isinstance(outcome, str):
                 # The upstream does not answer over TCP, so the next attempt is in lower case.
                 self._exchange.use_lower_case(self._upstream)

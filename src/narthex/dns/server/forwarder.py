@@ -52,7 +52,7 @@ class Forwarder:
     def __init__(
         self, loop: EventLoop, settings: ForwardSettings, upstreams: tuple[Upstream, ...], counter: UpstreamCounter
     ) -> None:
-        """Raises OSError (or ssl.SSLError, a subclass) if the TLS files cannot be used."""
+        """Create the forwarder. Raises OSError (or ssl.SSLError, a subclass) if the TLS files cannot be used."""
         self.settings = settings
         self.pool = UpstreamPool(settings, upstreams, secrets.randbelow)
         self._zone = names.wire(settings.zone).lower()
@@ -104,6 +104,7 @@ class Forwarder:
         started = self._loop.now()
 
         def finish(outcome: ExchangeOutcome) -> None:
+            """Count the outcome and report it."""
             if isinstance(outcome, UpstreamResponse):
                 rcode = wire.RCODES[outcome.rcode] if outcome.rcode < len(wire.RCODES) else str(outcome.rcode)
                 self._counter.duration(str(send.upstream), rcode, max(0.0, self._loop.now() - started))
@@ -127,6 +128,7 @@ class Forwarder:
             return
 
         def report(outcome: ExchangeOutcome) -> None:
+            """Note the result and schedule the next check."""
             healthy = isinstance(outcome, UpstreamResponse) or outcome == NOT_UNDERSTOOD
             if not healthy:
                 self._counter.failed_check(str(upstream))
@@ -147,6 +149,7 @@ class _Flight:
         self._response: UpstreamResponse | None = None
 
     def start(self) -> None:
+        """Make the first attempt."""
         self._act(self._query.begin(self._forwarder.now()))
 
     def _act(self, decision: ForwardDecision) -> None:

@@ -107,7 +107,7 @@ class NxdomainTemplates:
     """
 
     def __init__(self, closed: Mapping[bytes, Zone]) -> None:
-        """`closed` are the zones whose names no other plugin or server block can answer."""
+        """Create templates for `closed` zones, whose names no other plugin or server block can answer."""
         self._closed = closed
         self._below: dict[bytes, dict[bytes, _MissingBelow]] = {}
         """By the header after the ID, then by everything after the first label."""

@@ -121,6 +121,7 @@ class PluginChain:
             return
 
         def answer_client(outcome: ForwardOutcome) -> None:
+            """Answer without a cache."""
             response = outcome.response
             reply(
                 self._failure(query, outcome) if response is None else response.for_client(query, None, self._shuffle)
@@ -159,6 +160,7 @@ class PluginChain:
                 return
 
         def store(outcome: ForwardOutcome) -> None:
+            """Store the response, and answer the client if it still waits."""
             later = self._loop.now()
             if outcome.response is None:
                 cache.failed(key, later)
@@ -183,6 +185,7 @@ class PluginChain:
             return
 
         def finish(outcome: ForwardOutcome) -> None:
+            """Try the next forward if this one asks for it."""
             later = any(each.takes(query.name) for each in self._forwarders[number + 1 :])
             if outcome.try_next and later:
                 self._forward(query, client, report, number + 1)
@@ -236,6 +239,7 @@ class PluginChain:
             return
 
         def report(outcome: UpstreamResponse | str) -> None:
+            """Stop using an upstream that loops, or repeat the probe."""
             if isinstance(outcome, UpstreamResponse):
                 if loop_plugin.is_own_response(self._probes, outcome):
                     self._stop_loop(self._forwarders[number], upstream)

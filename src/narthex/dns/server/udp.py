@@ -196,6 +196,7 @@ class UdpServer:
         started, log = time.perf_counter(), self._log
 
         def reply(message: bytes | None) -> None:
+            """Send the response later, or return it with the batch."""
             if message is None:
                 return
             if log is not None and log.covers(pending.zone):
