@@ -6,15 +6,11 @@ INCOMPATIBLE_VERSION = 1
 UNSUPPORTED_FIELD = 2
 UNKNOWN_CONTAINER = 3
 INVALID_ENVIRONMENT = 4
-IO_FAILURE = 5
 DECODING_FAILURE = 6
 INVALID_CONFIG = 7
 INVALID_NAMESPACE = 8
 """Not in the specification: the reference library's code for an unusable network namespace."""
-TRY_AGAIN = 11
 CANNOT_ADD = 50
-CANNOT_ADD_AND_LIMITED = 51
-"""Existing pods may have limited connectivity, too."""
 TAKEN = 100
 """First code for plugins: an address or a host port is in use, or the attachment exists."""
 NOT_AS_ADDED = 101

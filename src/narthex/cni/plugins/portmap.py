@@ -197,12 +197,6 @@ def _name(link: str) -> bytes:
     return link.encode().ljust(16, b"\0")
 
 
-def host_ports(config: PortmapConfig, pod: PortmapTarget) -> tuple[tuple[str, int], ...]:
-    """Protocol and port of each mapping in force, for looking up connections of the time before."""
-    used = [mapping for mapping in config.mappings if any(applies(mapping, ip) for ip in pod.ips)]
-    return tuple((mapping.protocol, mapping.host_port) for mapping in used)
-
-
 def frame() -> str:
     """Return the table without elements, in nft syntax.
 
