@@ -1,4 +1,7 @@
-"""Dataplanes: each renders a plan into its kernel tool's rules. Pure. `BACKENDS` has them all, the default first."""
+"""The backends of all modes: each renders a plan as rules of its kernel tool. Pure.
+
+A backend is loaded when it is used: a proxy runs one mode.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def _userspace() -> Backend[Any, Any]:
 
 
 class _Backends(Mapping[str, Backend[Any, Any]]):
-    """Made when they are asked for: a proxy has one mode, and starts without loading the others."""
+    """A mapping that creates each backend on first use."""
 
     def __init__(self, **makers: Callable[[], Backend[Any, Any]]) -> None:
         self._makers = {mode: cache(make) for mode, make in makers.items()}
@@ -55,6 +58,6 @@ class _Backends(Mapping[str, Backend[Any, Any]]):
 BACKENDS: Mapping[str, Backend[Any, Any]] = _Backends(
     nftables=_nftables, iptables=_iptables, ipvs=_ipvs, userspace=_userspace
 )
-"""By the `mode` of KubeProxyConfiguration."""
+"""By the `mode` of KubeProxyConfiguration, the default first."""
 
 __all__ = ["BACKENDS"]

@@ -1,6 +1,6 @@
-"""What a backend is: pure rendering of a plan into rules of some kind, and the Target that carries them to a kernel.
+"""Protocols of a mode: the Backend renders a plan as rules, the Target carries changes of rules to a kernel.
 
-`R` is the backend's own kind of rules: frozen, comparable, printable. `C` is its kind of changes.
+`R` is the backend's type of rules: immutable, comparable, printable. `C` is its type of changes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ C = TypeVar("C")
 
 
 class Backend(Protocol[R, C]):
-    """Pure. One per dataplane; never an endpoint."""
+    """Renders plans as rules. Pure; one per mode; knows no endpoint's state."""
 
     name: str
-    """The `mode` of KubeProxyConfiguration: `nftables`, `iptables`, …"""
+    """The `mode` of KubeProxyConfiguration: `nftables`, `iptables`, and so on."""
     deviations: frozenset[Deviation]
     traits: Mapping[Trait, str]
     """An answer to each question that no single packet answers."""
@@ -50,7 +50,7 @@ class Backend(Protocol[R, C]):
         ...
 
     def walk(self, rules: R, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0) -> Trace:
-        """A packet's way through the rules, given what earlier packets left behind."""
+        """Return the path of a packet through the rules, given what earlier packets left in the memory."""
         ...
 
     def text(self, rules: R) -> str:

@@ -1,6 +1,8 @@
-"""New connections as the rules themselves count them: which counter belongs to which Service port and endpoint.
+"""Counters of new connections in the kernel: which counter belongs to which Service port and endpoint.
 
-A kernel counter is known by a key of the backend's own. What it counts for is worked out from the plan alone.
+Chains and maps of nat see the first packet of each connection only, so their counters count connections. The owner of a counter
+follows from the plan alone. In mode nftables, Service ports with session affinity use chains of their own and are counted as a
+whole only.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from narthex.proxy.plan.ir import Endpoint, Forward, Plan
 
 
 class ConnectionCount(NamedTuple):
-    """One counter."""
+    """The value of one counter."""
 
     key: Hashable
-    """What it is known by. A counter whose rule or element was made anew begins at 0."""
+    """Identifies the counter. A counter of a new rule or element starts at 0."""
     name: ServicePortName
     endpoint: tuple[str, int] | None
-    """Address and port; None: it counts for the Service port as a whole."""
+    """Address and port; None: the counter is of the Service port as a whole."""
     connections: int
 
 
@@ -35,13 +37,12 @@ _INVALID = re.compile(rf"^\[(\d+):\d+\] -A {names.FORWARD} .*--ctstate INVALID -
 
 
 def invalid_dropped(text: str) -> int:
-    """Packets that the rule against invalid ones has dropped, in what `iptables-save --counters -t filter` printed; 0
-    without such a rule."""
+    """Return the number of invalid packets dropped, from the output of `iptables-save --counters -t filter`."""
     return sum(int(match[1]) for match in _INVALID.finditer(text))
 
 
 class XtablesCounterOwners:
-    """Says what the chains of one plan's rules count for."""
+    """Assigns the counters of endpoint chains (iptables) to the Service ports of one plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._owners: dict[str, tuple[ServicePortName, Endpoint]] = {}
@@ -51,8 +52,10 @@ class XtablesCounterOwners:
                     self._owners[names.sep(service.name, endpoint)] = service.name, endpoint
 
     def counted(self, text: str) -> Iterator[ConnectionCount]:
-        """Counters in what `iptables-save --counters -t nat` printed, of Service ports that the plan still has: one for
-        each endpoint, and the same for the Service port as a whole."""
+        """Yield the counters in the output of `iptables-save --counters -t nat`.
+
+        There is one for each endpoint of the plan, and the same for its Service port as a whole.
+        """
         for match in _SENDS.finditer(text):
             owner = self._owners.get(match[2])
             if owner is not None:
@@ -69,13 +72,13 @@ Element = tuple[str, ElementKey, ElementData, int]
 
 
 def counted_sets(plan: Plan, endpoints: bool) -> Mapping[str, Set]:
-    """The maps whose elements count, declared; those of endpoints only when they are asked for."""
+    """Return the declarations of the maps that count; those of endpoints only if `endpoints` is set."""
     declared = shared_sets(NftSettings.of(plan))
     return {name: declared[name] for name in (*_FRONTENDS, *(ENDPOINT_MAPS.values() if endpoints else ()))}
 
 
 class NftCounterOwners:
-    """Says what the elements of one plan's rules count for."""
+    """Assigns the counters of map elements (nftables) to the Service ports of one plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._owners: dict[ElementKey, ServicePortName] = {}
@@ -87,7 +90,7 @@ class NftCounterOwners:
                     self._owners[key if front.address is None else (front.address, *key)] = service.name
 
     def counted(self, elements: Iterable[Element]) -> Iterator[ConnectionCount]:
-        """Counters of Service ports that the plan still has."""
+        """Yield the counters of Service ports that the plan still has."""
         for name, key, data, packets in elements:
             if name in _FRONTENDS:
                 owner = self._owners.get(key)

@@ -1,7 +1,7 @@
-"""What of a kernel's rules was left by Narthex or a kube-proxy, of any mode and age; everybody else's stays.
+"""Finds the rules that Narthex or kube-proxy left in a kernel, of any mode and version. Rules of others are never touched.
 
-Known by name: tables, and the chains that some version of kube-proxy made (rows 22.1, 24.3, 25.2). In chains that are
-not theirs they have only jumps of a known form. What a kubelet looks after (row 22.9) is the kubelet's.
+They are recognized by name: tables, and the chains that some version of kube-proxy made (rows 22.1, 24.3, 25.2). In chains of
+others, only jumps of a known form belong to them. Chains that a kubelet maintains (row 22.9) are not leftovers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _IPSET = re.compile(
     r"|IPVS-IPS|NODE-PORT-(LOCAL-)?(TCP|UDP|SCTP-HASH?)|HEALTH-CHECK-NODE-PORT|DROP-(POD|NODE|OTHER))",
     re.ASCII,
 )
-"""Names of row 24.4, and those of ours. Two lose their last letter, as a set's name has 31 at most."""
+"""Names of row 24.4 and of Narthex. Two lose their last letter, because names of sets are limited to 31 characters."""
 _NODE_PORT_SET = re.compile(r"KUBE-(6-)?NODE-PORT-(LOCAL-)?(TCP|UDP|SCTP-HASH?)", re.ASCII)
 
 _OLD_CHAINS = {
@@ -82,43 +82,43 @@ _JUMP_MATCHES = {
 }
 
 Owned = Callable[[str, str], bool]
-"""Whether a chain of a table is to be removed, by both names."""
+"""Returns True if a chain, given by table and name, is to be removed."""
 
 
 def is_leftover_table(name: str) -> bool:
-    """A table of nftables mode, ours or kube-proxy's."""
+    """Return True for a table of mode nftables, of Narthex or kube-proxy."""
     return name in (TABLE, KUBE_PROXY_TABLE)
 
 
 def is_leftover_chain(table: str, chain: str) -> bool:
-    """A chain that some Narthex or kube-proxy made with iptables."""
+    """Return True for a chain that Narthex or kube-proxy made with iptables."""
     return names.is_ours(table, chain) or is_older_chain(table, chain)
 
 
 def is_older_chain(table: str, chain: str) -> bool:
-    """A chain of other modes or ages than today's mode iptables."""
+    """Return True for a chain of other modes or versions than the current mode iptables."""
     return chain in _OLD_CHAINS.get(table, ()) or USERSPACE_CHAINS.is_ours(table, chain)
 
 
 def is_leftover_set(name: str) -> bool:
-    """An ipset of mode ipvs."""
+    """Return True for an ipset of mode ipvs."""
     return _IPSET.fullmatch(name) is not None
 
 
 def set_family(name: str) -> IPFamily:
-    """Whose addresses an ipset of kube-proxy holds."""
+    """Return the family of the addresses in an ipset of kube-proxy."""
     return IPFamily.IPV6 if name.startswith("KUBE-6-") else IPFamily.IPV4
 
 
 class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be removed from one table of one iptables."""
+    """What is to be removed from one iptables table."""
 
     table: str
     chains: tuple[str, ...] = ()
     jumps: tuple[tuple[str, str], ...] = ()
-    """Built-in chain and rule, as the tool printed it: only this text is sure to name the rule."""
+    """Built-in chain and rule. The text is the tool's own, because only this text reliably identifies the rule."""
     kept: Mapping[str, str] = {}
-    """Chains that somebody else's rules use, and why they stay. What these use stays with them."""
+    """Chains that rules of others use, with the reason. Everything that these chains use stays as well."""
     guard: bool = False
     """The guard of route_localnet (row 9.11) is among `chains`."""
 
@@ -127,7 +127,7 @@ class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def script(self) -> str:
-        """Input for `iptables-restore --noflush`, which leaves alone what it does not name; empty for nothing."""
+        """Input for `iptables-restore --noflush`; empty if there is nothing to remove."""
         if not self.chains and not self.jumps:
             return ""
         lines = [f"*{self.table}", *(f":{chain} - [0:0]" for chain in self.chains)]
@@ -137,12 +137,12 @@ class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def has_kubelet(chains: Iterable[tuple[str, str]]) -> bool:
-    """Whether a kubelet looks after this namespace, by the tables and chains in it."""
+    """Return True if a kubelet maintains rules in this namespace, according to its tables and chains."""
     return any(table == "mangle" and chain in names.KUBELET_CHAINS for table, chain in chains)
 
 
 def save_chains(text: str) -> Iterator[tuple[str, str]]:
-    """Table and name of each chain in the output of iptables-save."""
+    """Yield table and name of each chain in the output of iptables-save."""
     table = ""
     for line in text.splitlines():
         if line.startswith("*"):
@@ -152,7 +152,7 @@ def save_chains(text: str) -> Iterator[tuple[str, str]]:
 
 
 def find(text: str, family: IPFamily, kubelet: bool, owned: Owned = is_leftover_chain) -> list[Leftovers]:
-    """What is left in the tables that iptables-save printed, as far as `owned`. Raises SaveTextError."""
+    """Return the leftovers in the output of iptables-save, limited to chains that are `owned`. Raises SaveTextError."""
     table = ""
     chains: list[str] = []
     rules: list[tuple[str, str]] = []
@@ -202,7 +202,7 @@ def _in_table(
 
 
 def _keep_what_is_used(kept: dict[str, str], ours: Mapping[str, None], rules: list[tuple[str, str]]) -> None:
-    """Add to `kept` all chains that those in it lead to."""
+    """Add to `kept` all chains that are reachable from those in it."""
     uses: dict[str, set[str]] = {}
     if kept:
         for chain, rule in rules:
@@ -217,7 +217,7 @@ def _keep_what_is_used(kept: dict[str, str], ours: Mapping[str, None], rules: li
 
 
 def _target(rule: str) -> str:
-    """The chain that a rule leads to, or its target's name; empty when it has none."""
+    """Return the chain or target that a rule jumps to; empty if it has none."""
     words = split_words(rule)
     for option, value in pairwise(words):
         if option in ("-j", "-g") and type(option) is str:
@@ -226,7 +226,7 @@ def _target(rule: str) -> str:
 
 
 def _is_plain(rule: str) -> bool:
-    """It sends everything, or everything new, or everything to this node; nothing more special."""
+    """Return True if the rule matches all packets, all new connections, or all packets to this node, and nothing more specific."""
     words = split_words(rule)
     while len(words) >= 2:
         option, value, *words = words
@@ -245,7 +245,7 @@ def _only_guard(rules: list[str], family: IPFamily) -> bool:
 
 
 def is_virtual_server(key: ServerKey, bound: Container[str], sets: Mapping[str, IpSet]) -> bool:
-    """Whether a virtual server is kube-proxy's or ours: at an address of its link, or named by one of its sets."""
+    """Return True if a virtual server belongs to kube-proxy or Narthex: its address is on their link, or a set of theirs names it."""
     address, protocol, port = key
     if address in bound:
         return True

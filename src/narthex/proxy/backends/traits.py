@@ -1,4 +1,4 @@
-"""How each dataplane answers the questions of `narthex.proxy.plan.traits`, side by side."""
+"""The answers of the modes to the questions of `narthex.proxy.plan.traits`, for comparison in one place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IN_THE_KERNEL: Traits = {
     Trait.IDLE: "as connection tracking is set (`conntrack` of the configuration)",
     Trait.VISIBLE: "nothing: no address is added, no port is open",
 }
-"""What rules that rewrite addresses have in common."""
+"""Answers that all modes share whose rules rewrite addresses in the kernel."""
 
 NFTABLES: Traits = {
     **_IN_THE_KERNEL,

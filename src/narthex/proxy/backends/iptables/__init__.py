@@ -1,1 +1,1 @@
-"""The iptables backend: kube-proxy's chains and names. Pure."""
+"""The iptables backend: the chains and names of kube-proxy. Pure."""

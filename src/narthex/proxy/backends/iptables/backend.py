@@ -1,9 +1,9 @@
-"""The iptables backend: kube-proxy's chains, names and shape, so that people's knowledge and tools hold.
+"""The iptables backend: kube-proxy's chains, names, and structure, so that existing knowledge and tools apply.
 
-Two things differ from kube-proxy on purpose, so that all modes give one answer (rows 13.4, 13.6, 29.5): a process on
-this node is refused by an external address without endpoints, and node ports without endpoints are refused only where
-node ports answer. And the chains of the filter table begin with a rule that lets pass what nat has already sent on:
-an endpoint may have the address and port of somebody else's frontend, as host network pods do.
+Two things differ from kube-proxy on purpose, so that all modes behave alike (rows 13.4, 13.6, 29.5): a process on this node is
+refused by an external address without endpoints, and node ports without endpoints are refused only where node ports answer. In
+addition, the chains of the filter table begin with a rule that accepts what nat has already forwarded: an endpoint may have the
+address and port of another frontend, as host network pods do.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from narthex.proxy.backends.traits import IPTABLES
 from narthex.proxy.plan.ir import Deviation, Plan, ServiceHealthCheck
 
 LARGE = 1000
-"""Endpoints beyond which endpoint rules carry no comments (row 21.12)."""
+"""Number of endpoints above which endpoint rules carry no comments (row 21.12)."""
 SMALL_AGAIN = 800
-"""Comments come back below so many: with or without them is all chains of all endpoints, which a cluster that swings about one
-number would have to rewrite at every change."""
+"""Number of endpoints below which comments return. The gap keeps a cluster that fluctuates about one number from rewriting all endpoint
+chains at every change.
+"""
 
 _LAST = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
@@ -40,7 +41,7 @@ Fragments = Map[ServicePortName, IptablesFragment]
 
 
 class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rendering leaves for the next."""
+    """What a rendering keeps for the next one."""
 
     plan_number: int
     frame: Frame
@@ -50,7 +51,7 @@ class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IptablesBackend(Backend[XtablesRules, XtablesChanges]):
-    """Renders and compares; see `narthex.proxy.backends.base.Backend`."""
+    """Renders plans as kube-proxy's chains."""
 
     name = "iptables"
     deviations = frozenset({Deviation.NO_CLUSTER_IP_GUARD, Deviation.REJECT_BEFORE_RANGES})
@@ -69,21 +70,21 @@ class IptablesBackend(Backend[XtablesRules, XtablesChanges]):
         return rules, diff(previous, rules, touched)
 
     def diff(self, have: XtablesRules | None, want: XtablesRules) -> XtablesChanges:
-        """Only chains whose rules differ are written."""
+        """Return the chains that differ."""
         return diff(have, want)
 
     def patch(self, have: XtablesRules, changes: XtablesChanges) -> XtablesRules:
-        """The rules after the changes."""
+        """Return the rules after the changes."""
         return patch(have, changes)
 
     def walk(
         self, rules: XtablesRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
     ) -> Trace:
-        """A packet's way through these rules alone."""
+        """Return the path of a packet through these rules alone."""
         return walk(rules.ruleset, packet, host, memory, now)
 
     def text(self, rules: XtablesRules) -> str:
-        """The rules as iptables-save would print them in an otherwise empty network namespace."""
+        """Return the rules as iptables-save prints them in an otherwise empty network namespace."""
         return save_text(rules.ruleset)
 
 
@@ -166,7 +167,7 @@ def _shared(each: IptablesFragment | None) -> tuple[object, ...]:
 def _replace_chains(
     nat: MapMutation[str, Rules], before: Mapping[str, Rules], after: Mapping[str, Rules]
 ) -> Iterable[tuple[str, str]]:
-    """Write one Service port's chains over its former ones; yields those that differ."""
+    """Replace the chains of one Service port; yields those that differ."""
     for chain in before.keys() - after.keys():
         del nat[chain]
         yield "nat", chain
@@ -181,7 +182,7 @@ def _sorted(fragments: Fragments) -> list[IptablesFragment]:
 
 
 def _shared_nat(fragments: Fragments, frame: Frame) -> dict[str, Rules]:
-    """Chains of the nat table in which every Service port has lines."""
+    """Return the chains of the nat table in which every Service port has rules."""
     ordered = _sorted(fragments)
     taken = {number for each in ordered for number in each.refused.node_port_numbers}
     services: list[Rule] = []
@@ -195,7 +196,7 @@ def _shared_nat(fragments: Fragments, frame: Frame) -> dict[str, Rules]:
 
 
 def _shared_filter(fragments: Fragments) -> dict[str, Rules]:
-    """Chains of the filter table in which Service ports have lines."""
+    """Return the chains of the filter table in which Service ports have rules."""
     ordered = [each.refused for each in _sorted(fragments)]
     return {
         names.SERVICES: unless_sent(line for each in ordered for line in each.cluster),
@@ -210,8 +211,10 @@ def _shared_filter(fragments: Fragments) -> dict[str, Rules]:
 
 
 def _health_check_ports(plan: Plan) -> dict[str, Rules]:
-    """The chain of the filter table that lets balancers reach health check node ports, whatever firewall comes behind
-    (row 16.9). One rule for each Service; kube-proxy has one for each of its ports, all alike but for the name."""
+    """Return the chain that accepts health checks of load balancers, whatever firewall follows (row 16.9).
+
+    It has one rule per Service; kube-proxy has one for each of its ports, equal but for the name.
+    """
     ports = (
         rule(
             Compare(Field.L4PROTO, ("tcp",)),

@@ -1,7 +1,6 @@
-"""One Service port as iptables rules, in kube-proxy's shape.
+"""The rules of one Service port, structured as in kube-proxy.
 
-Forward decisions become chains of the nat table. Drop and Reject become rules of the filter table
-(`iptables_refusals`).
+Forward decisions become chains of the nat table. Drop and Reject become rules of the filter table (`refusals`).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _KIND_WORDS = {
 
 
 class IptablesFragment(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules of one Service port: chains of its own, and its lines in the chains that all share."""
+    """The rules of one Service port: its own chains, and its lines in shared chains."""
 
     service: ServicePlan
     chains: Mapping[str, Sequence[Rule]]
@@ -65,7 +64,7 @@ class IptablesFragment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count_endpoints(service: ServicePlan) -> int:
-    """How many endpoints a Service port has, in both sets."""
+    """Return the number of endpoints of a Service port, in both sets."""
     if service.local is None:
         return len(_endpoints(service.cluster))
     return len({*_endpoints(service.cluster), *_endpoints(service.local)})
@@ -76,7 +75,7 @@ def _endpoints(pool: Pool | None) -> tuple[Endpoint, ...]:
 
 
 def fragment(service: ServicePlan, frame: Frame) -> IptablesFragment:
-    """The rules of one Service port."""
+    """Return the rules of one Service port."""
     return _Writer(service, frame).fragment()
 
 
@@ -121,7 +120,7 @@ class _Writer:
         return rule(*destination(frontend), *then, comment=self._text(_KIND_WORDS[frontend.kind]))
 
     def _entry(self, frontend: Frontend, row: Row) -> str:
-        """The chain that a frontend jumps to; empty when nobody is forwarded."""
+        """Return the chain that a frontend jumps to; empty if no sender is forwarded."""
         if not any(isinstance(cell, Forward) for cell in row):
             return ""
         if frontend.kind is FrontendKind.CLUSTER_IP and frontend.allow_from is None:
@@ -132,7 +131,7 @@ class _Writer:
         return policy if frontend.allow_from is None else self._ranges(row, frontend.allow_from, policy)
 
     def _straight(self, frontend: Frontend, row: Row) -> str:
-        """The endpoint chain itself, where the masquerade rules of one ClusterIP fit into it; else empty."""
+        """Return the endpoint chain if the masquerade rules of the ClusterIP fit into it; else empty."""
         scopes = {cell.scope if isinstance(cell, Forward) else None for cell in row}
         scope = scopes.pop()
         if scopes or scope is None:
@@ -155,7 +154,7 @@ class _Writer:
         return names.svc(self._name) if scope is Scope.CLUSTER else names.svl(self._name)
 
     def _policy(self, row: Row) -> str:
-        """The KUBE-EXT- chain of a row."""
+        """Return the KUBE-EXT- chain of a row of decisions."""
         if row not in self._policies:
             variant = f" {row}" if self._policies else ""
             self._policies[row] = chain = names.ext(self._name, variant)
@@ -188,7 +187,7 @@ class _Writer:
         yield rule(*match, Jump(self._endpoint_chain(decision.scope)), comment=comment_text(text))
 
     def _ranges(self, row: Row, allow_from: tuple[str, ...], policy: str) -> str:
-        """The KUBE-FW- chain of a row and its source ranges."""
+        """Return the KUBE-FW- chain of a row and its source ranges."""
         key = row, allow_from
         if key not in self._firewalls:
             variant = f" {allow_from} {row}" if self._firewalls else ""
@@ -224,7 +223,7 @@ class _Writer:
             self._chains[chain] = self._sep_rules(endpoint, chain, comment)
 
     def _remembered(self, pool: list[tuple[Endpoint, str]]) -> Iterator[Rule]:
-        """Clients of an endpoint go back to it (row 14.6)."""
+        """Yield rules that send known clients back to their endpoint (row 14.6)."""
         seconds = self._service.affinity_seconds
         if seconds is not None:
             for endpoint, chain in pool:

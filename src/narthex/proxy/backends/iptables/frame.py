@@ -1,4 +1,4 @@
-"""What every chain depends on besides its own Service: how pods and node ports are told, the mark, the fixed chains."""
+"""What every chain depends on in addition to its Service: pod detection, node ports, the mark, and the fixed chains."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FROM_SELF = IsLocal(Field.SADDR)
 JUMP_MARK = Jump(names.MARK_MASQ)
 
 ROUTE_LOCALNET = ("net/ipv4/conf/all/route_localnet", "1")
-"""Lets 127.0.0.0/8 be the source of what leaves this node (row 9.9)."""
+"""Lets 127.0.0.0/8 be the source of packets that leave this node (row 9.9)."""
 
 _RANK = {Field.SADDR: 0, Field.DADDR: 1, Field.IIFNAME: 2, Field.OIFNAME: 3, Field.L4PROTO: 4}
 _BEHIND = 5
@@ -48,19 +48,19 @@ def _rank(expression: Expression) -> int:
 
 
 def rule(*expressions: Expression, comment: str = "") -> Rule:
-    """A rule with its matches in the order in which the kernel's tool prints them."""
+    """Return a rule with its matches in the order in which the kernel's tool prints them."""
     return Rule(tuple(sorted(expressions, key=_rank)), comment)
 
 
 def address_match(field: Field, network: str, negate: bool = False) -> Match:
-    """A source or destination; nothing to ask when everything fits."""
+    """Return a match of source or destination; empty if the network contains everything."""
     if is_zero_prefix(network) and not negate:
         return ()
     return (Compare(field, (plain_network(network),), negate),)
 
 
 class Frame:
-    """The common part of one plan. Two frames are equal when every chain of an unchanged Service stays the same."""
+    """The common part of one plan. If two frames are equal, the chains of an unchanged Service are equal."""
 
     def __init__(self, plan: Plan, commented: bool) -> None:
         self.family: IPFamily = plan.family
@@ -85,12 +85,12 @@ class Frame:
 
     @cached_property
     def everyone_is_pod(self) -> bool:
-        """The pods' network is everything."""
+        """True if the network of the pods contains all addresses."""
         return any(is_zero_prefix(cidr) for cidr in self.detector.cidrs)
 
     @cached_property
     def pods(self) -> tuple[Match, ...]:
-        """Matches of which one fits each pod."""
+        """Matches of which one applies to each packet of a pod."""
         pods = self.detector
         if pods.cidrs:
             return tuple(address_match(Field.SADDR, cidr) for cidr in pods.cidrs)
@@ -98,7 +98,7 @@ class Frame:
         return ((Compare(Field.IIFNAME, (interface,)),),) if interface else ()
 
     def mark_strangers(self, *match: Expression, comment: str) -> Rules:
-        """Rules that mark every packet of the match that is not from a pod."""
+        """Return rules that mark every matching packet that is not from a pod."""
         if len(self.pods) > 1:
             return (rule(*match, Jump(names.MARK_STRANGERS), comment=comment),)
         ((pod,),) = self.pods
@@ -109,7 +109,7 @@ class Frame:
 
     @cached_property
     def node_port_matches(self) -> tuple[Match, ...]:
-        """Matches of which one fits each destination where node ports answer (rows 9.1 to 9.10)."""
+        """Matches of which one applies to each destination where node ports answer (rows 9.1 to 9.10)."""
         cidrs = self.node_ports.cidrs
         loopback = () if self.node_ports.localhost and self.family is IPFamily.IPV4 else (self.family.loopback,)
         if cidrs is None or any(is_zero_prefix(cidr) for cidr in cidrs):
@@ -120,7 +120,7 @@ class Frame:
     # ---- chains that are always there ------------------------------------------------------------------------------
 
     def fixed_nat(self) -> dict[str, Rules]:
-        """Chains of the nat table that name no Service."""
+        """Return the chains of the nat table that do not depend on Services."""
         bits = self.mark
         chains: dict[str, Rules] = {
             names.POSTROUTING: (
@@ -136,7 +136,7 @@ class Frame:
         return chains
 
     def fixed_filter(self) -> dict[str, Rules]:
-        """Chains of the filter table that name no Service."""
+        """Return the chains of the filter table that do not depend on Services."""
         words = "kubernetes forwarding"
         chains: dict[str, Rules] = {
             names.FORWARD: (
@@ -152,14 +152,14 @@ class Frame:
 
     @cached_property
     def guarded(self) -> bool:
-        """Node ports on 127.0.0.1 need route_localnet, and that needs a guard (row 9.11)."""
+        """True if route_localnet is needed for node ports on 127.0.0.1, and therefore its guard (row 9.11)."""
         return self.node_ports.localhost and self.family is IPFamily.IPV4
 
     def jumps(self) -> dict[tuple[str, str], Rules]:
-        """Our rules in built-in chains, in the order that kube-proxy's end up in (rows 22.2, 22.3).
+        """Return our rules in built-in chains, in the order of kube-proxy's (rows 22.2, 22.3).
 
-        One more than kube-proxy has: OUTPUT to EXTERNAL-SERVICES, so that a process on this node is refused like
-        anybody else by a balancer address or external IP without endpoints (rows 13.4, 29.5).
+        There is one more than in kube-proxy: OUTPUT to EXTERNAL-SERVICES, so that a process on this node is refused like any other client by
+        a load balancer address or external IP without endpoints (rows 13.4, 29.5).
         """
         firewall = rule(NEW, Jump(names.PROXY_FIREWALL), comment="kubernetes load balancer firewall")
         external = "kubernetes externally-visible service portals"
@@ -179,12 +179,12 @@ class Frame:
         }
 
     def sysctls(self) -> tuple[tuple[str, str], ...]:
-        """Kernel settings that the rules rely on."""
+        """Return the kernel settings that the rules rely on."""
         return (ROUTE_LOCALNET,) if self.guarded else ()
 
 
 def guard_rule() -> Rule:
-    """kubelet's own rule against packets from elsewhere to 127.0.0.0/8."""
+    """Return kubelet's rule against packets from other hosts to 127.0.0.0/8."""
     return rule(
         *address_match(Field.SADDR, "127.0.0.0/8", negate=True),
         *address_match(Field.DADDR, "127.0.0.0/8"),
@@ -196,7 +196,7 @@ def guard_rule() -> Rule:
 
 
 def _without(cidrs: tuple[str, ...], holes: tuple[str, ...]) -> tuple[str, ...]:
-    """The networks without the parts that lie in the holes."""
+    """Return the networks without the parts that are in the holes."""
     nets: list[IPv4Network | IPv6Network] = [parsed_network(cidr) for cidr in cidrs]
     for hole in map(parsed_network, holes):
         kept: list[IPv4Network | IPv6Network] = []

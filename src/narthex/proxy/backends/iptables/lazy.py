@@ -1,4 +1,4 @@
-"""The chains that a big cluster has most of: an endpoint's own, and the one that draws an endpoint."""
+"""Compact rules of the most frequent chains of a large cluster: endpoint chains, and chains that select an endpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from narthex.proxy.plan.ir import Endpoint
 
 
 class EndpointRules(LazyRules):
-    """Of a chain that sends to one endpoint, with hairpin connections marked."""
+    """Rules of a chain that sends to one endpoint and marks hairpin connections."""
 
     __slots__ = ("_comment", "_endpoint", "_protocol")
 
@@ -27,7 +27,7 @@ class EndpointRules(LazyRules):
         self._comment = comment
 
     def build(self) -> Rules:
-        """Built without sorting: these are nearly all the rules there are."""
+        """Return the rules, built without sorting, because nearly all rules are of this kind."""
         end = self._endpoint
         return (
             Rule((Compare(Field.SADDR, (end.address,)), JUMP_MARK), self._comment),
@@ -35,6 +35,7 @@ class EndpointRules(LazyRules):
         )
 
     def lines(self, chain: str, family: IPFamily) -> list[str]:
+        """Return the rules in the format of iptables-save, without creating them."""
         word = _WORDS[self._protocol]
         source, to = host_words(self._endpoint.address, self._endpoint.port, family)
         comment = comment_words(self._comment)
@@ -63,42 +64,44 @@ _WORDS = {protocol: protocol.lower for protocol in Protocol}
 
 
 class DrawRules(LazyRules):
-    """Of a chain that draws one of several others, each with the same chance (row 3.9), behind rules of another kind."""
+    """Rules of a chain that selects one of several chains with equal probability (row 3.9), after other rules."""
 
-    __slots__ = ("_comments", "_first", "_ways")
+    __slots__ = ("_comments", "_first", "_targets")
 
-    def __init__(self, first: Rules, ways: tuple[str, ...], comments: tuple[str, ...] = ()) -> None:
-        """`ways` are the chains, `comments` one for each of them, or none at all."""
+    def __init__(self, first: Rules, targets: tuple[str, ...], comments: tuple[str, ...] = ()) -> None:
+        """Create rules that jump to the chains `targets`, with one comment for each of them or none."""
         self._first = first
-        self._ways = ways
+        self._targets = targets
         self._comments = comments
 
     def build(self) -> Rules:
-        comments = self._comments or ("",) * len(self._ways)
-        left = len(self._ways)
+        """Return the rules."""
+        comments = self._comments or ("",) * len(self._targets)
+        left = len(self._targets)
         drawn = [
-            Rule((_share(left - place), Jump(way)) if left - place > 1 else (Jump(way),), comment)
-            for place, (way, comment) in enumerate(zip(self._ways, comments, strict=True))
+            Rule((_share(left - place), Jump(target)) if left - place > 1 else (Jump(target),), comment)
+            for place, (target, comment) in enumerate(zip(self._targets, comments, strict=True))
         ]
         return (*self._first, *drawn)
 
     def lines(self, chain: str, family: IPFamily) -> list[str]:
+        """Return the rules in the format of iptables-save, without creating them."""
         head = f"-A {chain}"
-        count = len(self._ways)
+        count = len(self._targets)
         comments = map(comment_words, self._comments) if self._comments else repeat("", count)
         shares = map(_share_words, range(count, 0, -1))
-        drawn = zip(comments, shares, chain_words(self._ways), strict=True)
+        drawn = zip(comments, shares, chain_words(self._targets), strict=True)
         return [
             *[head + rule_text(rule, family) for rule in self._first],
-            *[f"{head}{comment}{share} -j {way}" for comment, share, way in drawn],
+            *[f"{head}{comment}{share} -j {target}" for comment, share, target in drawn],
         ]
 
     def __len__(self) -> int:
-        return len(self._first) + len(self._ways)
+        return len(self._first) + len(self._targets)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is DrawRules:
-            return (self._ways, self._comments, self._first) == (other._ways, other._comments, other._first)
+            return (self._targets, self._comments, self._first) == (other._targets, other._comments, other._first)
         return super().__eq__(other)
 
     __hash__ = LazyRules.__hash__

@@ -1,4 +1,4 @@
-"""Names of kube-proxy's chains, and which chains are ours (rows 22.1 to 22.4)."""
+"""Names of kube-proxy's chains, and which chains belong to mode iptables (rows 22.1 to 22.4)."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ NODE_PORTS = "KUBE-NODEPORTS"
 POSTROUTING = "KUBE-POSTROUTING"
 MARK_MASQ = "KUBE-MARK-MASQ"
 MARK_STRANGERS = "KUBE-MARK-NONPOD"
-"""Marks all that are no pods; only there when pods are told by more than one network, which no single negated match
-can say. kube-proxy has no such chain, as it uses the first network only."""
+"""Marks packets that are not from pods. Exists only if pods have more than one network, which a single negated match cannot express.
+kube-proxy has no such chain, because it uses the first network only.
+"""
 EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"
 FORWARD = "KUBE-FORWARD"
 PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
 FIREWALL = "KUBE-FIREWALL"
 """The guard of route_localnet (row 9.11). kubelet has a chain of this name with the same rule."""
 CANARY = "KUBE-PROXY-CANARY"
-"""Empty; its absence tells that somebody flushed the table (row 21.8)."""
+"""Empty; if it is missing, another program has flushed the table (row 21.8)."""
 
 KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
-"""In mangle: a kubelet looks after this network namespace (row 22.9)."""
+"""In mangle: a kubelet maintains rules in this network namespace (row 22.9)."""
 
 OWN_TABLES = ("nat", "filter", "mangle")
 
 
 class ChainOwnership(NamedTuple):
-    """Which rules in tables that everybody writes to belong to a mode."""
+    """The chains of one mode in tables that other programs write to, too."""
 
     is_ours: Callable[[str, str], bool]
-    """Whether a chain of a table is the mode's, by both names."""
+    """Returns True if a chain, given by table and name, belongs to the mode."""
     entries: Mapping[str, frozenset[str]]
-    """By table: its chains that built-in chains jump to, in versions of any age."""
+    """By table: the chains that built-in chains jump to, in versions of any age."""
 
 
 _FIXED = {
@@ -52,7 +53,7 @@ _HASHED = re.compile(r"KUBE-(?:SVC|SVL|EXT|FW|SEP|XLB)-[A-Z2-7]{16}", re.ASCII)
 
 
 def is_ours(table: str, chain: str) -> bool:
-    """Whether a chain is one that a kube-proxy in iptables mode makes, of whatever age."""
+    """Return True for a chain that kube-proxy makes in mode iptables, in any version."""
     return chain in _FIXED.get(table, ()) or (table == "nat" and _HASHED.fullmatch(chain) is not None)
 
 
@@ -63,7 +64,7 @@ IPTABLES_CHAINS = ChainOwnership(
         "filter": frozenset((SERVICES, EXTERNAL_SERVICES, NODE_PORTS, FORWARD, PROXY_FIREWALL, FIREWALL)),
     },
 )
-"""Of mode iptables."""
+"""The chains of mode iptables."""
 
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
@@ -72,7 +73,7 @@ _HASH_BYTES = struct.Struct(">QH")
 
 
 def chain_hash(identity: str) -> str:
-    """16 characters of base32(sha256(identity))."""
+    """Return the first 16 characters of base32(sha256(identity))."""
     # Ten bytes are sixteen characters. A big cluster has a hundred thousand chains, and base64.b32encode is slow.
     high, low = _HASH_BYTES.unpack_from(hashlib.sha256(identity.encode()).digest())
     pair = _PAIRS
@@ -83,38 +84,38 @@ def chain_hash(identity: str) -> str:
 
 
 def service_id(name: ServicePortName) -> str:
-    """What a Service port's chains are named after: `ns/name:port` and the protocol in lower case.
+    """Return the identity that the chains of a Service port are named after: `ns/name:port` and the protocol in lower case.
 
-    An unnamed port leaves no colon. kube-proxy up to 1.17 left it, so the dumps of that time have other hashes there.
+    An unnamed port leaves no colon. kube-proxy up to 1.17 left it, so dumps of these versions have other hashes.
     """
     return f"{name}{name.protocol.lower}"
 
 
 def svc(name: ServicePortName) -> str:
-    """Chain of the endpoints of the whole cluster."""
+    """Return the chain of the endpoints of the whole cluster."""
     return f"KUBE-SVC-{chain_hash(service_id(name))}"
 
 
 def svl(name: ServicePortName) -> str:
-    """Chain of this node's endpoints."""
+    """Return the chain of this node's endpoints."""
     return f"KUBE-SVL-{chain_hash(service_id(name))}"
 
 
 def ext(name: ServicePortName, variant: str = "") -> str:
-    """Chain of the external traffic policy. `variant` tells further ones of the same Service port apart."""
+    """Return the chain of the external traffic policy. `variant` distinguishes several of one Service port."""
     return f"KUBE-EXT-{chain_hash(service_id(name) + variant)}"
 
 
 def fw(name: ServicePortName, variant: str = "") -> str:
-    """Chain of the source ranges."""
+    """Return the chain of the source ranges. `variant` distinguishes several of one Service port."""
     return f"KUBE-FW-{chain_hash(service_id(name) + variant)}"
 
 
 def sep(name: ServicePortName, endpoint: Endpoint) -> str:
-    """Chain of one endpoint of one Service port."""
+    """Return the chain of one endpoint of one Service port."""
     return sep_of(service_id(name), endpoint)
 
 
 def sep_of(service: str, endpoint: Endpoint) -> str:
-    """As `sep`, for who has the Service port's `service_id` already."""
+    """Return the chain of one endpoint, given the Service port's `service_id`."""
     return f"KUBE-SEP-{chain_hash(service + join_port(endpoint.address, endpoint.port))}"

@@ -1,6 +1,6 @@
-"""Drop, Reject and source ranges as rules of the filter table, on addresses that nat has left as they were.
+"""Drop, Reject, and source ranges as rules of the filter table, for packets that nat has not changed.
 
-What was sent on to an endpoint, or to a relay, does not meet them: their chains begin with `unless_sent`.
+Packets that were forwarded to an endpoint or to a relay do not meet these rules: the chains begin with `unless_sent`.
 """
 
 from __future__ import annotations
@@ -17,37 +17,38 @@ from narthex.proxy.backends.iptables.frame import FROM_SELF, SENT_ON, Frame, Mat
 from narthex.proxy.plan.ir import Decision, Drop, Forward, Frontend, FrontendKind, Reject, ServicePlan
 
 Row = tuple[Decision, Decision, Decision]
-"""Decisions for pods, this node and others; the same for the first two when pods cannot be told."""
+"""Decisions for pods, this node, and others; the same for the first two if pods cannot be recognized."""
 
 PROTOCOLS = {protocol: Compare(Field.L4PROTO, (protocol.lower,)) for protocol in Protocol}
 
 
 class RefusalRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What one Service port does not let through: its lines in chains that all Service ports share."""
+    """What one Service port refuses: its rules in chains that all Service ports share."""
 
     cluster: Rules = ()
     """On cluster IPs."""
     external: Rules = ()
     """On other exact addresses."""
     node_port: Rules = ()
-    """On node ports; behind all exact addresses."""
+    """On node ports; after all exact addresses."""
     firewall: Rules = ()
-    """Sources out of range, exact addresses."""
+    """Sources out of range, for exact addresses."""
     node_port_firewall: Rules = ()
-    """Sources out of range, node ports; behind all exact addresses."""
+    """Sources out of range, for node ports; after all exact addresses."""
     leaks: Mapping[tuple[Protocol, int], Rules] = {}
-    """By protocol and port: rules that keep from the node ports what an exact address of this port does not forward.
-    Only needed when the address is this node's own and a node port has the same number."""
+    """By protocol and port: rules that keep packets to an exact address of this port, which it does not forward, away from node ports. Only
+    needed if the address is this node's own and a node port has the same number.
+    """
     node_port_numbers: frozenset[tuple[Protocol, int]] = frozenset()
 
 
 def refused(service: ServicePlan, frame: Frame, allowing: Callable[[Frontend, Row], str]) -> RefusalRules:
-    """The refusals of one Service port. `allowing` names the chain that lets in the sources within range."""
+    """Return the refusals of one Service port. `allowing` names the chain that accepts the sources within range."""
     return _Writer(service.name, frame, allowing).refused(service)
 
 
 def row_of(frontend: Frontend, frame: Frame) -> Row:
-    """The decisions as rules can tell the senders apart."""
+    """Return the decisions as far as rules can distinguish the senders."""
     if frame.everyone_is_pod:
         return frontend.pod, frontend.pod, frontend.pod
     pod = frontend.pod if frame.pods else frontend.node
@@ -55,15 +56,15 @@ def row_of(frontend: Frontend, frame: Frame) -> Row:
 
 
 def destination(frontend: Frontend) -> Match:
-    """Address, protocol and port; node ports get their address from the jump to the chain of node ports."""
+    """Return matches of address, protocol, and port. Rules of node ports have no address: the jump to their chain matches it."""
     where = () if frontend.address is None else address_match(Field.DADDR, frontend.address)
     return (*where, PROTOCOLS[frontend.protocol], Compare(Field.DPORT, (frontend.port,)))
 
 
 def comment_text(text: str) -> str:
-    """Text as a rule can carry it: no control characters, and no longer than the kernel keeps.
+    """Return text that a rule can carry as comment: no control characters, no longer than the kernel stores.
 
-    Names that the API server has let through never change here.
+    Names that the API server accepts never change here.
     """
     if text.isprintable() and text.isascii() and len(text) <= MAX_COMMENT:
         return text
@@ -72,21 +73,23 @@ def comment_text(text: str) -> str:
 
 
 def unless_sent(lines: Iterable[Rule]) -> Rules:
-    """The lines, for all that nat has left alone."""
+    """Return the rules, limited to packets that nat has not forwarded."""
     rules = tuple(lines)
     return (rule(SENT_ON, Return()), *rules) if rules else ()
 
 
 def leaks_to(numbers: Set[tuple[Protocol, int]], ordered: Sequence[RefusalRules]) -> Iterator[Rule]:
-    """Returns for exact addresses that have the number of one of these node ports."""
+    """Yield returns for exact addresses with the number of one of these node ports."""
     for each in ordered if numbers else ():
         for number, lines in each.leaks.items():
             yield from lines if number in numbers else ()
 
 
 def firewall_lines(ordered: Sequence[RefusalRules]) -> Iterator[Rule]:
-    """Sources out of range. Exact addresses first. One of this node's own that has the number of a restricted node port
-    is not judged by that port's ranges."""
+    """Yield rules for sources out of range, exact addresses first.
+
+    An own address of this node with the number of a restricted node port is not judged by the ranges of that node port.
+    """
     for each in ordered:
         yield from each.firewall
     restricted = {number for each in ordered if each.node_port_firewall for number in each.node_port_numbers}
@@ -128,7 +131,7 @@ class _Writer:
         )
 
     def _refusals(self, frontend: Frontend, row: Row) -> Iterator[Rule]:
-        """Reject, and Drop where no ranges do it already. A range never matters to Reject (row 10.13)."""
+        """Yield rules for Reject, and for Drop where source ranges do not drop already. Ranges never apply to Reject (row 10.13)."""
         verdicts = [
             None if isinstance(cell, Forward) or (isinstance(cell, Drop) and frontend.allow_from is not None) else cell
             for cell in row
@@ -136,7 +139,7 @@ class _Writer:
         yield from self._by_sender(frontend, verdicts)
 
     def _by_sender(self, frontend: Frontend, verdicts: list[Drop | Reject | None]) -> Iterator[Rule]:
-        """What was sent on does not come by, so one rule for all will do unless verdicts differ."""
+        """Yield rules per sender; one rule is enough unless verdicts differ, because forwarded packets do not get here."""
         given = {verdict for verdict in verdicts if verdict is not None}
         if not given:
             return
@@ -148,7 +151,7 @@ class _Writer:
                     yield self._refusal(frontend, (*where, *match), verdict)
 
     def _places(self, frontend: Frontend) -> tuple[Match, ...]:
-        """Destination addresses of a frontend, node ports only where they answer (row 29.5)."""
+        """Return the destinations of a frontend; node ports only where they answer (row 29.5)."""
         if frontend.address is None:
             return self._frame.node_port_matches
         return (address_match(Field.DADDR, frontend.address),)
@@ -160,7 +163,7 @@ class _Writer:
         return rule(*match, PROTOCOLS[frontend.protocol], Compare(Field.DPORT, (frontend.port,)), then, comment=text)
 
     def _out_of_range(self, frontend: Frontend, row: Row) -> Iterator[Rule]:
-        """Sources that KUBE-FW- has not let in (row 10.14), unless they are to be rejected."""
+        """Yield rules for sources that the KUBE-FW- chain has not accepted (row 10.14), unless they are rejected anyway."""
         if frontend.allow_from is None or all(isinstance(cell, Reject) for cell in row):
             return
         chain = self._allowing(frontend, row)

@@ -1,4 +1,4 @@
-"""What the iptables backend writes: chains of ours by table, and the jumps to them from built-in chains."""
+"""The rules of the iptables backend: own chains by table, and the jumps to them from built-in chains."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from narthex.netfilter.xtables.values import builtin_chains, hook_of
 from narthex.proxy.backends.iptables.names import MARK_MASQ, MARK_STRANGERS, OWN_TABLES
 
 Rules = Sequence[Rule]
-"""A tuple, or rules that are made when somebody looks at them."""
+"""A tuple, or rules that are created on access."""
 Chains = Mapping[str, Rules]
 Jumps = Mapping[tuple[str, str], Rules]
-"""Table and built-in chain to our rules in it, in order. Other rules there are somebody else's."""
+"""Table and built-in chain to our rules in it, in order. All other rules there belong to others."""
 Sysctl = tuple[str, str]
 """Path below /proc/sys and value."""
 
 
 class XtablesRules:
-    """All rules of ours for one family. Immutable; equal when the chains and jumps are, whatever they came from.
+    """All of our rules for one family. Immutable; equal if chains and jumps are equal.
 
-    `sysctls` are no part of a comparison: they are switched on and never off, since others may rely on them.
+    `sysctls` are not compared: they are switched on and never off, because other programs may rely on them.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class XtablesRules:
 
 
 class XtablesChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What to write. A chain is always written whole; nothing is said about chains that stay as they are."""
+    """The changes to write. A chain is always written whole; chains without changes are not mentioned."""
 
     family: IPFamily
     replace: bool = False
-    """The state is not known: chains of ours that are not written here must go."""
+    """The state is unknown: chains of ours that are not written here are removed."""
     written: Mapping[str, Chains] = {}
     removed: Mapping[str, tuple[str, ...]] = {}
     jumps: Jumps | None = None
-    """None: they are right already."""
+    """None: they are correct already."""
     sysctls: tuple[Sysctl, ...] = ()
 
     def __bool__(self) -> bool:
@@ -91,7 +91,7 @@ class XtablesChanges(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def transactions(self) -> int:
-        """In how many tables something changes: each is one for iptables with nf_tables, and so is each piece."""
+        """Number of nf_tables transactions: one for each changed table, and one for each piece."""
         jumps = {table for table, _ in self.jumps} if self.jumps is not None else set()
         touched = {table for each in (self.written, self.removed) for table, chains in each.items() if chains}
         tables = len(OWN_TABLES) if self.replace else len(jumps | touched)
@@ -99,7 +99,7 @@ class XtablesChanges(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rules(self) -> int:
-        """How many rules are written (jumps not counted)."""
+        """Number of rules to write, without jumps."""
         return sum(len(rules) for chains in self.written.values() for rules in chains.values())
 
 
@@ -138,7 +138,7 @@ def _differing(old: Chains, new: Chains) -> set[str]:
 
 
 def patch(have: XtablesRules, changes: XtablesChanges) -> XtablesRules:
-    """The rules after the changes."""
+    """Return the rules after the changes."""
     if changes.replace:
         assert changes.jumps is not None
         whole = {table: Map(dict(chains)) for table, chains in changes.written.items()}
@@ -160,7 +160,7 @@ def _mapped(jumps: Jumps) -> Map[tuple[str, str], Rules]:
 
 
 MOST_CHAINS = 200
-"""In one piece. 100 to 400 take about the same time."""
+"""Chains in one piece. 100 to 400 take about the same time."""
 
 _RANKS = {MARK_MASQ: 0, MARK_STRANGERS: 0}
 _PREFIX_RANKS = {"KUBE-SEP-": 1, "KUBE-SVC-": 2, "KUBE-SVL-": 2, "KUBE-EXT-": 3, "KUBE-FW-": 4}
@@ -168,7 +168,14 @@ _PREFIX_RANKS = {"KUBE-SEP-": 1, "KUBE-SVC-": 2, "KUBE-SVL-": 2, "KUBE-EXT-": 3,
 
 
 def pieces(chains: Mapping[str, Sequence[Rule]]) -> list[dict[str, Sequence[Rule]]]:
-    """Chains of table nat to write before the others, in pieces and in order; none when there are few."""
+    """Return chains of table nat to write before the others, in pieces and in order; empty if there are few chains.
+
+    iptables-restore 1.8 on nf_tables searches the target of each jump among all chains of its input, one by one, so the time for a single
+    input grows with the square of the endpoints: 43 s for 2,000 Services with 10 endpoints each, 3 s in pieces. A piece contains only
+    chains that no rule but those of later pieces refers to: first the targets of jumps, then the chains that jump. Packets that pass
+    rewritten chains meanwhile see complete ones. The chains that packets enter by (KUBE-SERVICES and others) are in no piece and come
+    last.
+    """
     ranks = {chain: rank for chain in chains if (rank := _rank(chain)) is not None}
     if len(ranks) <= MOST_CHAINS:
         return []

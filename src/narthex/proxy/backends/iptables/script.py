@@ -1,7 +1,7 @@
-"""Changes as one input for iptables-restore, and what is ours in a dump of a kernel.
+"""Changes as input for iptables-restore, and our rules in the output of iptables-save.
 
-Everybody's rules live in the same tables. Ours are chains by their names and, in built-in chains, rules that do
-nothing but jump to one of ours. The rest is never written: `--noflush` leaves what the input does not name.
+All programs write to the same tables. Ours are chains by their names and, in built-in chains, rules that only jump to one of them.
+Nothing else is written: `--noflush` keeps what the input does not name.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ Place = tuple[str, str]
 """Table and chain."""
 
 _BLOCK_LINES = 4096
-"""Some 400 kB: the tool has enough to do while the next is made."""
+"""About 400 kB: the tool works on one block while the next is made."""
 
 
 class KernelChains(msgspec.Struct, frozen=True, kw_only=True):
-    """What a kernel holds that matters to us."""
+    """The chains and jumps of a mode that a kernel holds."""
 
     family: IPFamily
     own: Mapping[str, Map[str, Rules]]
-    """Chains of ours, by table."""
+    """Our chains by table."""
     jumps: Mapping[Place, Rules]
     lines: Mapping[Place, tuple[str, ...]]
-    """The same jumps as the kernel's tool printed them, without `-A CHAIN`: only this text is sure to name the rule."""
+    """The same jumps as the tool printed them, without `-A CHAIN`: only this text reliably identifies the rule."""
     kept: frozenset[Place] = frozenset()
-    """Chains of ours that somebody else's rules use, and all that they use. They must stay."""
+    """Our chains that rules of others use, and all that these chains use. They must stay."""
     shared_firewall: bool = False
-    """KUBE-FIREWALL belongs to a kubelet, or holds rules that are not ours: never emptied, never removed."""
+    """KUBE-FIREWALL belongs to a kubelet, or has rules of others: it is never flushed or removed."""
 
     def rules(self, guarded: bool, sysctls: tuple[Sysctl, ...] = ()) -> XtablesRules | None:
-        """Our rules as values, with the kernel settings that are in force; None when there are no rules.
+        """Return our rules as values, with the kernel settings in force; None if there are no rules.
 
-        `guarded`: a shared KUBE-FIREWALL counts as ours when it holds our guard.
+        `guarded`: a shared KUBE-FIREWALL counts as ours if it contains our guard.
         """
         own, jumps = dict(self.own), dict(self.jumps)
         if self.shared_firewall:
@@ -66,7 +66,7 @@ class KernelChains(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find(text: str, family: IPFamily, owner: names.ChainOwnership = names.IPTABLES_CHAINS) -> KernelChains:
-    """Pick out what is ours (the owner's) from the output of iptables-save, of one table or more. Raises SaveTextError."""
+    """Return the owner's chains in the output of iptables-save, of one table or more. Raises SaveTextError."""
     tables = {table.name: table for table in parse(text, family).tables}
     printed = _builtin_lines(text, owner)
     own: dict[str, Map[str, Rules]] = {}
@@ -114,7 +114,7 @@ def _builtin_lines(text: str, owner: names.ChainOwnership) -> dict[Place, list[s
 
 
 def _is_our_jump(table: str, chain: Chain, rule: Rule, owner: names.ChainOwnership) -> bool:
-    """A rule of a built-in chain that sends everything, or everything new, to one of our chains."""
+    """Return True for a rule of a built-in chain that sends all packets, or all new ones, to one of our chains."""
     if chain.hook is None or not rule.expressions:
         return False
     *matches, last = rule.expressions
@@ -151,7 +151,7 @@ def _is_shared(firewall: Rules | None, mangle: Table | None) -> bool:
 
 
 def needs_look(changes: XtablesChanges) -> bool:
-    """Whether the kernel must be looked at before the changes can be written down."""
+    """Return True if the kernel must be read before the changes can be written."""
     touched = (*changes.written.get("filter", ()), *changes.removed.get("filter", ()))
     return changes.replace or changes.jumps is not None or names.FIREWALL in touched
 
@@ -159,9 +159,11 @@ def needs_look(changes: XtablesChanges) -> bool:
 def restore_series(
     changes: XtablesChanges, found: KernelChains | None = None, *, in_pieces: bool = False
 ) -> Iterator[Iterator[str]]:
-    """What to restore, one after the other, each in blocks as `restore_blocks` gives them; mostly one. `in_pieces`: loads of
-    many chains are cut up, which helps iptables on nf_tables and harms the legacy one, where each restore copies the whole
-    table."""
+    """Yield the inputs to restore one after the other, each in blocks as `restore_blocks` returns them; usually one.
+
+    `in_pieces` splits loads of many chains. This helps iptables on nf_tables and harms the legacy variant, where each restore copies the
+    whole table.
+    """
     early = pieces(changes.written.get("nat", {})) if in_pieces else []
     each = [XtablesChanges(family=changes.family, written={"nat": piece}) for piece in early]
     if early:
@@ -174,12 +176,12 @@ def restore_series(
 
 
 def restore_inputs(changes: XtablesChanges, found: KernelChains | None = None, *, in_pieces: bool = False) -> list[str]:
-    """The same as whole texts."""
+    """Return the inputs of `restore_series` as whole texts."""
     return ["".join(blocks) for blocks in restore_series(changes, found, in_pieces=in_pieces)]
 
 
 def _without(changes: XtablesChanges, early: set[str], found: KernelChains | None) -> XtablesChanges:
-    """What is left when some chains of table nat are written already."""
+    """Return the remaining changes after some chains of table nat were written."""
     removed = changes.removed
     if changes.replace and found is not None:
         # Told by name: chains of the pieces are neither to be written again nor to go.
@@ -192,15 +194,15 @@ def _without(changes: XtablesChanges, early: set[str], found: KernelChains | Non
 
 
 def restore_input(changes: XtablesChanges, found: KernelChains | None = None) -> str:
-    """The text for `iptables-restore --noflush`; empty when nothing is to be done."""
+    """Return the text for `iptables-restore --noflush`; empty if there is nothing to do."""
     return "".join(restore_blocks(changes, found))
 
 
 def restore_blocks(changes: XtablesChanges, found: KernelChains | None = None) -> Iterator[str]:
-    """That text in blocks of whole lines, each made when it is asked for, so that the tool may read meanwhile.
+    """Yield this text in blocks of whole lines, each made on demand, so that the tool can read meanwhile.
 
-    Within a table: chains are made or emptied, jumps set right, rules written, and unused chains removed at the end,
-    when nothing refers to them any more (row 21.11). `found` must be given when `needs_look` says so.
+    Within a table, chains are created or flushed, jumps corrected, rules written, and unused chains removed last, when no rule refers to
+    them (row 21.11). `found` is required if `needs_look` returns True.
     """
     assert found is not None or not needs_look(changes)
     for table in names.OWN_TABLES:
@@ -239,7 +241,7 @@ def _table_lines(table: str, changes: XtablesChanges, found: KernelChains | None
 
 
 def _shared_lines(table: str, written: Mapping[str, Rules], found: KernelChains | None) -> list[str] | None:
-    """The guard behind what a shared KUBE-FIREWALL holds already; None when the chain is not shared."""
+    """Return the guard to append to a shared KUBE-FIREWALL; None if the chain is not shared."""
     if table != "filter" or found is None or not found.shared_firewall:
         return None
     held = found.own[table].get(names.FIREWALL, ())
@@ -248,7 +250,7 @@ def _shared_lines(table: str, written: Mapping[str, Rules], found: KernelChains 
 
 
 def _jump_lines(table: str, changes: XtablesChanges, found: KernelChains) -> Iterator[str]:
-    """Ours come first in their built-in chains, in their order. What is right already stays where it is."""
+    """Yield lines that put our jumps first in their built-in chains, in order. Correct ones stay in place."""
     assert changes.jumps is not None
     for chain in builtin_chains(table):
         place = table, chain

@@ -1,1 +1,1 @@
-"""The IPVS backend. Pure."""
+"""The ipvs backend: virtual servers, sets, and fixed rules. Pure."""

@@ -1,9 +1,8 @@
-"""The ipvs backend: a virtual server for each address and port, sets that say what to masquerade, and a few iptables
-rules that ask them, in kube-proxy's names and shape (rows of group 24).
+"""The ipvs backend: a virtual server for each address and port, sets that say what to masquerade, and a few iptables rules.
 
-Three things are better than kube-proxy's. What a Local policy leaves no endpoint for is dropped by a set for each class
-of sender, where kube-proxy sends it to other nodes (rows 7.10, 8.5, 29.6). Source ranges hold for what this node sends,
-too, without a rule for each address. And free addresses of a ServiceCIDR lead nowhere.
+Names and structure are kube-proxy's (rows of group 24). Three things are improved. Packets for which a Local policy leaves no endpoint
+are dropped by a set for each class of sender, where kube-proxy sends them to other nodes (rows 7.10, 8.5, 29.6). Source ranges apply
+to packets from this node, too, without a rule for each address. Packets to free addresses of a ServiceCIDR are dropped.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from narthex.proxy.backends.traits import IPVS
 from narthex.proxy.plan.ir import Deviation, Plan, ServiceHealthCheck
 
 _NO_PLAN = -1
-"""The number of no plan, nor of a plan's missing parent."""
+"""A lineage number that no plan has, nor the missing parent of a plan."""
 
 K = TypeVar("K")
 Ways = MapMutation[ServerKey, PlacedServer]
 
 
 class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rendering leaves for the next."""
+    """What a rendering keeps for the next one."""
 
     plan_number: int
     frame: IpvsFrame
@@ -54,13 +53,13 @@ class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
     exact: Map[ServerKey, PlacedServer]
     node: Map[ServerKey, PlacedServer]
     counts: Map[SetEntry, int]
-    """How often an entry is wanted: several ports of a Service have its address, several Services an endpoint."""
+    """How many need an entry: several ports of a Service have its address, several Services an endpoint."""
     masks: Map[Mask, int]
     health_checks: Mapping[NamespacedName, ServiceHealthCheck]
 
 
 class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
-    """Renders and compares; see `narthex.proxy.backends.base.Backend`."""
+    """Renders plans as virtual servers, sets, and rules."""
 
     name = "ipvs"
     deviations = frozenset(
@@ -75,7 +74,7 @@ class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
     traits = IPVS
 
     def __init__(self, scheduler: str = "rr") -> None:
-        """`scheduler`: a kernel module's name without `ip_vs_`; mh takes clients' ports into account (row 24.6)."""
+        """Create the backend for a scheduler: the name of a kernel module without `ip_vs_`; mh hashes clients' ports, too (row 24.6)."""
         self._scheduler = scheduler or "rr"
 
     def advance(self, previous: IpvsRules | None, plan: Plan) -> tuple[IpvsRules, IpvsChanges]:
@@ -100,22 +99,22 @@ class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
         return rules, diff(previous, rules, touched)
 
     def diff(self, have: IpvsRules | None, want: IpvsRules) -> IpvsChanges:
-        """Only what differs is written."""
+        """Return the virtual servers, sets, and chains that differ."""
         return diff(have, want)
 
     def patch(self, have: IpvsRules, changes: IpvsChanges) -> IpvsRules:
-        """The rules after the changes."""
+        """Return the rules after the changes."""
         return patch(have, changes)
 
     def walk(
         self, rules: IpvsRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
     ) -> Trace:
-        """A packet's way through these rules, sets and virtual servers alone."""
+        """Return the path of a packet through these rules, sets, and virtual servers alone."""
         objects = KernelObjects(sets=rules.sets, servers=rules.servers, bound=rules.bound)
         return walk(rules.tables.ruleset, packet, host, memory, now, objects=objects)
 
     def text(self, rules: IpvsRules) -> str:
-        """All as the kernel's tools print it: `ipset save`, iptables-save, the bound addresses, `ipvsadm -S -n`."""
+        """Return everything as the kernel's tools print it: `ipset save`, iptables-save, the bound addresses, `ipvsadm -S -n`."""
         sets = ipset.save_text(rules.sets[name] for name in sorted(rules.sets))
         link = "".join(f"# {address} dev {names.LINK}\n" for address in sorted(rules.bound))
         servers = ipvsadm.save_text(rules.servers.values())
@@ -123,7 +122,7 @@ class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
 
 
 class _Turn:
-    """One rendering upon another: what Service ports no longer say goes, what they say now comes."""
+    """One rendering on top of another: removes what Service ports no longer need, and adds what they need now."""
 
     def __init__(self, plan: Plan, last: _Rendering, previous: IpvsRules | None) -> None:
         self._plan = plan
@@ -217,7 +216,7 @@ class _Turn:
     # ---- what comes of them ----------------------------------------------------------------------------------------
 
     def _servers(self, now: _Rendering) -> Map[ServerKey, VirtualServer]:
-        """Virtual servers, exact addresses before node ports; counts the entries of sets that are about them."""
+        """Return virtual servers, where exact addresses precede node ports; counts the entries of sets that belong to them."""
         held: Map[ServerKey, VirtualServer] = self._previous.servers if self._previous else Map()
         servers = held.mutate()
         for key in self._touched:
@@ -259,7 +258,7 @@ class _Turn:
 
 
 def _added(counts: Map[K, int], changes: Mapping[K, int]) -> Map[K, int]:
-    """Counts with the changes; what nobody wants any more is not there."""
+    """Return counts with the changes; counts of zero are removed."""
     sums = counts.mutate()
     for key, change in changes.items():
         if change:
@@ -272,12 +271,12 @@ def _added(counts: Map[K, int], changes: Mapping[K, int]) -> Map[K, int]:
 
 
 def _held(rules: IpvsRules) -> frozenset[str]:
-    """The sets, by their IPv4 names, that hold something."""
+    """Return the sets, by their IPv4 names, that are not empty."""
     return frozenset(name for name in names.KINDS if rules.sets[names.set_name(name, rules.family)].entries)
 
 
 def _only_mask(masks: Map[Mask, int]) -> Mask:
-    """How ClusterIPs are masqueraded: the configuration says so for all of them alike (group 5)."""
+    """Return how ClusterIPs are masqueraded; the configuration makes it the same for all (group 5)."""
     if len(masks) > 1:
         raise ValueError(f"ClusterIPs are masqueraded in {len(masks)} ways: one rule for their set says one way only")
     return next(iter(masks), NOBODY)

@@ -1,9 +1,8 @@
-"""The fixed iptables part of mode ipvs: which sets a packet is in decides on masquerading and refusals.
+"""The fixed iptables part of mode ipvs: sets decide on masquerading and refusals.
 
-The rules name sets and no Service, so they change with the configuration only, and when a set gets its first entry or
-loses its last: as with kube-proxy, an empty set has no rule. IPVS stands in INPUT behind the filter table, and in OUTPUT
-between the tables mangle and filter; so what this node sends itself is judged in mangle, where kube-proxy has a rule for
-each restricted address in filter.
+The rules name sets, not Services, so they change with the configuration only, and when a set gets its first entry or loses its last:
+as in kube-proxy, an empty set has no rule. IPVS is in INPUT after the filter table, and in OUTPUT between the tables mangle and filter.
+Packets from this node are therefore judged in mangle, where kube-proxy has a rule for each restricted address in filter.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from narthex.proxy.backends.ipvs import names
 from narthex.proxy.plan.ir import Plan
 
 Mask = tuple[bool, bool, bool]
-"""Whether pods, this node and others are masqueraded."""
+"""True for pods, this node, and others if their packets are masqueraded."""
 
 NOBODY: Mask = (False, False, False)
 STRANGERS: Mask = (False, True, True)
@@ -74,7 +73,7 @@ _COMMENTS = {
     names.DROP_NODE: "Kubernetes service ip + port without endpoint for this node by its traffic policy",
     names.DROP_OTHER: "Kubernetes service ip + port without endpoint for others by its traffic policy",
 }
-"""kube-proxy's words, which people search their dumps for; the last three are ours."""
+"""kube-proxy's comments, which people search their dumps for; the last three are Narthex's."""
 
 _NODE_PORT_SETS = (
     ("tcp", names.NODE_PORT_LOCAL_TCP, names.NODE_PORT_TCP, ("dst",)),
@@ -86,7 +85,7 @@ _DROPS = (names.DROP_POD, names.DROP_NODE, names.DROP_OTHER)
 
 
 class IpvsFrame:
-    """What the fixed rules depend on. Two frames are equal when the same sets give the same rules."""
+    """What the fixed rules depend on. If two frames are equal, the same sets give the same rules."""
 
     def __init__(self, plan: Plan) -> None:
         self.family = plan.family
@@ -103,7 +102,7 @@ class IpvsFrame:
         return self.shared, self.service_cidrs
 
     def tables(self, held: frozenset[str], mask: Mask) -> XtablesRules:
-        """The rules, when these sets (by their IPv4 names) hold something and ClusterIPs are masqueraded so."""
+        """Return the rules, given the sets that are not empty (by their IPv4 names) and how ClusterIPs are masqueraded."""
         return _Writer(self, held, mask).tables()
 
 
@@ -125,7 +124,7 @@ class _Writer:
         return MatchSet(names.set_name(name, self._family), sides)
 
     def _if_in(self, name: str, *rest: Expression, sides: tuple[str, ...] = _DESTINATION, only: Match = ()) -> Rules:
-        """A rule for what is in the set, and has the matches `only`; none when the set is empty."""
+        """Return a rule for entries of the set with the matches `only`; no rule if the set is empty."""
         if name not in self._held:
             return ()
         return (rule(*only, self._in(name, sides), *rest, comment=_COMMENTS[name]),)
@@ -155,7 +154,7 @@ class _Writer:
         return chains
 
     def _services(self) -> Iterator[Rule]:
-        """In kube-proxy's order: balancers, ClusterIPs, external IPs, node ports."""
+        """Yield rules in kube-proxy's order: load balancer IPs, ClusterIPs, external IPs, node ports."""
         yield from self._if_in(names.BALANCER, Jump(names.LOAD_BALANCER))
         if names.CLUSTER_IP in self._held:
             yield from self._mark_cluster_ips()
@@ -187,7 +186,7 @@ class _Writer:
         return tuple((*address_match(Field.DADDR, cidr), TO_SELF) for cidr in cidrs)
 
     def _node_port(self) -> Iterator[Rule]:
-        """An exact address that is the node's own, or bound here, has been decided about already."""
+        """Yield rules of node ports. An exact address that is the node's own, or bound here, was decided before."""
         if not self._any(*(name for _, _, name, _ in _NODE_PORT_SETS)):
             return
         yield rule(*address_match(Field.DADDR, self._family.loopback), Return())
@@ -218,14 +217,14 @@ class _Writer:
         }
 
     def _mangle(self) -> dict[str, Rules]:
-        """What this node sends, before IPVS takes it."""
+        """Return the rules for packets from this node, before IPVS takes them."""
         return {names.PROXY_FIREWALL: tuple(self._firewall()), names.SOURCE_RANGES: self._source_ranges()}
 
     def _firewall(self) -> Iterator[Rule]:
-        """Source ranges first, then what a Local policy leaves nothing for (rows 10.3, 13.3).
+        """Yield source ranges, then drops where a Local policy leaves no endpoint (rows 10.3, 13.3).
 
-        What IPVS has sent on comes by again, in output and over loopback, and is not judged twice: an endpoint may have
-        the address and port of somebody else's frontend, as host network pods do.
+        Packets that IPVS has forwarded pass again, in output and over loopback, and are not judged twice: an endpoint may have the address and
+        port of another frontend, as host network pods do.
         """
         if self._any(names.BALANCER_FW, *_DROPS):
             yield rule(IpvsMatch(), Return())
@@ -249,7 +248,7 @@ class _Writer:
         )
 
     def _guard(self) -> Iterator[Rule]:
-        """The node's own processes do not answer at addresses that only Services have (row 24.3)."""
+        """Yield rules that keep the node's own processes from answering at addresses that only Services have (row 24.3)."""
         for name in (names.BALANCER, names.CLUSTER_IP, names.EXTERNAL_IP, names.EXTERNAL_IP_LOCAL):
             if name in self._held:
                 yield rule(self._in(name), Return())
@@ -259,7 +258,7 @@ class _Writer:
             yield rule(self._in(names.IPVS_IPS, ("dst",)), RejectPacket())
 
     def _out_filter(self) -> Iterator[Rule]:
-        """Free addresses of ServiceCIDRs lead nowhere (row 5.9); an endpoint may well have one."""
+        """Yield drops for free addresses of ServiceCIDRs (row 5.9); an endpoint may have one."""
         if self._service_cidrs:
             yield rule(IpvsMatch(), Return())
         for cidr in self._service_cidrs:

@@ -1,4 +1,4 @@
-"""Names of kube-proxy's chains and sets in mode ipvs (row 24.4), and which are ours."""
+"""Names of kube-proxy's chains and sets in mode ipvs (row 24.4), and which of them are ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POSTROUTING = shared.POSTROUTING
 MARK_MASQ = shared.MARK_MASQ
 MARK_STRANGERS = shared.MARK_STRANGERS
 MARK_NODE = "KUBE-MARK-NODE"
-"""Marks what this node sends itself; kube-proxy has no such chain, as it masquerades nobody under Local policies."""
+"""Marks packets from this node; kube-proxy has no such chain, because it never masquerades under Local policies."""
 LOAD_BALANCER = "KUBE-LOAD-BALANCER"
 NODE_PORT = "KUBE-NODE-PORT"
 FORWARD = shared.FORWARD
@@ -28,7 +28,7 @@ CHAINS = {
     "filter": frozenset((FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES, IPVS_FILTER, IPVS_OUT_FILTER)),
     "mangle": frozenset((PROXY_FIREWALL, SOURCE_RANGES)),
 }
-"""Chains of this mode, by table."""
+"""Chains of this mode by table."""
 
 LOOP_BACK = "KUBE-LOOP-BACK"
 CLUSTER_IP = "KUBE-CLUSTER-IP"
@@ -48,8 +48,9 @@ NODE_PORT_LOCAL_SCTP = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
 HEALTH_CHECK = "KUBE-HEALTH-CHECK-NODE-PORT"
 IPVS_IPS = "KUBE-IPVS-IPS"
 DROP_POD = "KUBE-DROP-POD"
-"""Addresses and ports at which pods find nothing, by a Local policy. Ours, like the two below: kube-proxy sends such
-connections to other nodes (rows 7.10, 8.5, 29.6)."""
+"""Addresses and ports at which a Local policy leaves no endpoint for pods. Narthex's own, like the two below: kube-proxy sends such
+connections to other nodes (rows 7.10, 8.5, 29.6).
+"""
 DROP_NODE = "KUBE-DROP-NODE"
 DROP_OTHER = "KUBE-DROP-OTHER"
 
@@ -75,11 +76,11 @@ KINDS = {
     DROP_NODE: "hash:ip,port",
     DROP_OTHER: "hash:ip,port",
 }
-"""All sets of the mode, by their IPv4 name. All are always there, so that rules may name any of them."""
+"""All sets of the mode, by their IPv4 name. All of them always exist, so that rules may name any of them."""
 
 
 def set_name(name: str, family: IPFamily) -> str:
-    """A set's name in the kernel: IPv6 ones begin `KUBE-6-` and lose what is too long at the end."""
+    """Return a set's name in the kernel: IPv6 names begin with `KUBE-6-` and are cut at the end if they are too long."""
     return name if family is IPFamily.IPV4 else ("KUBE-6-" + name.removeprefix("KUBE-"))[:MAX_NAME]
 
 
@@ -88,12 +89,12 @@ SETS = {family: frozenset(set_name(name, family) for name in KINDS) for family i
 
 
 def set_family(kind: str, family: IPFamily) -> IPFamily:
-    """The family that a set of the kind is made with; a bitmap of ports has none and counts as IPv4."""
+    """Return the family that a set of this kind is created with; a bitmap of ports has none and counts as IPv4."""
     return IPFamily.IPV4 if kind == "bitmap:port" else family
 
 
 def is_ours(table: str, chain: str) -> bool:
-    """Whether a chain is one of this mode's."""
+    """Return True for a chain of this mode."""
     return chain in CHAINS.get(table, ())
 
 

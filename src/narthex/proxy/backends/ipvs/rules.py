@@ -1,4 +1,4 @@
-"""What the ipvs backend writes: virtual servers, the addresses bound for them, sets, and a few fixed iptables rules."""
+"""The rules of the ipvs backend: virtual servers, the addresses bound for them, sets, and fixed iptables rules."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = [
 
 
 class IpvsRules:
-    """All of ours for one family. Immutable; equal when the parts are, whatever they came from.
+    """All of our objects for one family. Immutable; equal if the parts are equal.
 
-    A real server that leaves is absent here. The Target keeps it with weight 0 while connections need it (row 24.8),
-    and reads one with weight 0 as absent.
+    A real server that leaves is absent here. The Target keeps it with weight 0 while connections need it (row 24.8), and reads a real
+    server with weight 0 as absent.
     """
 
     def __init__(
@@ -72,41 +72,41 @@ class IpvsRules:
 
 
 class RealChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Real servers of one virtual server that come, get another weight, or leave."""
+    """Real servers of one virtual server that are added, get another weight, or are removed."""
 
     added: tuple[RealServer, ...] = ()
     edited: tuple[RealServer, ...] = ()
-    """With the weight that they are to have."""
+    """With the new weight."""
     removed: tuple[RealServer, ...] = ()
 
 
 class SetChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Entries of one set that come or leave."""
+    """Entries of one set that are added or removed."""
 
     added: frozenset[str] = frozenset()
     removed: frozenset[str] = frozenset()
 
 
 class IpvsChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What to write, part by part; nothing is said about what stays. False when there is nothing to do."""
+    """The changes to write, part by part; unchanged objects are not mentioned. False if there is nothing to do."""
 
     family: IPFamily
     replace: bool = False
-    """The state is not known: what is ours and not named here must go. Everything wanted is among the added then."""
+    """The state is unknown: objects of ours that are not named here are removed. All rules are among the additions."""
     servers_added: tuple[VirtualServer, ...] = ()
     """With all their real servers."""
     servers_edited: tuple[VirtualServer, ...] = ()
-    """With the settings that they are to have; changes of their real servers are in `reals`."""
+    """With the new settings; changes of their real servers are in `reals`."""
     servers_removed: tuple[ServerKey, ...] = ()
     reals: Mapping[ServerKey, RealChanges] = {}
-    """Of virtual servers that were there and stay."""
+    """Of virtual servers that exist and stay."""
     bind: frozenset[str] = frozenset()
     unbind: frozenset[str] = frozenset()
     sets_added: tuple[IpSet, ...] = ()
-    """With all their entries; one of the same name may be among the removed when its kind differs."""
+    """With all their entries; the removed may include one of the same name if its kind differs."""
     sets_removed: tuple[str, ...] = ()
     entries: Mapping[str, SetChanges] = {}
-    """Of sets that were there and stay."""
+    """Of sets that exist and stay."""
     tables: XtablesChanges
 
     def __bool__(self) -> bool:
@@ -173,7 +173,7 @@ def diff(have: IpvsRules | None, want: IpvsRules, touched: Set[ServerKey] | None
 
 
 def patch(have: IpvsRules, changes: IpvsChanges) -> IpvsRules:
-    """The rules after the changes."""
+    """Return the rules after the changes."""
     servers: Map[ServerKey, VirtualServer] = Map() if changes.replace else have.servers
     sets: dict[str, IpSet] = {} if changes.replace else dict(have.sets)
     bound: frozenset[str] = frozenset() if changes.replace else have.bound
@@ -229,7 +229,7 @@ def _changed_reals(reals: tuple[RealServer, ...], change: RealChanges) -> tuple[
 def _set_changes(
     have: Mapping[str, IpSet], want: Mapping[str, IpSet]
 ) -> tuple[tuple[IpSet, ...], tuple[str, ...], dict[str, SetChanges]]:
-    """Sets that come, names that go, and what changes within the others."""
+    """Return added sets, names of removed sets, and the changes within the others."""
     added: list[IpSet] = []
     entries: dict[str, SetChanges] = {}
     removed = [name for name in have if name not in want]

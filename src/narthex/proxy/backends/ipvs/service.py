@@ -1,4 +1,4 @@
-"""One Service port as virtual servers and entries of sets."""
+"""The virtual servers and set entries of one Service port."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from narthex.proxy.plan.ir import (
 )
 
 SetEntry = tuple[str, str]
-"""A set by its IPv4 name, and an entry of it in the wording of `ipset save`."""
+"""A set by its IPv4 name, and an entry of it in the format of `ipset save`."""
 
 
 class IpvsServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What every virtual server depends on besides its own Service."""
+    """What every virtual server depends on in addition to its Service."""
 
     scheduler: str
     node_ports: tuple[str, ...]
-    """The node's addresses at which node ports answer."""
+    """The addresses of the node at which node ports answer."""
     node_addresses: frozenset[str]
-    """All of the node's own: never bound a second time."""
+    """All addresses of the node: never bound a second time."""
 
 
 def settings_of(plan: Plan, scheduler: str) -> IpvsServerSettings:
-    """The settings of a plan."""
+    """Return the settings of a plan."""
     answering = tuple(ip for ip in plan.node_addresses if _answers(plan.node_ports, ip))
     return IpvsServerSettings(scheduler=scheduler, node_ports=answering, node_addresses=frozenset(plan.node_addresses))
 
@@ -47,28 +47,28 @@ def _answers(node_ports: NodePorts, address: str) -> bool:
 
 
 class PlacedServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtual server, and the entries of sets that are about its address and port."""
+    """A virtual server at one address, and the set entries for its address and port."""
 
     server: VirtualServer
     entries: tuple[SetEntry, ...]
 
 
 class IpvsFragment(msgspec.Struct, frozen=True, kw_only=True):
-    """All of one Service port."""
+    """All objects of one Service port."""
 
     service: ServicePlan
     exact: Mapping[ServerKey, PlacedServer]
-    """At addresses that frontends name."""
+    """At the addresses of frontends."""
     node: Mapping[ServerKey, PlacedServer]
-    """At the node's own addresses; an exact one of any Service goes before."""
+    """At the node's own addresses; an exact address of any Service takes precedence."""
     entries: frozenset[SetEntry]
-    """Of no one address and port: node port numbers, endpoints of this node, addresses to bind."""
+    """Entries without a single address and port: node port numbers, endpoints of this node, addresses to bind."""
     mask: Mask | None
-    """How the ClusterIP is masqueraded; None when it forwards nothing."""
+    """How the ClusterIP is masqueraded; None if it forwards nothing."""
 
 
 def fragment(service: ServicePlan, settings: IpvsServerSettings) -> IpvsFragment:
-    """A Service port's virtual servers and entries."""
+    """Return the virtual servers and entries of a Service port."""
     exact: dict[ServerKey, PlacedServer] = {}
     node: dict[ServerKey, PlacedServer] = {}
     entries: set[SetEntry] = set(_loop_back(service))
@@ -90,7 +90,7 @@ def fragment(service: ServicePlan, settings: IpvsServerSettings) -> IpvsFragment
 
 
 def _server(service: ServicePlan, frontend: Frontend, settings: IpvsServerSettings) -> VirtualServer:
-    """The virtual server of a frontend, for no address yet."""
+    """Return the virtual server of a frontend, without an address."""
     return VirtualServer(
         address="",
         protocol=frontend.protocol,
@@ -103,8 +103,10 @@ def _server(service: ServicePlan, frontend: Frontend, settings: IpvsServerSettin
 
 
 def _reals(service: ServicePlan, frontend: Frontend) -> tuple[RealServer, ...]:
-    """The pool that others get, else the one that pods and this node get: IPVS has one per address (row 7.9). Without
-    one, IPVS refuses (row 13.8)."""
+    """Return the pool for others, else the pool for pods and this node.
+
+    IPVS has one pool per address (row 7.9). Without a pool, IPVS refuses (row 13.8).
+    """
     cells = (frontend.other, frontend.pod, frontend.node)
     scope = next((cell.scope for cell in cells if isinstance(cell, Forward)), None)
     if scope is None:
@@ -154,7 +156,7 @@ def _entries(frontend: Frontend, address: str) -> Iterator[SetEntry]:
 
 
 def _keeps_sources(frontend: Frontend) -> bool:
-    """A Local policy: all but this node's own connections keep their source."""
+    """Return True for a Local policy: all connections but this node's own keep their source."""
     return isinstance(frontend.pod, Forward) and not frontend.pod.masquerade
 
 
@@ -172,7 +174,7 @@ def _allowed(at: str, networks: Iterable[str]) -> Iterator[SetEntry]:
 
 
 def _node_port(frontend: Frontend) -> Iterator[SetEntry]:
-    """The number in the sets that ask for no address; SCTP has none such."""
+    """Yield the number for the sets without addresses; there is none for SCTP."""
     if frontend.protocol in _NODE_PORTS:
         every, local = _NODE_PORTS[frontend.protocol]
         yield every, str(frontend.port)
@@ -181,7 +183,7 @@ def _node_port(frontend: Frontend) -> Iterator[SetEntry]:
 
 
 def _loop_back(service: ServicePlan) -> Iterator[SetEntry]:
-    """This node's endpoints, which may draw themselves (row 12.4)."""
+    """Yield this node's endpoints, which may be selected for their own connections (row 12.4)."""
     protocol = service.name.protocol.lower
     for endpoint in _endpoints(service):
         if endpoint.local:

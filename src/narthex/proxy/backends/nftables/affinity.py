@@ -1,10 +1,10 @@
-"""Service ports with ClientIP affinity: chains of their own, and one dynamic set of clients per endpoint.
+"""Chains and sets of Service ports with ClientIP affinity: one dynamic set of clients per endpoint.
 
-The record of a client is shared by all frontends of a Service port (row 14.2), so it is kept by endpoint and not by
-frontend. A chain for one pool asks the sets of that pool's endpoints only (row 14.5), in the pool's order; an endpoint
-that leaves takes its set along, so that nobody stays pinned to it (row 14.3).
+All frontends of a Service port share the record of a client (row 14.2), so it is kept by endpoint, not by frontend. The chain of a
+pool queries only the sets of the pool's endpoints (row 14.5), in the pool's order. The set of an endpoint is removed with the
+endpoint, so that no client stays bound to it (row 14.3).
 
-Names are built of letters that nft can read; what makes them unique is a hash of the Service port's identity.
+Names consist of characters that nft can read; a hash of the Service port's identity makes them unique.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from narthex.proxy.backends.nftables.rows import NOT_SENT, Cells, chain_name
 from narthex.proxy.plan.ir import Scope, ServicePlan
 
 MOST_CLIENTS = 65535
-"""Clients that one endpoint's set remembers; beyond that a new client is sent on unremembered."""
+"""Maximum number of clients in the set of one endpoint. Further clients are forwarded without being remembered."""
 
 _SLUG_LENGTH = 40
 _OTHER_LETTERS = re.compile(r"[^a-z0-9-]+")
@@ -42,27 +42,27 @@ _SOURCE = (Field.SADDR,)
 
 
 def label(name: ServicePortName) -> str:
-    """`shop/web/http-0123456789ab`: for people the first part, unique by the second."""
+    """Return a readable and unique name part: `shop/web/http-0123456789ab`."""
     parts = (name.service.namespace, name.service.name, name.port or name.protocol.lower)
     slug = "/".join(_OTHER_LETTERS.sub("-", part) for part in parts)[:_SLUG_LENGTH]
     identity = "\0".join((*name.service, name.port, name.protocol.value))
     return f"{slug}-{hashlib.sha256(identity.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
-def sticky_row(service: ServicePlan, cells: Cells) -> str:
-    """The chain that a frontend with these cells goes to. Cells are `c`, `cm`, `l`, `lm` or `x`."""
+def affinity_chain(service: ServicePlan, cells: Cells) -> str:
+    """Return the name of the chain for frontends with these cells: `c`, `cm`, `l`, `lm`, or `x`."""
     return chain_name(f"sticky-{label(service.name)}", cells)
 
 
-def sticky_sets(service: ServicePlan) -> Iterator[Set]:
-    """One set of clients per endpoint of either pool."""
+def affinity_sets(service: ServicePlan) -> Iterator[Set]:
+    """Yield one set of clients per endpoint of either pool."""
     timeout = service.affinity_seconds or 0
     for _, _, clients in _endpoints(service, None):
         yield Set(name=clients, key=_SOURCE, dynamic=True, timeout=timeout, size=MOST_CLIENTS)
 
 
-def sticky_chains(service: ServicePlan, rows: frozenset[Cells], settings: NftSettings) -> Iterator[Chain]:
-    """The chains of the rows that the Service's frontends have, and all below them."""
+def affinity_chains(service: ServicePlan, rows: frozenset[Cells], settings: NftSettings) -> Iterator[Chain]:
+    """Yield the chains of the rows that the Service's frontends use, and all chains that these call."""
     name = label(service.name)
     prefix = f"sticky-{name}"
 
@@ -94,7 +94,7 @@ def _draw(service: ServicePlan, scope: Scope) -> tuple[Rule, ...]:
 
 
 def _endpoints(service: ServicePlan, scope: Scope | None) -> Iterator[tuple[tuple[str, int], str, str]]:
-    """Address and port, chain and set of each endpoint of one pool, or of both."""
+    """Yield address and port, chain, and set of each endpoint of one pool, or of both."""
     name = label(service.name)
     pools = (service.cluster, service.local) if scope is None else (service.pool(scope),)
     seen = {(one.address, one.port): None for pool in pools if pool is not None for one in pool.endpoints}

@@ -1,8 +1,7 @@
-"""The nftables backend, the default: rules that stay as they are, and state that lives in maps.
+"""The nftables backend, the default: constant rules, with all state in maps.
 
-`nftables_frame` has the constant part, `nftables_rows` the chains that Services share, `nftables_sticky` what affinity
-needs, `nftables_service` what one Service adds, `nftables_rules` the whole and its next version, `nftables_changes`
-the way from one table to another.
+`frame` has the constant part, `rows` the chains that Services share, `affinity` the chains and sets of session affinity, `service`
+what one Service port adds, `rules` the whole table and its next version, and `changes` the difference between two tables.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from narthex.proxy.plan.ir import Deviation, Plan
 
 
 class NftablesBackend(Backend[NftRules, NftChanges]):
-    """Table `ip narthex` or `ip6 narthex`; nothing outside it is touched."""
+    """Renders table `ip narthex` or `ip6 narthex`; nothing outside it is touched."""
 
     name = "nftables"
     deviations = frozenset({Deviation.HAIRPIN_LOCAL_ONLY})
@@ -37,15 +36,15 @@ class NftablesBackend(Backend[NftRules, NftChanges]):
         return replacement(want.spell_out()) if have is None else between(have.spell_out(), want.spell_out())
 
     def patch(self, have: NftRules, changes: NftChanges) -> NftRules:
-        """The rules after the changes."""
+        """Return the rules after the changes."""
         return from_table(patched(have.table(), changes))
 
     def walk(
         self, rules: NftRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
     ) -> Trace:
-        """A packet's way through the rules."""
+        """Return the path of a packet through the rules."""
         return walk(rules.ruleset(), packet, host, memory, now)
 
     def text(self, rules: NftRules) -> str:
-        """The rules as `nft -f` reads them."""
+        """Return the rules in the format that `nft -f` reads."""
         return nft.script(rules.table())

@@ -1,12 +1,12 @@
-"""From one table to another: what to change, in phases, and as text where nft writes it.
+"""The changes from one table to another, in three phases, with the text for nft.
 
-1. A script, one transaction: sets and chains that are new, chains that read differently. Nobody is led to a new chain
-   yet, so the packet path never meets half a change.
-2. One netlink batch and so one transaction: rules that nft cannot take as text (`netfilter.bytecode` says why), then
-   all elements that go, then all that come. A key whose data changes is in both.
-3. A script: base chains that are new, when everything that they lead to is there, and away with chains and sets that
-   nobody refers to any more. A transaction of its own, because kernels before 6.4 count a reference until the
-   transaction that drops it is over (behaviour row 21.15).
+1. A script, one transaction: new sets and chains, and chains with other rules. No rule leads to a new chain yet, so packets never
+   see half a change.
+2. One netlink batch, one transaction: rules that nft cannot read as text (`netfilter.netlink.rules` explains why), then deleted
+   elements, then added elements. A key with new data is in both.
+3. A script: new base chains, after everything that they lead to; then chains and sets that are no longer referenced are deleted.
+   It is a separate transaction, because kernels before 6.4 count a reference until the transaction that drops it has ended (row
+   21.15).
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ Elements = Mapping[str, Mapping[ElementKey, ElementData]]
 
 
 class NftChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes of one table. False when there is nothing to do."""
+    """Changes of one table. False if there is nothing to do."""
 
     family: IPFamily
     table: str
     replace: bool = False
-    """The table is removed first, whatever stands in it."""
+    """The table is removed first, whatever it contains."""
     sets: tuple[Set, ...] = ()
-    """New, or declared differently; lists of networks are filled anew, other sets are empty here."""
+    """New sets, and sets with another declaration. Sets of networks include all their elements; others are empty here.
+    """
     chains: tuple[Chain, ...] = ()
-    """New, or with other rules."""
+    """New chains, and chains with other rules."""
     known: frozenset[str] = frozenset()
-    """Those of `chains` that exist: emptied first."""
+    """Those of `chains` that exist and are flushed first."""
     deletions: Elements = {}
     additions: Elements = {}
     declarations: Mapping[str, Set] = {}
     """The sets of `deletions` and `additions`, without elements."""
     late_chains: tuple[Chain, ...] = ()
-    """Base chains that are new."""
+    """New base chains."""
     removed_chains: tuple[str, ...] = ()
     removed_sets: tuple[str, ...] = ()
 
@@ -63,7 +64,7 @@ class NftChanges(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def transactions(self) -> int:
-        """How many the phases are: those that have something to do."""
+        """Number of phases that have something to do."""
         first = (
             self.replace
             or self.sets
@@ -77,17 +78,17 @@ class NftChanges(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def elements_only(self) -> bool:
-        """No rules, chains or sets come or go: all of it is one batch of elements, without nft text."""
+        """True if only elements change: one netlink batch, without text for nft."""
         return not (
             self.replace or self.sets or self.chains or self.late_chains or self.removed_chains or self.removed_sets
         )
 
     def element_count(self) -> int:
-        """Elements deleted and added; a key with new data counts twice."""
+        """Return the number of deleted and added elements; a key with new data counts twice."""
         return sum(map(len, self.deletions.values())) + sum(map(len, self.additions.values()))
 
     def first_script(self) -> str:
-        """Phase 1; empty when it has nothing to do."""
+        """Return the script of phase 1; empty if it has nothing to do."""
         where = f"{self.family.nft} {name_text(self.table)}"
         lines = [f"table {where}", f"delete table {where}", f"table {where}"] if self.replace else []
         if self.sets:
@@ -106,11 +107,11 @@ class NftChanges(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([*lines, ""]) if lines else ""
 
     def direct_chains(self) -> list[Chain]:
-        """Those of `chains` whose rules go in phase 2; phase 1 declares them when they are new."""
+        """Return those of `chains` whose rules are sent in phase 2; phase 1 declares them if they are new."""
         return [chain for chain in self.chains if needs_bytecode(chain)]
 
     def last_script(self) -> str:
-        """Phase 3; empty when it has nothing to do."""
+        """Return the script of phase 3; empty if it has nothing to do."""
         where = f"{self.family.nft} {name_text(self.table)}"
         lines = [f"flush chain {where} {name_text(name)}" for name in self.removed_chains]
         lines += [f"delete chain {where} {name_text(name)}" for name in self.removed_chains]
@@ -121,7 +122,10 @@ class NftChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replacement(want: Table) -> NftChanges:
-    """Everything anew. Base chains come last: until then no rule is met, so a half-made table does no harm."""
+    """Return the changes that replace everything.
+
+    Base chains come last: until then no packet meets a rule, so a partial table does no harm.
+    """
     assert want.family is not None
     sets = {name: one for name, one in want.sets.items() if not is_config_set(one) and one.elements}
     return NftChanges(
@@ -137,7 +141,7 @@ def replacement(want: Table) -> NftChanges:
 
 
 def between(have: Table, want: Table) -> NftChanges:
-    """What makes `want` of `have`. Either may be a part of a table, when the rest is known to be equal."""
+    """Return the changes from `have` to `want`. Both may be parts of tables if the rest is known to be equal."""
     assert want.family is not None
     if not _can_change(have, want):
         return replacement(want)
@@ -170,7 +174,7 @@ def between(have: Table, want: Table) -> NftChanges:
 
 
 def patched(have: Table, changes: NftChanges) -> Table:
-    """The table after the changes."""
+    """Return the table after the changes."""
     chains = {} if changes.replace else dict(have.chains)
     sets = {} if changes.replace else dict(have.sets)
     for one in changes.sets:
@@ -191,7 +195,7 @@ def patched(have: Table, changes: NftChanges) -> Table:
 
 
 def with_elements(one: Set, elements: Mapping[ElementKey, ElementData]) -> Set:
-    """The same set with these elements."""
+    """Return the set with other elements."""
     return msgspec.structs.replace(one, elements=elements)
 
 
@@ -225,8 +229,10 @@ def _element_difference(
 
 
 def _can_change(have: Table, want: Table) -> bool:
-    """Whether the kernel can come from one to the other. A hook stays as it is, and of a set that exists only the
-    timeout can change."""
+    """Return True if the kernel can change one table into the other.
+
+    A hook cannot change, and of an existing set only the timeout can.
+    """
     for name, chain in want.chains.items():
         before = have.chains.get(name)
         if before is not None and before.hook != chain.hook:

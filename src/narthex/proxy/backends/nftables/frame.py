@@ -1,14 +1,14 @@
-"""The constant part of table `narthex`: base chains, the chains they call, and all shared sets, still empty.
+"""The constant part of table `narthex`: base chains, the chains that they call, and all shared sets, still empty.
 
-Nothing here knows a Service. What the frame depends on is `NftSettings`. Layout (behaviour rows 23.3 to 23.5):
+Nothing here depends on a Service. The frame depends on `NftSettings` only. Layout (rows 23.3 to 23.5):
 
     firewall-prerouting, firewall-output   before DNAT: source ranges (rows 10.3, 10.14)
-    nat-prerouting, nat-output             frontend -> chain that sends; an exact address wins over node ports
-    nat-postrouting                        masquerade what is marked, and hairpin connections
-    filter-input, -forward, -output        what was not sent: refuse it when it is a frontend, guard ClusterIPs
+    nat-prerouting, nat-output             frontend to chain that forwards; an exact address precedes node ports
+    nat-postrouting                        masquerade marked packets and hairpin connections
+    filter-input, -forward, -output        what was not forwarded: refuse it at frontends, guard ClusterIPs
 
-All filter chains look only at connections without DNAT. An endpoint may have an address and port that look like
-another frontend, and a connection that was sent to it must not be judged twice.
+All filter chains match only connections without DNAT. The address and port of an endpoint may equal another frontend, and a
+connection that was forwarded to it must not be judged twice.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ TABLE = "narthex"
 REJECT_CHAIN = "reject-chain"
 
 ADDRESS_KEY: Key = (Field.DADDR, Field.L4PROTO, Field.DPORT)
-"""What a frontend with an address is found by."""
+"""Key of frontends with an address."""
 PORT_KEY: Key = (Field.L4PROTO, Field.DPORT)
-"""What a node port is found by."""
+"""Key of node ports."""
 ANY_SLOT = Slot(4294967295)
-"""The type of a slot in a map's key; the rule that draws says below which number."""
+"""Type of the slot number in the key of a map. The rule that selects an endpoint states the limit."""
 
 SERVICES, NODEPORT_SERVICES = "services", "nodeport-services"
 ENDPOINTS, ENDPOINTS_LOCAL = "endpoints", "endpoints-local"
@@ -70,7 +70,7 @@ _NOT_SENT = CtStatus(("dnat",), negate=True)
 
 
 class NftSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a plan shapes the constant part."""
+    """The parts of a plan that the constant part depends on."""
 
     family: IPFamily
     pods: PodDetector
@@ -81,8 +81,10 @@ class NftSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, plan: Plan) -> NftSettings:
-        """Those of a plan. `node_ports.localhost` has no meaning here: nftables mode never answers on loopback
-        (row 9.9)."""
+        """Return the settings of a plan.
+
+        `node_ports.localhost` has no effect: mode nftables never answers on loopback (row 9.9).
+        """
         cidrs = plan.node_ports.cidrs
         return cls(
             family=plan.family,
@@ -96,7 +98,7 @@ class NftSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=8)
 def shared_sets(settings: NftSettings) -> Mapping[str, Set]:
-    """All sets and maps that Services share, declared; those that hold settings are filled."""
+    """Return the declarations of all sets and maps that Services share. Sets of settings include their elements."""
     sets = [
         _verdicts(SERVICES, ADDRESS_KEY, counter=True),
         _verdicts(NODEPORT_SERVICES, PORT_KEY, counter=True),
@@ -120,7 +122,7 @@ def shared_sets(settings: NftSettings) -> Mapping[str, Set]:
 
 
 def element_network(cidr: str) -> str:
-    """A network as an element holds it: a single address stands without a length, as nft lists it."""
+    """Return a network as an element holds it: a single address without prefix length, as nft lists it."""
     address, _, length = cidr.partition("/")
     return address if length and int(length) == family_of(address).host_bits else cidr
 
@@ -139,7 +141,7 @@ def _networks(name: str, field: Field, cidrs: tuple[str, ...]) -> Set:
 
 
 def frame_chains(settings: NftSettings) -> dict[str, Chain]:
-    """All chains that do not depend on Services."""
+    """Return all chains that do not depend on Services."""
     chains = [*_base_chains(settings), *_nat_chains(settings), *_filter_chains(settings)]
     return {chain.name: chain for chain in chains}
 
@@ -213,7 +215,7 @@ def _filter_chains(settings: NftSettings) -> list[Chain]:
 
 
 def _at_node_address(settings: NftSettings, then: Expression) -> tuple[Rule, ...]:
-    """`then` for packets to the addresses on which node ports answer (rows 9.1, 9.2, 9.8 to 9.10)."""
+    """Return a rule with `then` for packets to addresses on which node ports answer (rows 9.1, 9.2, 9.8 to 9.10)."""
     cidrs = settings.node_port_cidrs
     if cidrs == ():
         return ()
@@ -225,8 +227,10 @@ def _at_node_address(settings: NftSettings, then: Expression) -> tuple[Rule, ...
 
 
 def by_sender(settings: NftSettings, pod: Expression, node: Expression, other: Expression) -> tuple[Rule, ...]:
-    """Rules that end with one of three verdicts; the first class that fits counts. Classes that no rule has to tell
-    apart are not told apart."""
+    """Return rules that end with one of three verdicts, by the class of the sender; the first match counts.
+
+    Classes with the same verdict share a rule where possible.
+    """
     if not settings.pods.enabled:
         pod = node
     if pod == node == other:

@@ -1,14 +1,13 @@
-"""Chains that many Services share: one per distinct row of decisions, one per endpoint map that draws.
+"""Chains that many Services share: one per distinct row of decisions, one per endpoint map.
 
-A row is what a frontend does with the three classes of sender, each as a cell: `c` sends to the cluster pool, `lm` to the
-local one and masquerades, `x` does not send. `send-c-c-cm` tells the classes apart, `send-cm` marks, and `send-c` draws:
-it has one rule per distinct number of endpoints, for the frontends in the set of that number. `nodeport-…` is the same
-with the node port's keys, sets and maps. `refuse-a-a-d` stands in the filter hooks: `a` lets pass (it was sent), `d`
-drops, `r` rejects.
+A row is what a frontend does with the three classes of sender, each as a cell: `c` forwards to the cluster pool, `lm` to the local
+pool with masquerading, `x` does not forward. `send-c-c-cm` distinguishes the classes, `send-cm` sets the mark, and `send-c` selects
+an endpoint: it has one rule per distinct number of endpoints, for the frontends in the set of that number. `nodeport-...` is the
+same with the keys, sets, and maps of node ports. `refuse-a-a-d` is used in the filter hooks: `a` accepts (the packet was
+forwarded), `d` drops, `r` rejects.
 
-So the number of chains and rules grows with distinct rows and endpoint counts, never with Services. The count is not part
-of the verdict: whenever a verdict that leads to a chain is added, the kernel looks through all verdict maps of the table
-(ADR 0005).
+The number of chains and rules therefore grows with distinct rows and endpoint counts, not with Services. The count is not part of
+the verdict, because adding a verdict that jumps to a chain makes the kernel traverse all verdict maps of the table (ADR 0005).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ SEND, NODEPORT, REFUSE = "send", "nodeport", "refuse"
 NOT_SENT = "x"
 
 Cells = tuple[str, str, str]
-"""For pods, this node, others."""
+"""Cells for pods, this node, and others."""
 
 _LETTERS = {Scope.CLUSTER: "c", Scope.LOCAL: "l"}
 _KEYS: Mapping[str, Key] = {SEND: ADDRESS_KEY, NODEPORT: PORT_KEY}
@@ -59,18 +58,18 @@ ENDPOINT_MAPS = {
     (NODEPORT, Scope.CLUSTER): NODEPORT_ENDPOINTS,
     (NODEPORT, Scope.LOCAL): NODEPORT_ENDPOINTS_LOCAL,
 }
-"""Where the endpoints of a pool stand, for frontends with an address and for node ports."""
+"""Maps of the endpoints of a pool, for frontends with an address and for node ports."""
 
 
 class DecisionRow(NamedTuple):
-    """A chain by what it does; equal rows are one chain."""
+    """A chain, identified by what it does; equal rows share one chain."""
 
     kind: str
     cells: Cells
 
     @property
     def chain(self) -> str:
-        """The chain's name. A row that does the same for all is the chain that marks or draws."""
+        """Name of the chain. If all cells are equal, this is the chain that marks or selects."""
         return chain_name(self.kind, self.cells)
 
 
@@ -83,42 +82,42 @@ class EndpointCount(NamedTuple):
 
     @property
     def frontends(self) -> str:
-        """The set of those frontends: `services-of-10`, `nodeports-of-2-local`."""
+        """Name of the set of these frontends: `services-of-10`, `nodeports-of-2-local`."""
         local = "-local" if self.scope is Scope.LOCAL else ""
         return f"{'services' if self.kind == SEND else 'nodeports'}-of-{self.number}{local}"
 
 
 def chain_name(prefix: str, cells: Cells) -> str:
-    """`prefix-c-cm-cm`, or `prefix-c` when all classes fare alike."""
+    """Return `prefix-c-cm-cm`, or `prefix-c` if all cells are equal."""
     return f"{prefix}-{cells[0]}" if len(set(cells)) == 1 else "-".join((prefix, *cells))
 
 
 def decisions(frontend: Frontend, settings: NftSettings) -> tuple[Decision, Decision, Decision]:
-    """For pods, this node, others. Without pod detection nobody is a pod, and the cell must make no difference."""
+    """Return the decisions for pods, this node, and others. Without pod detection the first one is the node's."""
     return frontend.pod if settings.pods.enabled else frontend.node, frontend.node, frontend.other
 
 
 def send_cell(decision: Decision) -> str:
-    """`c`, `lm` and the like."""
+    """Return the cell of a decision in the nat hooks: `c`, `lm`, and so on."""
     if not isinstance(decision, Forward):
         return NOT_SENT
     return f"{_LETTERS[decision.scope]}{'m' if decision.masquerade else ''}"
 
 
 def refuse_cell(decision: Decision) -> str:
-    """`a`, `d` or `r`."""
+    """Return the cell of a decision in the filter hooks: `a`, `d`, or `r`."""
     return "a" if isinstance(decision, Forward) else "d" if isinstance(decision, Drop) else "r"
 
 
 def refuse_verdict(row: DecisionRow) -> Verdict:
-    """What the maps of refused frontends hold for a row; the usual rows need no chain of their own."""
+    """Return the verdict that the maps of refused frontends hold for a row. The usual rows need no chain of their own."""
     if set(row.cells) == {"d"}:
         return DropPacket()
     return Goto(REJECT_CHAIN if set(row.cells) == {"r"} else row.chain)
 
 
 def row_chains(row: DecisionRow, settings: NftSettings) -> Iterator[Chain]:
-    """The chain of a row, and those that mark before the draw."""
+    """Yield the chain of a row, and the chains that mark before an endpoint is selected."""
     if row.kind == REFUSE:
         if len(set(row.cells)) > 1:
             yield Chain(name=row.chain, rules=by_sender(settings, *map(_refusal, row.cells)))
@@ -132,7 +131,7 @@ def row_chains(row: DecisionRow, settings: NftSettings) -> Iterator[Chain]:
 
 
 def draw_chains(counts: Iterable[EndpointCount]) -> Iterator[Chain]:
-    """The chains that send to one of the endpoints, each equally likely: a rule per count."""
+    """Return the chains that select an endpoint with equal probability: one rule per count."""
     rules: dict[str, list[Rule]] = {}
     for count in sorted(counts, key=lambda one: one.number):
         key = _KEYS[count.kind]
@@ -143,7 +142,7 @@ def draw_chains(counts: Iterable[EndpointCount]) -> Iterator[Chain]:
 
 
 def count_sets(counts: frozenset[EndpointCount]) -> Mapping[str, Set]:
-    """The sets of frontends by count, declared."""
+    """Return the declarations of the sets of frontends by count."""
     return {count.frontends: Set(name=count.frontends, key=_KEYS[count.kind]) for count in counts}
 
 

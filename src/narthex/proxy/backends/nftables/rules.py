@@ -1,8 +1,7 @@
-"""The rules of the nftables backend as one value, and how the next value is made from the one before.
+"""The rules of the nftables backend as one value, and the step from one value to the next.
 
-Rules that were rendered keep only settings, Service ports with their slots, and counts of shared elements; elements are
-spelled out when somebody asks (`table`). Rules that were read from a kernel are the table itself. Both compare by the
-table they mean.
+Rendered rules keep settings, Service ports with their slots, and counts of shared elements. Elements are computed on demand
+(`table`). Rules that were read from a kernel are the table itself. Both compare by their tables.
 """
 
 from __future__ import annotations
@@ -24,22 +23,23 @@ from narthex.proxy.plan.ir import Plan
 
 
 class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """Table `ip narthex` or `ip6 narthex`. Compares by content; elements of dynamic sets are no content."""
+    """Table `ip narthex` or `ip6 narthex`. Compares by content, without elements of dynamic sets."""
 
     settings: NftSettings | None = None
-    """None: read from a kernel, or patched; then `spelled` holds all."""
+    """None: read from a kernel, or patched; then `spelled` holds everything."""
     fragments: Map[ServicePortName, NftFragment] = Map()
     shared: Mapping[str, Map[str, int]] = {}
-    """How often each address is needed in sets where several Service ports may need the same (`SHARED`)."""
+    """For the sets of `SHARED`: how many Service ports need each address."""
     rows: frozenset[DecisionRow] = frozenset()
-    """Rows in use, and those that were: a chain is kept while rules are rendered one from the other, so that a count
-    that comes back finds it. Rules rendered without predecessor have only what they use."""
+    """Rows in use, and those that were used before. A chain stays while rules advance, so that a row that returns finds it. Rules rendered
+    from scratch have only the rows in use.
+    """
     counts: frozenset[EndpointCount] = frozenset()
-    """Numbers of endpoints, kept as rows are."""
+    """Numbers of endpoints, kept like rows."""
     lineage: int = 0
-    """Number of the plan's lineage."""
+    """Lineage number of the plan."""
     spelled: list[Table] = msgspec.field(default_factory=list)
-    """The table, once somebody asked for it."""
+    """The table, once it was computed."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NftRules):
@@ -53,13 +53,13 @@ class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     __hash__ = None  # type: ignore[assignment]
 
     def table(self) -> Table:
-        """All of it, spelled out. The first call costs as much as there are elements."""
+        """Return the complete table. The first call costs as much as there are elements."""
         if not self.spelled:
             self.spelled.append(self.spell_out())
         return self.spelled[0]
 
     def spell_out(self) -> Table:
-        """As `table`, but rendered rules do not keep it: a program that has loaded them lives on for long."""
+        """Return the complete table without keeping it, because rules live for long after they are loaded."""
         if self.settings is None:
             return self.spelled[0]
         if self.spelled:
@@ -68,12 +68,12 @@ class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return _spelled(self.settings, part, self.rows, self.counts)
 
     def ruleset(self) -> Ruleset:
-        """For a walk, for printing, for comparing."""
+        """Return the table as a ruleset, for walks, printing, and comparison."""
         return Ruleset((self.table(),))
 
 
 def from_table(table: Table) -> NftRules:
-    """Rules that were read from a kernel."""
+    """Return rules that were read from a kernel."""
     return NftRules(spelled=[table])
 
 
@@ -120,7 +120,7 @@ def _rendered(settings: NftSettings, plan: Plan, before: Map[ServicePortName, Nf
 
 
 def _advanced(previous: NftRules, settings: NftSettings, plan: Plan) -> tuple[NftRules, NftChanges]:
-    """The next rules from the previous ones, looking only at what changed."""
+    """Return the next rules and the changes, and process only what changed."""
     leaving: list[NftFragment] = []
     coming: list[NftFragment] = []
     with previous.fragments.mutate() as mutation:
@@ -165,7 +165,7 @@ def _advanced(previous: NftRules, settings: NftSettings, plan: Plan) -> tuple[Nf
 
 
 def _counted(before: Mapping[str, Map[str, int]], old: TablePart, new: TablePart) -> Mapping[str, Map[str, int]]:
-    """Addresses counted anew; those that come or go are put into the parts as elements."""
+    """Return the new counts of shared addresses. Addresses that are added or removed become elements of the parts."""
     return {name: _counted_in(name, before.get(name, Map()), old, new) for name in SHARED}
 
 
@@ -197,7 +197,7 @@ def _partial(
     *,
     with_shared: bool,
 ) -> Table:
-    """The table as far as a part touches it; `with_shared` adds what rows and counts need, touched or not."""
+    """Return the part of the table that is touched; `with_shared` adds what rows and counts need, touched or not."""
     chains = dict(part.chains)
     sets = dict(part.sets)
     if with_shared:
@@ -218,7 +218,7 @@ def _declared(settings: NftSettings, counts: frozenset[EndpointCount]) -> Mappin
 def _spelled(
     settings: NftSettings, part: TablePart, rows: frozenset[DecisionRow], counts: frozenset[EndpointCount]
 ) -> Table:
-    """The whole table."""
+    """Return the whole table."""
     for name, addresses in part.shared.items():
         if addresses:
             part.of(name).update(dict.fromkeys(map(SHARED[name], addresses)))

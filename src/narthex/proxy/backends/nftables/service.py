@@ -1,4 +1,4 @@
-"""What one Service port adds to the rules: elements, rows, and with affinity chains and sets of its own."""
+"""What one Service port adds to the rules: elements, rows, and, with session affinity, its own chains and sets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from narthex.model.net import Protocol
 from narthex.netfilter.ast import Chain, ElementData, ElementKey, Goto, Return, Set
 from narthex.netfilter.netlink.slot_map import SlotMap, Slots
-from narthex.proxy.backends.nftables.affinity import sticky_chains, sticky_row, sticky_sets
+from narthex.proxy.backends.nftables.affinity import affinity_chain, affinity_chains, affinity_sets
 from narthex.proxy.backends.nftables.frame import (
     ALLOWED_SOURCES,
     CLUSTER_IPS,
@@ -40,38 +40,38 @@ from narthex.proxy.backends.nftables.rows import (
 from narthex.proxy.plan.ir import Forward, Frontend, FrontendKind, Pool, Scope, ServicePlan
 
 SHARED: Mapping[str, Callable[[str], ElementKey]] = {CLUSTER_IPS: lambda ip: (ip,), HAIRPIN: lambda ip: (ip, ip)}
-"""Sets of which several Service ports may need the same element, and that element for an address."""
+"""Sets in which several Service ports may need the same element, and the element of an address."""
 
 
 class NftFragment(msgspec.Struct, frozen=True):
-    """A Service port with the slots that its endpoints have."""
+    """A Service port with the slots of its endpoints."""
 
     service: ServicePlan
     cluster: Slots
     local: Slots
 
     def slots(self, scope: Scope) -> Slots:
-        """Those of one pool."""
+        """Return the slots of one pool."""
         return self.cluster if scope is Scope.CLUSTER else self.local
 
 
-class _Way(msgspec.Struct, frozen=True):
-    """What frontends with the same decisions add: whose elements, and which data."""
+class _RowElements(msgspec.Struct, frozen=True):
+    """What frontends with the same decisions add: the target sets and the data of their elements."""
 
     refusals: dict[ElementKey, ElementData] | None
-    """Where those stand that somebody is refused at."""
+    """Elements of the map of refused frontends; None if no sender is refused."""
     refused: ElementData
     services: dict[ElementKey, ElementData] | None
-    """Where those stand that end the walk in nat."""
+    """Elements of the map that ends the lookup in nat."""
     verdict: ElementData
     cells: Cells | None
-    """Set where the Service has affinity, and so chains of its own."""
+    """Set if the Service has session affinity, and so its own chains."""
     sends: tuple[tuple[EndpointCount, SlotMap], ...] = ()
-    """The endpoint maps that may be drawn from, each with a count of none."""
+    """The endpoint maps in use, each with a count of zero."""
 
 
 class TablePart:
-    """What several Service ports add together. Filled by `add`, then only read."""
+    """What several Service ports add together. Filled by `add`, then read-only."""
 
     def __init__(self, settings: NftSettings) -> None:
         self.settings = settings
@@ -84,23 +84,23 @@ class TablePart:
         self.counts: set[EndpointCount] = set()
         self.chains: dict[str, Chain] = {}
         self.sets: dict[str, Set] = {}
-        self._ways: dict[tuple[object, ...], _Way] = {}
+        self._row_elements: dict[tuple[object, ...], _RowElements] = {}
         self._counted: dict[tuple[EndpointCount, int], dict[ElementKey, ElementData]] = {}
 
     def of(self, name: str) -> dict[ElementKey, ElementData]:
-        """The elements of one set, to be filled."""
+        """Return the elements of one set, to be filled."""
         return self.elements.setdefault(name, {})
 
-    def way(self, frontend: Frontend, sticky: bool) -> _Way:
-        """What the decisions of a frontend come to; nearly all have the same few."""
-        key = frontend.address is None, sticky, frontend.pod, frontend.node, frontend.other
-        way = self._ways.get(key)
-        if way is None:
-            way = self._ways[key] = self._made(frontend, sticky)
-        return way
+    def elements_for(self, frontend: Frontend, with_affinity: bool) -> _RowElements:
+        """Return what the decisions of a frontend add; nearly all frontends have the same few decisions."""
+        key = frontend.address is None, with_affinity, frontend.pod, frontend.node, frontend.other
+        elements = self._row_elements.get(key)
+        if elements is None:
+            elements = self._row_elements[key] = self._made(frontend, with_affinity)
+        return elements
 
     def counted(self, kind: EndpointCount, number: int) -> dict[ElementKey, ElementData]:
-        """The elements of the set of frontends that draw from so many endpoints."""
+        """Return the elements of the set of frontends with this number of endpoints."""
         found = self._counted.get((kind, number))
         if found is None:
             count = kind._replace(number=number)
@@ -108,7 +108,7 @@ class TablePart:
             found = self._counted[kind, number] = self.of(count.frontends)
         return found
 
-    def _made(self, frontend: Frontend, sticky: bool) -> _Way:
+    def _made(self, frontend: Frontend, with_affinity: bool) -> _RowElements:
         node_port = frontend.address is None
         row = decisions(frontend, self.settings)
         sends = [decision for decision in row if isinstance(decision, Forward)]
@@ -119,27 +119,27 @@ class TablePart:
             refusals = self.of(NO_ENDPOINT_NODEPORTS if node_port else NO_ENDPOINT_SERVICES)
             refused = refuse_verdict(refusing)
         if not sends and node_port:
-            return _Way(refusals, refused, None, None, None)
+            return _RowElements(refusals, refused, None, None, None)
         services = self.of(NODEPORT_SERVICES if node_port else SERVICES)
         if not sends:
             # An exact address wins over node ports, also when it refuses: the walk in nat must end here.
-            return _Way(refusals, refused, services, Return(), None)
+            return _RowElements(refusals, refused, services, Return(), None)
         cells = (send_cell(row[0]), send_cell(row[1]), send_cell(row[2]))
-        if sticky:
-            return _Way(refusals, refused, services, None, cells)
+        if with_affinity:
+            return _RowElements(refusals, refused, services, None, cells)
         kind = NODEPORT if node_port else SEND
-        way = DecisionRow(kind, cells)
-        self.rows.add(way)
+        sending = DecisionRow(kind, cells)
+        self.rows.add(sending)
         scopes = sorted({decision.scope for decision in sends}, key=lambda scope: scope.value)
         drawn = [(EndpointCount(kind, scope, 0), self._slotted(ENDPOINT_MAPS[kind, scope])) for scope in scopes]
-        return _Way(refusals, refused, services, Goto(way.chain), None, tuple(drawn))
+        return _RowElements(refusals, refused, services, Goto(sending.chain), None, tuple(drawn))
 
     def _slotted(self, name: str) -> SlotMap:
         return self.endpoints.setdefault(name, SlotMap())
 
 
 def fragment(service: ServicePlan, before: NftFragment | None) -> NftFragment:
-    """The Service port with slots; endpoints that were there before keep theirs."""
+    """Return the Service port with slots; known endpoints keep theirs."""
     return NftFragment(
         service,
         arrange(before.cluster if before else (), service.cluster),
@@ -148,8 +148,11 @@ def fragment(service: ServicePlan, before: NftFragment | None) -> NftFragment:
 
 
 def arrange(before: Slots, pool: Pool | None) -> Slots:
-    """Dense slots for a pool. New endpoints take the places of those that left; places left over are filled from the
-    end, so that one that leaves costs one move and a change of the count."""
+    """Return dense slots for a pool.
+
+    New endpoints take the slots of removed ones; remaining gaps are filled from the end, so that a removal costs one move and a change
+    of the count.
+    """
     if pool is None:
         return ()
     wanted = dict.fromkeys([(one.address, one.port) for one in pool.endpoints])
@@ -174,7 +177,7 @@ def arrange(before: Slots, pool: Pool | None) -> Slots:
 
 
 def add(part: TablePart, fragments: Iterable[NftFragment]) -> TablePart:
-    """Put what the Service ports need into `part`, and return it."""
+    """Add what the Service ports need to `part`, and return it."""
     for one in fragments:
         _add_service(part, one)
     return part
@@ -182,7 +185,7 @@ def add(part: TablePart, fragments: Iterable[NftFragment]) -> TablePart:
 
 def _add_service(part: TablePart, one: NftFragment) -> None:
     service = one.service
-    sticky: set[Cells] = set()
+    affinity_rows: set[Cells] = set()
     for frontend in service.frontends:
         if frontend.kind is FrontendKind.CLUSTER_IP and frontend.address is not None:
             _count(part, CLUSTER_IPS, frontend.address)
@@ -190,15 +193,17 @@ def _add_service(part: TablePart, one: NftFragment) -> None:
             _add_ranges(part, frontend, frontend.allow_from)
         cells = _add_frontend(part, one, frontend)
         if cells is not None:
-            sticky.add(cells)
+            affinity_rows.add(cells)
     for pool in (service.cluster, service.local):
         if pool is not None:
             for end in pool.endpoints:
                 if end.local:
                     _count(part, HAIRPIN, end.address)
-    if sticky:
-        part.chains.update((chain.name, chain) for chain in sticky_chains(service, frozenset(sticky), part.settings))
-        part.sets.update((clients.name, clients) for clients in sticky_sets(service))
+    if affinity_rows:
+        part.chains.update(
+            (chain.name, chain) for chain in affinity_chains(service, frozenset(affinity_rows), part.settings)
+        )
+        part.sets.update((clients.name, clients) for clients in affinity_sets(service))
 
 
 def _count(part: TablePart, name: str, address: str) -> None:
@@ -224,15 +229,17 @@ def _add_ranges(part: TablePart, frontend: Frontend, ranges: tuple[str, ...]) ->
 
 
 def _add_frontend(part: TablePart, one: NftFragment, frontend: Frontend) -> Cells | None:
-    """Elements of one frontend. Returns its cells when it needs chains for affinity."""
-    way = part.way(frontend, one.service.affinity_seconds is not None)
+    """Add the elements of one frontend. Returns its cells if it needs chains for session affinity."""
+    elements = part.elements_for(frontend, one.service.affinity_seconds is not None)
     key = _key(frontend)
-    if way.refusals is not None:
-        way.refusals[key] = way.refused
-    if way.services is not None:
-        way.services[key] = Goto(sticky_row(one.service, way.cells)) if way.cells is not None else way.verdict
-    for kind, endpoints in way.sends:
+    if elements.refusals is not None:
+        elements.refusals[key] = elements.refused
+    if elements.services is not None:
+        elements.services[key] = (
+            Goto(affinity_chain(one.service, elements.cells)) if elements.cells is not None else elements.verdict
+        )
+    for kind, endpoints in elements.sends:
         slots = one.slots(kind.scope)
         part.counted(kind, len(slots))[key] = None
         endpoints.runs[key] = slots
-    return way.cells
+    return elements.cells

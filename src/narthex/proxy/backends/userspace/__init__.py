@@ -1,1 +1,1 @@
-"""The userspace backend: redirect rules and the table of the relay. Pure."""
+"""The userspace backend: rules that redirect to a relay, and the table of the relay. Pure."""

@@ -1,8 +1,8 @@
-"""The userspace backend: rules that redirect each frontend to a port where the relay listens, and the relay's table.
+"""The userspace backend: rules that redirect each frontend to a port of the relay, and the relay's table.
 
-The chains are those of kube-proxy's old mode (row 25.2). Beyond it (row 25.8) the rules honour both traffic policies and
-source ranges and refuse at once what has no endpoint, since the plan says what each sender may have: a Service port has
-one listener for each endpoint set. See docs/explanation/userspace.md and ADR 0006.
+The chains are those of kube-proxy's old mode (row 25.2). In addition (row 25.8), the rules implement both traffic policies and source
+ranges, and refuse Services without endpoints at once, since the plan says what each sender may reach: a Service port has one listener
+for each endpoint set. See docs/explanation/userspace.md and ADR 0006.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from narthex.proxy.backends.userspace.rules import (
 from narthex.proxy.plan.ir import Deviation, Plan, Scope, ServicePlan
 
 RELAYED = (Protocol.TCP, Protocol.UDP)
-"""What the relay carries."""
+"""Protocols that the relay supports."""
 
 _LAST = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
 
 class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rendering leaves for the next."""
+    """What a rendering keeps for the next one."""
 
     frame: Frame
     fragments: Mapping[ServicePortName, UserspaceFragment]
 
 
 class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
-    """Renders and compares; see `narthex.proxy.backends.base.Backend`."""
+    """Renders plans as redirecting rules and a relay table."""
 
     name = "userspace"
     deviations = frozenset(
@@ -73,7 +73,7 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
     traits = USERSPACE
 
     def __init__(self, ports: tuple[int, int] = (FIRST, LAST)) -> None:
-        """`ports`: the relay listens on ports between these two, both included (`portRange`)."""
+        """Create the backend. The relay listens on ports between these two, both included (`portRange`)."""
         self._first, self._last = ports
 
     def advance(self, previous: UserspaceRules | None, plan: Plan) -> tuple[UserspaceRules, UserspaceChanges]:
@@ -112,23 +112,23 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
         return found
 
     def diff(self, have: UserspaceRules | None, want: UserspaceRules) -> UserspaceChanges:
-        """Only chains and listeners that differ."""
+        """Return the chains and listeners that differ."""
         return diff(have, want)
 
     def patch(self, have: UserspaceRules, changes: UserspaceChanges) -> UserspaceRules:
-        """The rules after the changes."""
+        """Return the rules after the changes."""
         return patch(have, changes)
 
     def walk(
         self, rules: UserspaceRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
     ) -> Trace:
-        """A packet's way through the rules to the relay, and on from there."""
+        """Return the path of a packet through the rules to the relay, and from there to an endpoint."""
         return self.onwards(walk(rules.tables.ruleset, packet, host, memory, now), rules.listeners, memory, now)
 
     def onwards(
         self, redirected: Trace, listeners: RelayListeners, memory: Memory | None = None, now: float = 0.0
     ) -> Trace:
-        """Where a packet goes on to that was redirected to one of these listeners."""
+        """Return the path from the relay for a packet that was redirected to one of these listeners."""
         packet = redirected.packet
         outcomes: list[Outcome] = []
         for outcome in redirected.outcomes:
@@ -144,7 +144,7 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
         return rules.unserved
 
     def text(self, rules: UserspaceRules) -> str:
-        """The rules as iptables-save would print them, and the relay's table as comments before them."""
+        """Return the relay's table as comments, then the rules as iptables-save prints them."""
         return table_text(rules.listeners.values()) + save_text(rules.tables.ruleset)
 
 
@@ -155,7 +155,7 @@ def _fragment(service: ServicePlan, frame: Frame, ports: Ports, known: Userspace
 
 
 def _listeners(plan: Plan, ports: Mapping[ServicePortName, Ports], known: RelayListeners) -> RelayListeners:
-    """The relay's table; equal entries are taken over."""
+    """Return the relay's table; equal entries stay the identical objects."""
     found: dict[tuple[Protocol, int], RelayListener] = {}
     for name, by_scope in ports.items():
         service = plan.services[name]
@@ -173,7 +173,7 @@ def _listeners(plan: Plan, ports: Mapping[ServicePortName, Ports], known: RelayL
 
 
 def _unserved(plan: Plan, ports: Mapping[ServicePortName, Ports], count: int) -> dict[ServicePortName, str]:
-    """Service ports of which some sender cannot be relayed."""
+    """Return the Service ports of which some sender cannot be relayed, with the reason."""
     found: dict[ServicePortName, str] = {}
     for name, service in plan.services.items():
         if name.protocol not in RELAYED and scopes_of(service):
@@ -222,7 +222,7 @@ def _tables(plan: Plan, frame: Frame, ordered: list[UserspaceFragment], known: X
 
 
 def _kept(chains: dict[str, Rules], known: XtablesRules | None, table: str) -> Map[str, Rules]:
-    """The chains; those that are equal are the very ones known, so that a comparison skips them."""
+    """Return the chains; equal ones are the identical objects of `known`, so that a comparison skips them."""
     if known is None:
         return Map(chains)
     held = known.chains[table]
@@ -241,8 +241,10 @@ def _to_node_ports(frame: Frame, chain: str) -> Iterable[Rule]:
 
 
 def _doors(plan: Plan, ordered: list[UserspaceFragment]) -> Iterator[Rule]:
-    """Doors to what listens on this node. Nobody gets to the relay but by a frontend: whoever came straight to its port
-    would go round policies and source ranges."""
+    """Yield rules that accept packets to listeners on this node.
+
+    The relay is reachable through frontends only: a direct connection to its port would bypass policies and source ranges.
+    """
     for service, check in sorted(plan.health_checks.items()):
         text = comment_text(f"{service} health check node port")
         yield rule(PROTOCOLS[Protocol.TCP], Compare(Field.DPORT, (check.port,)), Accept(), comment=text)
@@ -277,7 +279,7 @@ def _jumps() -> dict[tuple[str, str], Rules]:
 def _relayed(
     listener: RelayListener | None, outcome: Outcome, packet: Packet, memory: Memory | None, now: float
 ) -> Iterator[Outcome]:
-    """Where the relay may go on to."""
+    """Yield the endpoints to which the relay may connect."""
     assert outcome.endpoint is not None
     port = outcome.endpoint[1]
     if listener is None:

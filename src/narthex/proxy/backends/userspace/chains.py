@@ -1,7 +1,7 @@
-"""One Service port as iptables rules that redirect to the relay.
+"""The rules of one Service port that redirect to the relay.
 
-A frontend where all senders fare alike is one rule. Others have a KUBE-PORTAL- chain, which tells the senders apart,
-and one more before it when only some networks may come in.
+A frontend with the same decision for all senders is one rule. Others have a KUBE-PORTAL- chain that distinguishes the senders, and one
+more before it if only some networks may connect.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from narthex.proxy.plan.ir import Decision, Forward, Frontend, FrontendKind, Rej
 _KIND_WORDS = {kind: f" {kind.value}" for kind in FrontendKind}
 
 Ports = Mapping[Scope, int]
-"""Where the relay listens for a Service port, by endpoint set. What has no port cannot be relayed."""
+"""The relay's ports of a Service port, by endpoint set. A set without port cannot be relayed."""
 _Cells = tuple[int, int, int]
-"""Listen ports for pods, this node and others; 0: not redirected."""
+"""Listen ports for pods, this node, and others; 0: not redirected."""
 
 
 class UserspaceFragment(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules of one Service port: chains of its own, and its lines in the chains that all share."""
+    """The rules of one Service port: its own chains, and its lines in shared chains."""
 
     service: ServicePlan
     ports: Ports
     chains: Mapping[str, Rules]
     """In the nat table."""
     portals: Rules = ()
-    """Exact addresses; the same in both chains, for what comes in and for what is sent here."""
+    """Exact addresses; the same in both chains, for packets that arrive and for packets of this node."""
     node_ports: Rules = ()
     """Node ports, likewise."""
     refused: RefusalRules = RefusalRules()
@@ -48,13 +48,13 @@ class UserspaceFragment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fragment(service: ServicePlan, frame: Frame, ports: Ports) -> UserspaceFragment:
-    """The rules of one Service port. A Forward to endpoints for which there is no listen port becomes a Reject."""
+    """Return the rules of one Service port. A Forward to endpoints without a listen port becomes a Reject."""
     possible = _possible(service, ports)
     return _Writer(possible, frame, ports).fragment(service)
 
 
 def scopes_of(service: ServicePlan) -> frozenset[Scope]:
-    """The endpoint sets that some sender is forwarded to."""
+    """Return the endpoint sets to which some sender is forwarded."""
     cells = (cell for frontend in service.frontends for cell in (frontend.pod, frontend.node, frontend.other))
     return frozenset(cell.scope for cell in cells if isinstance(cell, Forward))
 
@@ -107,12 +107,12 @@ class _Writer:
         return pod, node, other
 
     def _entry(self, frontend: Frontend, cells: _Cells) -> Expression:
-        """What a rule of the frontend does."""
+        """Return what the rule of a frontend does."""
         then = Redirect(cells[0]) if len(set(cells)) == 1 else self._by_sender(cells)
         return then if frontend.allow_from is None else self._within_ranges(frontend.allow_from, cells, then)
 
     def _by_sender(self, cells: _Cells) -> Jump:
-        """Through a chain that tells senders apart."""
+        """Return a jump to a chain that distinguishes senders."""
         chain = portal(self._name, f" senders {self._said(cells)}")
         self._chains[chain] = tuple(self._sender_rules(cells))
         return Jump(chain)
@@ -132,7 +132,7 @@ class _Writer:
                     yield rule(*match, Return(), comment=self._text())
 
     def _within_ranges(self, allow_from: tuple[str, ...], cells: _Cells, then: Redirect | Jump) -> Jump:
-        """Through a chain that lets some networks on."""
+        """Return a jump to a chain that accepts some networks only."""
         chain = self._ranges(allow_from, cells)
         text = self._text(" source ranges")
         self._chains[chain] = tuple(
@@ -148,7 +148,7 @@ class _Writer:
         return portal(self._name, f" ranges {','.join(allow_from)} {self._said(cells)}")
 
     def _said(self, cells: _Cells) -> str:
-        """The cells without port numbers, so that a chain's name is the same wherever the relay listens."""
+        """Return the cells without port numbers, so that the name of a chain does not depend on the relay's ports."""
         scopes = {port: scope.value for scope, port in self._ports.items()}
         return " ".join(scopes.get(port, "none") for port in cells)
 

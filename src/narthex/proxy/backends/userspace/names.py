@@ -1,8 +1,7 @@
-"""Names of the chains of mode userspace (row 25.2), and which chains are ours there.
+"""Names of the chains of mode userspace (row 25.2), and which chains are ours.
 
-The five of the old mode have their old names. KUBE-PORTALS-FIREWALL and KUBE-PORTALS-REFUSED are for what it did not
-do: source ranges, and policies that leave no endpoint. KUBE-PORTAL- chains are for frontends where senders fare
-differently.
+The five of the old mode have their old names. KUBE-PORTALS-FIREWALL and KUBE-PORTALS-REFUSED are for what it did not support: source
+ranges, and policies that leave no endpoint. KUBE-PORTAL- chains are for frontends whose decisions depend on the sender.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from narthex.model.names import ServicePortName
 from narthex.proxy.backends.iptables.names import ChainOwnership, chain_hash, service_id
 
 CONTAINER = "KUBE-PORTALS-CONTAINER"
-"""What comes in from elsewhere, pods above all."""
+"""Packets that arrive, mainly from pods."""
 HOST = "KUBE-PORTALS-HOST"
-"""What processes on this node send."""
+"""Packets of processes on this node."""
 NODE_PORT_CONTAINER = "KUBE-NODEPORT-CONTAINER"
 NODE_PORT_HOST = "KUBE-NODEPORT-HOST"
 NON_LOCAL = "KUBE-NODEPORT-NON-LOCAL"
-"""Opens the relay's ports to what was redirected there, whatever firewall comes behind, and to nothing else."""
+"""Accepts redirected packets to the relay's ports, whatever firewall follows, and no others."""
 FIREWALL = "KUBE-PORTALS-FIREWALL"
 REFUSED = "KUBE-PORTALS-REFUSED"
 
@@ -31,7 +30,7 @@ _HASHED = re.compile(r"KUBE-PORTAL-[A-Z2-7]{16}", re.ASCII)
 
 
 def is_ours(table: str, chain: str) -> bool:
-    """Whether a chain is one of mode userspace."""
+    """Return True for a chain of mode userspace."""
     return chain in FIXED.get(table, ()) or (table == "nat" and _HASHED.fullmatch(chain) is not None)
 
 
@@ -46,5 +45,5 @@ USERSPACE_CHAINS = ChainOwnership(
 
 
 def portal(name: ServicePortName, variant: str) -> str:
-    """Chain of one Service port. `variant` tells its several ones apart."""
+    """Return the chain of one Service port. `variant` distinguishes several of one Service port."""
     return f"KUBE-PORTAL-{chain_hash(service_id(name) + variant)}"

@@ -1,7 +1,7 @@
-"""Which port the relay listens on for what: drawn from the names alone, so that the next process draws the same.
+"""Assigns ports of the relay to listeners, by their names alone, so that the next process assigns the same.
 
-A listener keeps the port that it has. A new one gets the first free port behind a hash of its name; a port that was
-just given up stays empty for one rendering, so that no connection on its way there meets another Service.
+A listener keeps its port. A new listener gets the first free port after a hash of its name. A released port stays unused for one
+rendering, so that no connection on its way there reaches another Service.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from narthex.model.names import ServicePortName
 from narthex.proxy.plan.ir import Scope
 
 FIRST, LAST = 61000, 65535
-"""Where ports are taken from unless `portRange` says otherwise: above what Linux gives to outgoing connections
-(net.ipv4.ip_local_port_range ends at 60999) and above the node ports of every cluster."""
+"""The default range: above the ephemeral ports of Linux (net.ipv4.ip_local_port_range ends at 60999) and above the node ports of every
+cluster.
+"""
 
 Whose = tuple[ServicePortName, Scope]
 
@@ -22,8 +23,15 @@ Whose = tuple[ServicePortName, Scope]
 def assign(
     wanted: Iterable[Whose], held: Mapping[Whose, int], taken: Collection[tuple[object, int]], first: int, last: int
 ) -> dict[Whose, int]:
-    """Ports for all that want one, as far as there are enough. `held` are the ports that some have now; `taken` are
-    (protocol, port)s that others have. The ports of different protocols are different ports."""
+    """Return ports for as many listeners as there are free ports.
+
+    Args:
+        wanted: The listeners that need a port.
+        held: Ports of listeners that have one.
+        taken: Protocol and port of other programs. The same port of another protocol is another port.
+        first: First port of the range.
+        last: Last port of the range.
+    """
     asking = sorted(set(wanted), key=_order)
     given: dict[Whose, int] = {}
     used = set(taken)
@@ -46,7 +54,7 @@ def assign(
 
 
 def _free(whose: Whose, used: Collection[tuple[object, int]], first: int, last: int) -> int:
-    """The first free port behind the hash; 0: there is none."""
+    """Return the first free port after the hash; 0 if there is none."""
     size = last - first + 1
     text = f"{whose[0]}/{whose[0].protocol.value} {whose[1].value}"
     start = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

@@ -1,4 +1,9 @@
-"""What the userspace backend writes: iptables rules that redirect to listen ports, and the table of the relay there."""
+"""The rules of the userspace backend: iptables rules that redirect to listen ports, and the relay's table.
+
+As text, the table is one comment line for each listener, which `narthex render` prints before the rules and dumps may contain:
+
+    # relay tcp 61904: shop/web:http (cluster) -> 10.64.1.10:8080, 10.64.2.10:8080, affinity 10800 s
+"""
 
 from __future__ import annotations
 
@@ -16,16 +21,15 @@ from narthex.proxy.backends.iptables.rules import XtablesChanges, XtablesRules
 from narthex.proxy.plan.ir import Scope
 
 ListenKey = tuple[Protocol, int]
-"""Protocol and port that the relay listens on."""
+"""Protocol and port of a listener of the relay."""
 Place = tuple[str, int]
 """Address and port of an endpoint."""
 
 
 class RelayListener(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the relay table: what becomes of connections that are redirected to one port.
+    """One entry of the relay's table: the endpoints for connections that are redirected to one port.
 
-    A Service port has one for each of its endpoint sets that some sender is forwarded to. Which sender may go where is
-    for the rules to say.
+    A Service port has one for each of its endpoint sets in use. The rules decide which sender reaches which listener.
     """
 
     name: ServicePortName
@@ -34,11 +38,11 @@ class RelayListener(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[Place, ...]
     """Never empty, sorted."""
     affinity_seconds: int | None = None
-    """A client keeps its endpoint while it returns within this time, across all listeners of the Service port."""
+    """A client keeps its endpoint if it returns within this time, across all listeners of the Service port."""
 
     @property
     def key(self) -> ListenKey:
-        """What no other listener has."""
+        """Unique key of the listener."""
         return self.name.protocol, self.port
 
 
@@ -46,22 +50,22 @@ RelayListeners = Map[ListenKey, RelayListener]
 
 
 class UserspaceRules(msgspec.Struct, frozen=True, kw_only=True):
-    """All of ours for one family. Equal when rules, listeners and the ports of others are."""
+    """All of our rules for one family. Equal if rules, listeners, and ports of other programs are equal."""
 
     tables: XtablesRules
     listeners: RelayListeners = Map()
     mark: int = 0
-    """The relay's own connections have this bit of the packet mark, so that rules let them pass."""
+    """Bit of the packet mark on the relay's own connections, which the rules leave alone."""
     taken: frozenset[ListenKey] = frozenset()
-    """Ports that somebody else listens on, as the Target has found: the next rendering chooses others."""
+    """Ports in use by other programs, as the Target found them: the next rendering avoids them."""
     unserved: Mapping[ServicePortName, str] = {}
-    """Service ports that are refused though they have endpoints, and why."""
+    """Service ports that are refused although they have endpoints, with the reason."""
     rendering: object = None
-    """The renderer's notes for the next time; None for rules read from a kernel."""
+    """State of the renderer for the next step; None for rules read from a kernel."""
 
     @property
     def family(self) -> IPFamily:
-        """Whose addresses these are."""
+        """Family of the addresses."""
         return self.tables.family
 
     def __eq__(self, other: object) -> bool:
@@ -74,15 +78,15 @@ class UserspaceRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UserspaceChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What to change: only differences. New listeners come before the rules, those that go after them."""
+    """The changes to write. New listeners are opened before the rules change, removed ones closed afterwards."""
 
     tables: XtablesChanges
     mark: int = 0
     """As in the rules."""
     replace: bool = False
-    """The state is not known: a listener that is not among `listen` must go."""
+    """The state is unknown: listeners that are not among `listen` are closed."""
     listen: tuple[RelayListener, ...] = ()
-    """New, or with another content."""
+    """New listeners, and listeners with other endpoints."""
     close: tuple[ListenKey, ...] = ()
 
     def __bool__(self) -> bool:
@@ -90,12 +94,12 @@ class UserspaceChanges(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def transactions(self) -> int:
-        """Of nf_tables."""
+        """Number of nf_tables transactions."""
         return self.tables.transactions
 
 
 def diff(have: UserspaceRules | None, want: UserspaceRules) -> UserspaceChanges:
-    """The changes from one to the other."""
+    """Return the changes from one to the other; None as `have` means that everything is replaced."""
     if have is None:
         return UserspaceChanges(
             tables=xtables.diff(None, want.tables),
@@ -114,7 +118,7 @@ def diff(have: UserspaceRules | None, want: UserspaceRules) -> UserspaceChanges:
 
 
 def patch(have: UserspaceRules, changes: UserspaceChanges) -> UserspaceRules:
-    """The rules after the changes."""
+    """Return the rules after the changes."""
     tables = xtables.patch(have.tables, changes.tables)
     listeners: RelayListeners = Map() if changes.replace else have.listeners
     with listeners.mutate() as mutation:
@@ -141,14 +145,16 @@ _LINE = re.compile(
 
 
 def table_text(listeners: Iterable[RelayListener]) -> str:
-    """One line for each, by port."""
+    """Return one line for each listener, by port."""
     ordered = sorted(listeners, key=lambda one: (one.port, one.name.protocol.value))
     return "".join(_line(one) for one in ordered)
 
 
 def table_of(lines: Iterable[str], family: IPFamily) -> RelayListeners:
-    """The listeners of a family among lines of a dump; others are passed over. Raises ValueError for a line that begins
-    like one and cannot be read."""
+    """Return the listeners of a family in the lines of a dump; other lines are ignored.
+
+    Raises ValueError for a line that begins like one and cannot be parsed.
+    """
     found: dict[tuple[Protocol, int], RelayListener] = {}
     for line in lines:
         match = _LINE.fullmatch(line.strip())
