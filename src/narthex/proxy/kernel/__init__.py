@@ -1,1 +1,1 @@
-"""Targets: each carries the changes of one backend to the kernel, and reads the rules back."""
+"""The kernel side of the proxy: Targets, which carry changes to a kernel and read rules back, and clean-up."""

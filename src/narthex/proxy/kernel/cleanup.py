@@ -1,6 +1,6 @@
-"""Takes away what Narthex or a kube-proxy left in a network namespace, in every mode or in all but one.
+"""Removes what Narthex or kube-proxy left in a network namespace, of every mode or of all but one.
 
-Cheap looks come first: where nothing is left, no program is started.
+Cheap checks come first: where nothing is left, no program is started.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LEGACY_NAMES = {IPFamily.IPV4: "ip_tables_names", IPFamily.IPV6: "ip6_tables_na
 
 
 class RemovedObjects(msgspec.Struct, frozen=True):
-    """Objects of one kind that are gone."""
+    """Removed objects of one kind."""
 
     kind: str
     family: IPFamily
@@ -52,7 +52,7 @@ class RemovedObjects(msgspec.Struct, frozen=True):
 
 
 class RemainingObject(msgspec.Struct, frozen=True):
-    """An object, or several, that should have gone and did not."""
+    """An object, or several, that could not be removed."""
 
     kind: str
     family: IPFamily
@@ -61,17 +61,19 @@ class RemainingObject(msgspec.Struct, frozen=True):
 
 
 class CleanupOutcome(msgspec.Struct, frozen=True):
-    """What a clean-up did."""
+    """The result of a clean-up."""
 
     removed: tuple[RemovedObjects, ...] = ()
     left: tuple[RemainingObject, ...] = ()
     transactions: int = 0
-    """Of nf_tables, that it made."""
+    """Number of nf_tables transactions made."""
 
 
 class Cleanup:
-    """Of one network namespace (None: the present one). `keep` is the mode whose rules stay, with route_localnet if
-    `keep_localnet`; None: none do."""
+    """Removes leftovers from one network namespace; None: the current one.
+
+    `keep` is the mode whose rules stay, with route_localnet if `keep_localnet` is set; None: no rules stay.
+    """
 
     def __init__(self, namespace: str | None = None, keep: str | None = None, keep_localnet: bool = False) -> None:
         self._namespace = namespace
@@ -83,7 +85,7 @@ class Cleanup:
         self._transactions = 0
 
     def clean(self, family: IPFamily) -> CleanupOutcome:
-        """Remove what can be removed of a family. Never raises for what the kernel or a tool refuses: that is told."""
+        """Remove the leftovers of a family. Refusals of the kernel or of a tool are part of the result, not raised."""
         self._removed, self._left, self._transactions = {}, [], 0
         tables, chains = self._look(family)
         found = False
@@ -98,7 +100,7 @@ class Cleanup:
         return CleanupOutcome(tuple(removed), tuple(self._left), self._transactions)
 
     def came_back(self, family: IPFamily, removed: Iterable[str]) -> bool:
-        """Whether something of these names is in nf_tables again, after `clean` removed it."""
+        """Return True if an object with one of these names exists in nf_tables again, after `clean` removed it."""
         tables, chains = self._look(family)
         present = {f"{family.nft} {table}" for table in tables} | {f"{table} {name}" for table, name in chains}
         return not present.isdisjoint(removed)
@@ -106,7 +108,7 @@ class Cleanup:
     # ---- looking ---------------------------------------------------------------------------------------------------
 
     def _look(self, family: IPFamily) -> tuple[list[str], list[tuple[str, str]]]:
-        """Tables of nf_tables, and chains of those tables that iptables uses."""
+        """Return the tables of nf_tables, and the chains of those that iptables uses."""
         try:
             netlink = NfNetlink(self._namespace)
             tables = netlink.tables(FAMILY_NUMBERS[family.value])
@@ -124,7 +126,7 @@ class Cleanup:
             return path.read_text() if path.exists() else ""
 
     def _owned(self, family: IPFamily, variant: str) -> Owned:
-        """Chains of the mode that stays are its Target's own business, in the variant that it uses."""
+        """Return what to remove. The Target of the running mode maintains its chains itself, in the variant that it uses."""
         if variant != default_variant(family):
             return is_leftover_chain
         kept = self._kept.chains
@@ -135,7 +137,7 @@ class Cleanup:
     # ---- iptables --------------------------------------------------------------------------------------------------
 
     def _clean_iptables(self, family: IPFamily, variant: str, chains: Sequence[tuple[str, str]]) -> bool:
-        """True when something was there."""
+        """Remove leftovers of one iptables variant. Returns True if there were any."""
         owned = self._owned(family, variant)
         if variant == "nft":
             tables = [table for table in OWN_TABLES if any(table == of and owned(of, name) for of, name in chains)]
@@ -213,7 +215,7 @@ class Cleanup:
     # ---- ipvs ------------------------------------------------------------------------------------------------------
 
     def _clean_ipvs(self, family: IPFamily) -> None:
-        """The rules that use the sets are gone by now."""
+        """Remove sets, virtual servers, and the link. The rules that use the sets are gone already."""
         try:
             sets = ipset.read(is_leftover_set, self._namespace)
         except ApplyError:
@@ -247,7 +249,7 @@ class Cleanup:
             self._removed[kind] = self._removed.get(kind, ()) + names
 
     def _try(self, kind: str, family: IPFamily, name: str, action: Callable[[], object]) -> bool:
-        """Do it; if that fails, note why and return False."""
+        """Run the action. If it fails, record the reason and return False."""
         try:
             action()
         except FileNotFoundError as error:

@@ -23,7 +23,7 @@ _LOCK_SECONDS = "5"
 """How long to wait for another program that holds the xtables lock."""
 
 _MOST_SECONDS = 1800.0
-"""How long one program may take. A limit that a large load cannot meet would have it begun again for ever."""
+"""Timeout of one program. With a limit that a large load cannot meet, the load would start over forever."""
 
 _LINE = re.compile(r"\bline:?\s+(\d+)", re.IGNORECASE)
 
@@ -31,11 +31,11 @@ PROC_SYS = Path("/proc/sys")
 
 
 class IptablesTarget(Target[XtablesRules, XtablesChanges]):
-    """The tables nat, filter and mangle of one namespace. See `narthex.proxy.backends.base.Target`.
+    """Writes to the tables nat, filter, and mangle of one namespace.
 
-    By default the system's own choice of iptables is used (nf_tables or legacy), `legacy` asks for the old one. The
-    two do not see each other's rules, so a node should use what everybody else there uses. `owner` says which rules are
-    ours: other modes use iptables, too, for a part of what they do.
+    The system's default variant of iptables is used (nf_tables or legacy); `legacy` selects the old one. The two do not see each other's
+    rules, so a node should use the same as other programs. `owner` says which chains are ours: other modes use iptables for a part of
+    their work, too.
     """
 
     def __init__(
@@ -54,16 +54,15 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
         """The last changes wanted KUBE-FIREWALL; tells whether a shared one counts as ours."""
 
     def read(self) -> XtablesRules | None:
-        """Our rules in the kernel now. Raises ApplyError when they cannot be read."""
+        """Return our rules in the kernel. Raises ApplyError if they cannot be read."""
         return self._found().rules(self._guarded, self._in_force())
 
     def counters(self, table: str) -> str:
-        """All rules of a table with what they counted, as iptables-save prints them. Raises ApplyError."""
+        """Return all rules of a table with their counters, as iptables-save prints them. Raises ApplyError."""
         return self._run([f"{self._command}-save", "--counters", "-t", table])
 
     def apply(self, changes: XtablesChanges) -> None:
-        """Write the changes, all or nothing in each table, unless they are so many that they go in pieces. Raises
-        ApplyError."""
+        """Write the changes, all or nothing in each table, unless they are so many that they are split. Raises ApplyError."""
         found = self._found() if needs_look(changes) else None
         if changes.replace or names.FIREWALL in changes.written.get("filter", {}):
             self._guarded = names.FIREWALL in changes.written.get("filter", {})
@@ -79,7 +78,7 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
             self._set(path, value)
 
     def clean(self) -> None:
-        """Remove all chains of ours and the jumps to them. A chain that somebody else's rules use stays."""
+        """Remove all chains of ours and the jumps to them. Chains that rules of others use stay."""
         self.apply(XtablesChanges(family=self._family, replace=True, jumps={}))
 
     def _found(self) -> KernelChains:
@@ -130,7 +129,7 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
 
 @contextmanager
 def _told(argv: list[str]) -> Iterator[None]:
-    """What goes wrong with a program, as an ApplyError."""
+    """Convert errors of a program to ApplyError."""
     try:
         yield
     except FileNotFoundError as error:
@@ -140,7 +139,7 @@ def _told(argv: list[str]) -> Iterator[None]:
 
 
 def _quoted_line(script: str, said: str) -> str:
-    """The line of the input that the tool complains about."""
+    """Return the line of the input that the tool's message refers to."""
     number = _LINE.search(said)
     lines = script.splitlines()
     if number is None or not 0 < int(number[1]) <= len(lines):

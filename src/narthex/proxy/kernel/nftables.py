@@ -1,7 +1,7 @@
-"""The nftables Target: carries changes of table `narthex` to one network namespace, and reads the table back.
+"""The nftables Target: writes changes of table `narthex` to one network namespace, and reads the table back.
 
-Tables, chains, rules and declarations go as nft text through libnftables, so that `nft list` always shows what `nft -f`
-takes; elements, and the few rules that nft refuses as text, go as one netlink batch of our own.
+Tables, chains, rules, and declarations are sent as text through libnftables, so that `nft list` always shows what `nft -f` accepts.
+Elements, and the few rules that nft refuses as text, are sent as one netlink batch.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _BUSY = ("Device or resource busy", "Resource busy")
 
 
 class _Message(NamedTuple):
-    """Some elements of one set, or a rule of one chain, as one netlink message."""
+    """Elements of one set, or a rule of one chain, as one netlink message."""
 
     kind: int
     payload: bytes
     name: str
     """Of the set or chain."""
     first: int
-    """The place of its first element among all of the set's that are sent."""
+    """Position of its first element among all elements of the set that are sent."""
 
 
 class NftablesTarget(Target[NftRules, NftChanges]):
-    """Table `ip narthex` or `ip6 narthex` of one namespace (None: the present one). Not for several threads at once."""
+    """Writes table `ip narthex` or `ip6 narthex` of one namespace (None: the current one). Not thread-safe."""
 
     def __init__(self, family: IPFamily, namespace: str | None = None) -> None:
         self._family = family
@@ -82,8 +82,10 @@ class NftablesTarget(Target[NftRules, NftChanges]):
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     def read(self) -> NftRules | None:
-        """The table as it stands, all of one moment; None when it is not there. Raises ApplyError when somebody keeps
-        changing the ruleset, or when the kernel does not let us read."""
+        """Return the table as of one moment; None if it does not exist.
+
+        Raises ApplyError if other programs keep changing the ruleset, or if the kernel refuses to be read.
+        """
         try:
             for _ in range(_READ_ATTEMPTS):
                 self._seen = None
@@ -112,7 +114,7 @@ class NftablesTarget(Target[NftRules, NftChanges]):
         return msgspec.structs.replace(tables[0], sets=sets)
 
     def _filled(self, one: Set) -> Set:
-        """The set with its elements; what stands in a dynamic set is no part of the rules."""
+        """Return the set with its elements. The elements of a dynamic set are not part of the rules."""
         if one.dynamic:
             return one
         if is_config_set(one):
@@ -126,8 +128,10 @@ class NftablesTarget(Target[NftRules, NftChanges]):
             yield from decode_list(one, self._family, data, start, end)
 
     def read_counters(self, sets: Mapping[str, Set]) -> list[tuple[str, ElementKey, ElementData, int]]:
-        """New connections counted per element, for those of `sets` that count: set, key, data, connections. A count
-        starts again when the data of its element changes. A set that is not there has none. Raises ApplyError."""
+        """Return the counters of new connections of those `sets` that count: set, key, data, connections.
+
+        A counter restarts when the data of its element changes. A set that does not exist has none. Raises ApplyError.
+        """
         counts = []
         try:
             for name, one in sets.items():
@@ -143,7 +147,7 @@ class NftablesTarget(Target[NftRules, NftChanges]):
     # ---- changing --------------------------------------------------------------------------------------------------
 
     def apply(self, changes: NftChanges) -> None:
-        """Script, elements, script: each is one kernel transaction. Raises ApplyError and leaves the rest undone."""
+        """Make the changes in up to three kernel transactions. Raises ApplyError and leaves the rest undone."""
         try:
             first, last = changes.first_script(), changes.last_script()
             messages = self._messages(changes)
@@ -156,12 +160,12 @@ class NftablesTarget(Target[NftRules, NftChanges]):
         self._count(known, changes)
 
     def _count(self, known: int | None, changes: NftChanges) -> None:
-        """Every transaction of anybody raises the generation by one: when it rose by ours alone, nobody else wrote."""
+        """Record the generation if only our transactions raised it: each transaction of any program raises it by one."""
         if known is not None and self._generation() == known + changes.transactions:
             self._seen = known + changes.transactions
 
     def unchanged(self) -> bool:
-        """Whether nobody has changed any nftables rule of the namespace since the last read or apply."""
+        """Return True if no nftables rule of the namespace has changed since the last read or apply."""
         return self._seen is not None and self._seen == self._generation()
 
     def _generation(self) -> int | None:
@@ -180,7 +184,7 @@ class NftablesTarget(Target[NftRules, NftChanges]):
             raise ApplyError(f"nft refused the {what} of table {self._family.nft} {TABLE}: {error}") from error
 
     def _remove(self, script: str) -> None:
-        """The last phase; an older kernel may for a moment still count references that are gone."""
+        """Run the last phase. Older kernels may briefly count references that no longer exist."""
         for _ in range(_REMOVE_ATTEMPTS):
             try:
                 self._run(script, "last rules")
@@ -225,7 +229,7 @@ class NftablesTarget(Target[NftRules, NftChanges]):
             raise ApplyError(f"cannot send elements of table {self._family.nft} {TABLE}: {error}") from error
 
     def _explained(self, error: NetlinkError, changes: NftChanges, messages: list[_Message]) -> str:
-        """The kernel's words, with the element that it named."""
+        """Return the kernel's message with the element that it refers to."""
         where = f"table {self._family.nft} {TABLE}"
         if error.message is None or not 0 <= error.message < len(messages):
             return f"the kernel refused elements of {where}: {error.strerror}"
@@ -243,6 +247,6 @@ class NftablesTarget(Target[NftRules, NftChanges]):
         return f"the kernel refused to {verb} the element {text} of {where}, set {message.name}: {error.strerror}"
 
     def clean(self) -> None:
-        """Remove the table. Nothing happens when it is not there."""
+        """Remove the table, if it exists."""
         where = f"{self._family.nft} {TABLE}"
         self._run(f"table {where}\ndelete table {where}\n", "removal")

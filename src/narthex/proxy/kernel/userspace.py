@@ -1,4 +1,8 @@
-"""The userspace Target: a relay process and iptables rules that lead to it, in one network namespace, for one family."""
+"""The userspace Target: a relay process, and iptables rules that redirect to it, for one namespace and family.
+
+A relay shows its table on an abstract Unix socket, whose names belong to the network namespace, so that other processes can inspect it
+(`shown`). Nothing remains when the relay ends, however it ends.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +41,16 @@ from narthex.proxy.relay.wire import (
 )
 
 TEND_SECONDS = 2.0
-"""How often to see whether the relay is well."""
+"""Interval of the relay's liveness check."""
 
 _LOGGER = logging.getLogger("narthex")
 
 
 class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
-    """See `narthex.proxy.backends.base.Target`. The relay is started with the first rules and ends with this process.
+    """Starts the relay with the first rules; the relay ends with this process.
 
-    Where rules and listeners both change, ports are opened first, then rules written, then ports closed: at no moment
-    do rules lead to a port where nobody listens.
+    If both rules and listeners change, ports are opened first, then rules are written, then ports are closed: rules never redirect to a
+    port without a listener.
     """
 
     def __init__(
@@ -69,11 +73,11 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
 
     @property
     def counts(self) -> RelayCounts:
-        """What the relay did since it began."""
+        """Counters of the relay since it started."""
         return self._ask(RelayOrder()).counts if self._alive() else RelayCounts()
 
     def read(self) -> UserspaceRules | None:
-        """Our rules in the kernel and what the relay serves now. Raises ApplyError when they cannot be read."""
+        """Return our rules in the kernel and the relay's table. Raises ApplyError if they cannot be read."""
         self._alive()
         tables = self._tables.read()
         if tables is None and not self._listeners and not self._taken:
@@ -86,7 +90,7 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         )
 
     def look(self) -> UserspaceRules | None:
-        """The same as seen by a bystander: rules of this node, and the table of whichever relay is at work there."""
+        """Return what a bystander sees: the rules, and the table of the relay that runs there."""
         tables = self._tables.read()
         listeners = shown(self._family, self._namespace)
         if tables is None and not listeners:
@@ -94,7 +98,7 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         return UserspaceRules(tables=tables or XtablesRules(self._family, {}, Map()), listeners=listeners)
 
     def apply(self, changes: UserspaceChanges) -> None:
-        """Listen, write the rules, close. Raises ApplyError; a port that somebody else has is avoided from then on."""
+        """Open ports, write the rules, close ports. Raises ApplyError; ports of other programs are avoided from then on."""
         self._mark = changes.mark
         self._listen(changes.listen)
         if changes.tables:
@@ -104,8 +108,7 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         self._close((*changes.close, *unwanted))
 
     def tend(self) -> float:
-        """See whether the relay is well; one that has died is started again with the same ports, so that the rules lead
-        somewhere again. Returns the seconds until it should be asked again."""
+        """Check the relay, and restart it with the same ports if it has died. Returns the seconds until the next check."""
         try:
             self._tend()
         except ApplyError as error:
@@ -128,7 +131,7 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
             self._short_of_files = short
 
     def clean(self) -> None:
-        """Remove all rules of ours, end all connections and forget all clients."""
+        """Remove all rules of ours, end all connections, and forget all clients."""
         self._tables.clean()
         if self._alive():
             self._ask(RelayOrder(forget=True))
@@ -136,7 +139,7 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         self._taken.clear()
 
     def close(self) -> None:
-        """End the relay; the rules stay, and lead nowhere until there is another one."""
+        """End the relay. The rules stay and lead nowhere until the next relay starts."""
         if self._relay is not None:
             self._relay.close()
             self._relay = None
@@ -145,7 +148,7 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
     # ---- the relay -------------------------------------------------------------------------------------------------
 
     def _alive(self) -> bool:
-        """Whether there is a relay. One that has died serves nothing."""
+        """Return True if a relay runs. A relay that has died serves nothing."""
         if self._relay is None:
             return False
         if self._relay.alive:
@@ -154,7 +157,7 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         return False
 
     def _gone(self) -> None:
-        """Say what became of the relay, whoever noticed it, and go on without."""
+        """Log why the relay ended, and continue without it."""
         if self._relay is not None:
             self._relay.close()
             _LOGGER.warning(
@@ -214,7 +217,7 @@ _PATIENCE = 5.0
 
 
 def shown(family: IPFamily, namespace: str | None) -> RelayListeners:
-    """What the relay there serves; nothing when there is none."""
+    """Return the table of the relay that runs in a namespace; empty if there is none."""
     with netns.entered(namespace):
         sock = socket.socket(socket.AF_UNIX)
     with sock:
@@ -228,7 +231,7 @@ def shown(family: IPFamily, namespace: str | None) -> RelayListeners:
 
 
 def entry_of(listener: RelayListener) -> RelayPort:
-    """As the relay is told."""
+    """Return a listener as the relay's protocol has it."""
     service, port, protocol = listener.name
     return RelayPort(
         protocol=protocol.lower,
@@ -241,7 +244,7 @@ def entry_of(listener: RelayListener) -> RelayPort:
 
 
 def listener_of(entry: RelayPort) -> RelayListener:
-    """As the rules have it."""
+    """Return an entry of the relay's protocol as a listener."""
     namespace, name, port = entry.service
     return RelayListener(
         name=ServicePortName(NamespacedName(namespace, name), port, Protocol(entry.protocol.upper())),

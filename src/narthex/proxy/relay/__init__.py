@@ -1,1 +1,1 @@
-"""The relay of userspace mode."""
+"""The relay of mode userspace: a process that accepts connections and connects to endpoints."""

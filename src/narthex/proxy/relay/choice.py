@@ -1,6 +1,6 @@
-"""Which endpoint a client gets: in turn, remembered clients first, around those that could not be reached.
+"""Selection of endpoints for clients: round robin, remembered endpoints first, unreachable ones last.
 
-Pure: times are given, and so is what shuffles. All of it belongs to one loop, so nothing is locked.
+Pure: times and the shuffle function are passed in. All objects belong to one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ Place = tuple[str, int]
 """Address and port of an endpoint."""
 
 RESTING_SECONDS = 1.0
-"""An endpoint that could not be reached is asked last for so long, so that not every client waits for it anew."""
+"""For this long after a failure an endpoint is tried last, so that not every client waits for it."""
 TIMEOUTS = (0.25, 0.5, 1.0, 2.0)
-"""Seconds to wait for an endpoint that is silent, round by round (row 25.4)."""
+"""Connect timeouts in seconds, by round (row 25.4)."""
 
 
 class Turns:
-    """Round robin over one set of endpoints, in an order that is drawn anew when the set changes (row 25.3)."""
+    """Round robin over one set of endpoints, shuffled again whenever the set changes (row 25.3)."""
 
     def __init__(self, places: Sequence[Place], shuffle: Callable[[list[Place]], object]) -> None:
         self._shuffle = shuffle
@@ -28,11 +28,11 @@ class Turns:
 
     @property
     def places(self) -> frozenset[Place]:
-        """The set at present."""
+        """The current endpoints."""
         return frozenset(self._order)
 
     def use(self, places: Sequence[Place]) -> None:
-        """Choose among these from now on."""
+        """Select among these endpoints from now on."""
         if set(places) == set(self._order):
             return
         self._order = list(places)
@@ -41,10 +41,10 @@ class Turns:
         self._resting = {place: until for place, until in self._resting.items() if place in self._order}
 
     def candidates(self, now: float, first: Place | None = None) -> Iterator[Place]:
-        """All endpoints in the order in which to try them for one client: `first`, which is remembered, then in turn,
-        and those that rest at the end. Taking the turn counts for one, however many are asked for.
+        """Yield all endpoints in the order in which to try them for one client.
 
-        An endpoint that leaves the set meanwhile is left out, as far as it was not asked for yet.
+        `first`, the remembered endpoint, comes first, then the others in turn, and recently failed ones last. Each call takes one turn.
+        Endpoints that are removed during the iteration are skipped.
         """
         order = self._order
         turn = self._next
@@ -57,12 +57,12 @@ class Turns:
                 yield place
 
     def failed(self, place: Place, now: float) -> None:
-        """It could not be reached."""
+        """Record that the endpoint could not be reached."""
         if place in self._order:
             self._resting[place] = now + RESTING_SECONDS
 
     def reached(self, place: Place) -> None:
-        """It could."""
+        """Record that the endpoint could be reached."""
         self._resting.pop(place, None)
 
     def _rests(self, place: Place, now: float) -> bool:
@@ -70,9 +70,9 @@ class Turns:
 
 
 class Affinity:
-    """Which endpoints the clients of one Service port have had (row 25.5). In memory: a new relay knows nobody.
+    """Session affinity of one Service port (row 25.5). In memory: a new relay knows no clients.
 
-    It serves several sets of endpoints, so a client may have one endpoint here and another there.
+    It serves several endpoint sets, so a client may have one endpoint in each of them.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -83,25 +83,25 @@ class Affinity:
         return len(self._last)
 
     def remembered(self, client: str, places: Sequence[Place], now: float) -> Place | None:
-        """The first endpoint among these that the client has had within the time, None for a new client."""
+        """Return the first of these endpoints that the client used within the time; None for a new client."""
         had = self._last.get(client)
         if had is None:
             return None
         return next((place for place in places if place in had and now - had[place] < self.seconds), None)
 
     def touch(self, client: str, place: Place, now: float) -> None:
-        """The client has got this endpoint (again)."""
+        """Record that the client uses this endpoint."""
         self._last.setdefault(client, {})[place] = now
 
     def forget(self, client: str, place: Place) -> None:
-        """The endpoint failed the client, which is free to have another."""
+        """Release the client from an endpoint that failed."""
         had = self._last.get(client, {})
         had.pop(place, None)
         if not had:
             self._last.pop(client, None)
 
     def sweep(self, now: float) -> None:
-        """Forget what is too old to count."""
+        """Remove expired records."""
         for client, had in list(self._last.items()):
             for place, at in list(had.items()):
                 if now - at >= self.seconds:

@@ -1,8 +1,8 @@
-"""One direction of a relayed TCP connection: bytes from one socket to the other, until the first one ends.
+"""One direction of a relayed TCP connection: moves bytes from one socket to the other until the first one ends.
 
-Small amounts are read and written. Once a read fills its whole buffer the kernel moves the bytes itself, by splice
-through a pipe, so bulk data never enters this process. What the sink does not take is waited for, and nothing more is
-read meanwhile, so a slow reader slows its writer down (back-pressure). Nothing here blocks the loop.
+Small amounts are read and written. Once a read fills the whole buffer, the kernel moves the bytes itself, by splice through a pipe, so
+bulk data never enters this process. While the receiving socket is full nothing more is read, so a slow reader slows down its writer
+(backpressure). Nothing blocks the event loop.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import socket
 from collections.abc import Callable
 
 CHUNK = 64 << 10
-"""Bytes of one read; a read as long as this is called bulk."""
+"""Maximum bytes of one read; a full read counts as bulk data."""
 PIPE_BYTES = 1 << 20
 TURNS = 8
-"""Reads at most before other connections have their turn."""
+"""Maximum reads before other connections are served."""
 MOST_PIPES = 128
-"""Pipes at once; further bulk connections copy. Each pipe is two open files and memory of the kernel."""
+"""Maximum number of pipes; further bulk connections copy. Each pipe takes two open files and kernel memory."""
 
 _F_SETPIPE_SZ = 1031
 _FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 
 
 class Pipe:
-    """A pipe of the kernel, and how much is in it."""
+    """A kernel pipe, and the number of bytes in it."""
 
     __slots__ = ("held", "into", "out")
 
@@ -39,13 +39,13 @@ class Pipe:
             fcntl.fcntl(self.into, _F_SETPIPE_SZ, PIPE_BYTES)
 
     def close(self) -> None:
-        """Give it back to the kernel, with what is in it."""
+        """Close both ends, and discard the content."""
         os.close(self.out)
         os.close(self.into)
 
 
 class Pipes:
-    """Pipes that connections borrow."""
+    """A pool of pipes for connections."""
 
     def __init__(self, most: int = MOST_PIPES) -> None:
         self._most = most
@@ -53,7 +53,7 @@ class Pipes:
         self.lent = 0
 
     def borrow(self) -> Pipe | None:
-        """An empty pipe; None when there are enough, or no more files can be opened."""
+        """Return an empty pipe; None if the limit is reached or no more files can be opened."""
         if self._free:
             self.lent += 1
             return self._free.pop()
@@ -67,7 +67,7 @@ class Pipes:
         return pipe
 
     def give_back(self, pipe: Pipe) -> None:
-        """Only an empty one can serve again."""
+        """Return a pipe to the pool; only an empty pipe is reused."""
         self.lent -= 1
         if pipe.held or len(self._free) >= self._most // 8:
             pipe.close()
@@ -75,14 +75,17 @@ class Pipes:
             self._free.append(pipe)
 
     def close(self) -> None:
-        """Close those that nobody has borrowed."""
+        """Close all unused pipes."""
         while self._free:
             self._free.pop().close()
 
 
 class RelayDirection:
-    """From `source` to `sink`. `ended` is called once all is handed over after the source's end, `broke` when either
-    socket fails; after either it has let go of both."""
+    """Moves bytes from `source` to `sink`.
+
+    `ended` is called after the end of the source once everything is delivered, `broke` if either socket fails. After either call both
+    sockets are released.
+    """
 
     def __init__(
         self,
@@ -104,12 +107,12 @@ class RelayDirection:
         self._active = False
 
     def start(self) -> None:
-        """Begin to move bytes."""
+        """Start to move bytes."""
         self._active = True
         self._loop.add_reader(self._from, self._readable)
 
     def stop(self) -> None:
-        """Let go of both sockets, whatever is under way."""
+        """Release both sockets immediately."""
         if not self._active:
             return
         self._active = False
@@ -122,7 +125,7 @@ class RelayDirection:
 
     @property
     def _waiting(self) -> bool:
-        """Something is on its way that the sink has not taken."""
+        """True if there are bytes that the sink has not accepted yet."""
         return bool(self._rest) or (self._pipe is not None and self._pipe.held > 0)
 
     def _readable(self) -> None:
@@ -136,8 +139,7 @@ class RelayDirection:
             self._fail(error)
 
     def _copy(self) -> bool:
-        """Read and write once; True when it makes sense to go on at once. Raises BlockingIOError when the source is
-        empty."""
+        """Read and write once. Returns True if more can be read at once. Raises BlockingIOError if the source is empty."""
         data = self._source.recv(CHUNK)
         if not data:
             self._end()
@@ -148,7 +150,7 @@ class RelayDirection:
         return self._pushed() and len(data) == CHUNK
 
     def _splice(self, pipe: Pipe) -> bool:
-        """Move once through the pipe, as `_copy`."""
+        """Move bytes once through the pipe; returns and raises like `_copy`."""
         moved = os.splice(self._from, pipe.into, PIPE_BYTES, flags=_FLAGS)
         if not moved:
             self._end()
@@ -157,7 +159,7 @@ class RelayDirection:
         return self._pushed()
 
     def _pushed(self) -> bool:
-        """Hand over what is under way; False when the sink has to be waited for."""
+        """Deliver pending bytes. Returns False if the sink is full."""
         if self._push():
             return True
         self._loop.remove_reader(self._from)

@@ -1,9 +1,8 @@
 """The relay as a process of its own, and the proxy's handle of it.
 
-A process, not a thread: the two would take turns at Python's one lock, so a sync of thousands of Services would hold up
-every connection, and a busy relay every sync (measured in benchmarks/userspace_relay.py; ADR 0006). The process lives
-in the network namespace that it serves and ends when the proxy's end of the socket between them closes, however that
-comes about.
+It is a process, not a thread, because two threads would compete for Python's global lock: a sync of thousands of Services would delay
+every connection, and a busy relay every sync (measured in benchmarks/userspace_relay.py; ADR 0006). The process runs in the network
+namespace that it serves, and ends when the proxy's end of the socket between them closes.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from narthex.proxy.relay.relay import UDP_IDLE_SECONDS, Relay
 from narthex.proxy.relay.wire import RelayAnswer, RelayOrder, frame, receive, shown_at
 
 _PATIENCE = 60.0
-"""Seconds to wait for an answer: thousands of ports take a moment, a machine that is busy longer."""
+"""Timeout in seconds for an answer: thousands of ports take a moment, longer on a busy machine."""
 
 
 class RelaySetup(msgspec.Struct, frozen=True):
-    """What a relay is told when it begins."""
+    """Parameters of a relay process."""
 
     family: int
     udp_idle_seconds: float = UDP_IDLE_SECONDS
@@ -38,10 +37,10 @@ class RelayGoneError(RuntimeError):
 
 
 class RelayProcess:
-    """A relay in another process. `close` it, or it ends with this process."""
+    """A relay in another process. It ends on `close`, or with this process."""
 
     def __init__(self, setup: RelaySetup, namespace: str | None = None) -> None:
-        """Start it in a named network namespace, None for the present one. Raises OSError."""
+        """Start the relay in a named network namespace; None: the current one. Raises OSError."""
         ours, theirs = socket.socketpair()
         ours.settimeout(_PATIENCE)
         with theirs:
@@ -56,30 +55,30 @@ class RelayProcess:
         self._silent = False
 
     def __del__(self) -> None:
-        """Nobody can ask it any more, so it ends."""
+        """End the process."""
         if hasattr(self, "_socket"):
             self.close()
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process ID."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True while the process runs."""
         return self._process.poll() is None
 
     @property
     def end(self) -> str:
-        """What ended it, when it has ended."""
+        """Why the process has ended."""
         if self._silent:
             return f"it gave no answer within {_PATIENCE:g} s"
         status = self._process.returncode or 0
         return f"signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"exit status {status}"
 
     def ask(self, order: RelayOrder) -> RelayAnswer:
-        """Give an order and wait for the answer. Raises RelayGone, the message begins with `relay`."""
+        """Send an order and return the answer. Raises RelayGoneError, whose message begins with `relay`."""
         try:
             self._socket.sendall(frame(order))
             return receive(self._socket, RelayAnswer)
@@ -89,7 +88,7 @@ class RelayProcess:
             raise RelayGoneError(f"relay (process {self.pid}) gave no answer: {error}") from error
 
     def close(self) -> None:
-        """End it, and with it all connections."""
+        """End the process, and with it all connections."""
         self._socket.close()
         try:
             self._process.wait(1.0)
@@ -99,7 +98,7 @@ class RelayProcess:
 
 
 async def serve(control: socket.socket, setup: RelaySetup) -> None:
-    """Be a relay until the other side of `control` closes."""
+    """Run a relay until the other side of `control` closes."""
     loop = asyncio.get_running_loop()
     control.setblocking(False)
     relay = Relay(loop, setup.family, udp_idle_seconds=setup.udp_idle_seconds)
@@ -120,8 +119,10 @@ async def serve(control: socket.socket, setup: RelaySetup) -> None:
 
 
 async def _show(relay: Relay, family: int) -> asyncio.Server | None:
-    """Tell root in this network namespace what is served. None: another relay does so already, which is on its way out
-    or is there by mistake; to serve matters more than to be looked at."""
+    """Show the table to root in this network namespace.
+
+    None: another relay shows its table already, because it is about to end or was started by mistake. Serving is more important.
+    """
 
     async def tell(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -136,7 +137,7 @@ async def _show(relay: Relay, family: int) -> asyncio.Server | None:
 
 
 def main(argv: list[str]) -> None:
-    """The relay's own process: number of the inherited socket, and its Setup as JSON."""
+    """Run the relay process. Arguments: number of the inherited socket, and the RelaySetup as JSON."""
     # Whoever stops a whole service stops the proxy, too; the relay goes when the proxy is gone.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

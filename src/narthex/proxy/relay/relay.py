@@ -1,7 +1,7 @@
-"""The relay: listens on ports, and makes each connection anew to one of the port's endpoints.
+"""The relay: listens on ports, and connects each client to one of the port's endpoints.
 
-One asyncio loop, one thread, one IP family. Whoever runs the loop gives it orders; a port keeps its socket, its turns
-and its open connections whatever changes about where it leads.
+It uses one asyncio loop and one thread for one IP family. The owner of the loop sends it orders. A port keeps its socket, its round
+robin state, and its open connections when its endpoints change.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from narthex.proxy.relay.wire import Key, PortFailure, RelayAnswer, RelayCounts,
 
 ANY = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 UDP_IDLE_SECONDS = 30.0
-"""As connection tracking has it for UDP (net.netfilter.nf_conntrack_udp_timeout)."""
+"""As in connection tracking for UDP (net.netfilter.nf_conntrack_udp_timeout)."""
 SWEEP_SECONDS = 1.0
 RESERVED_FILES = 64
-"""For the process itself; listeners are counted besides."""
+"""Open files of the process itself; listeners are counted separately."""
 FILES_EACH = 2
-"""Of a TCP connection; pipes are counted besides."""
+"""Open files of a TCP connection; pipes are counted separately."""
 
 
 class Relay:
-    """All ports of one family. To be made and used inside the loop's thread."""
+    """All ports of one family. Created and used in the thread of the loop."""
 
     def __init__(
         self,
@@ -42,8 +42,17 @@ class Relay:
         rng: random.Random | None = None,
         now: Callable[[], float] | None = None,
     ) -> None:
-        """`mark` is set on the relay's own connections (0: none). `host` is the address to listen at, normally any.
-        `now` is the clock of affinity and idle times, normally the loop's."""
+        """Create a relay without ports.
+
+        Args:
+            loop: The event loop.
+            family: AF_INET or AF_INET6.
+            mark: Packet mark of the relay's own connections; 0: none.
+            host: Address to listen on; empty: any.
+            udp_idle_seconds: Idle time after which a UDP client is forgotten.
+            rng: Source of randomness.
+            now: Clock of affinity and idle times; None: the loop's.
+        """
         self._shared = RelayShared(loop, family, mark, now or loop.time)
         self._host = host or ANY[socket.AddressFamily(family)]
         self._udp_idle_seconds = udp_idle_seconds
@@ -56,25 +65,25 @@ class Relay:
 
     @property
     def counts(self) -> RelayCounts:
-        """What has happened so far."""
+        """Counters since the start."""
         return self._shared.counts
 
     @property
     def table(self) -> RelayTable:
-        """What is served."""
+        """The ports in service."""
         return RelayTable(tuple(self._entries.values()), self.counts)
 
     @property
     def clients_remembered(self) -> int:
-        """Clients in the memory of session affinity."""
+        """Number of clients with session affinity."""
         return sum(map(len, self._affinities.values()))
 
     def port_of(self, key: Key) -> int:
-        """The port that is listened on: another than asked for where 0 was."""
+        """Return the port in use, which differs from the requested one if that was 0."""
         return self._listeners[key].port
 
     def obey(self, order: RelayOrder) -> RelayAnswer:
-        """Do what is said. What cannot be listened on is named in the answer; all else is done."""
+        """Execute an order. Ports that cannot be opened are named in the answer; everything else is done."""
         if order.mark is not None:
             self._shared.mark = order.mark
         if order.forget:
@@ -87,7 +96,7 @@ class Relay:
         return RelayAnswer(self._shared.counts, tuple(failed))
 
     def stop_all(self) -> None:
-        """End all connections at once, close all ports, forget all clients."""
+        """End all connections, close all ports, and forget all clients."""
         for listener in self._listeners.values():
             listener.abort()
         self._listeners.clear()
@@ -95,7 +104,7 @@ class Relay:
         self._affinities.clear()
 
     def close(self) -> None:
-        """Stop for good."""
+        """Stop permanently."""
         self.stop_all()
         self._sweeper.cancel()
         self._shared.pipes.close()
@@ -122,7 +131,7 @@ class Relay:
         return UdpListener(self._shared, self._host, entry.port, turns, self._udp_idle_seconds)
 
     def _affinity(self, entry: RelayPort) -> Affinity | None:
-        """The memory that all ports of a Service share; clients stay known when only the time changes."""
+        """Return the session affinity that all ports of a Service share. Clients stay known if only the time changes."""
         if entry.affinity_seconds is None:
             return None
         memory = self._affinities.setdefault((*entry.service, entry.protocol), Affinity(entry.affinity_seconds))
@@ -142,7 +151,7 @@ class Relay:
             del self._affinities[service]
 
     def _limit(self) -> None:
-        """As many connections as there can be files: more would fail in the middle instead of waiting their turn."""
+        """Limit connections to the available files. Beyond the limit clients wait; without it connections would fail midway."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         spare = files - RESERVED_FILES - len(self._listeners)
         self._shared.most_open = max(1, spare // FILES_EACH - spare // 8)

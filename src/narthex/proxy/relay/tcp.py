@@ -1,4 +1,4 @@
-"""TCP through the relay: a listening socket, and connections that are made anew to an endpoint."""
+"""TCP through the relay: a listening socket, and new connections to an endpoint."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from narthex.proxy.relay.wire import RelayCounts
 
 BACKLOG = 4096
 PAUSE = 0.1
-"""Seconds without taking connections after no more files could be opened."""
+"""Seconds without accepting connections after no more files could be opened."""
 ACCEPTS = 64
-"""Connections to take before others have their turn."""
+"""Maximum connections to accept before other sockets are served."""
 SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _SO_MARK = 36
@@ -25,13 +25,13 @@ _KEEPALIVE_SECONDS = 15
 
 
 def mark_as_own(sock: socket.socket, mark: int) -> None:
-    """Let the rules know the relay's own connections; 0: there are no rules."""
+    """Set the packet mark by which rules recognize the relay's own connections; 0: none."""
     if mark:
         sock.setsockopt(socket.SOL_SOCKET, _SO_MARK, mark)
 
 
 def tune(sock: socket.socket) -> None:
-    """Without delay, and not for ever when the other side has vanished."""
+    """Disable Nagle's algorithm, and enable keepalive so that connections to vanished peers end."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
@@ -47,7 +47,7 @@ def _is_connected(sock: socket.socket) -> bool:
 
 
 class RelayShared:
-    """What all listeners of a relay have in common."""
+    """State that all listeners of a relay share."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, family: int, mark: int, now: Callable[[], float]) -> None:
         self.loop = loop
@@ -63,11 +63,11 @@ class RelayShared:
 
     @property
     def full(self) -> bool:
-        """No more connections can be had without running out of files."""
+        """True if another connection would exceed the available files."""
         return self.counts.open >= self.most_open
 
     def release(self) -> None:
-        """A connection has ended."""
+        """Record the end of a connection, and wake listeners that wait for one."""
         self.counts.open -= 1
         waiting, self.freed = self.freed, []
         for each in waiting:
@@ -75,7 +75,7 @@ class RelayShared:
 
 
 class RelayedConnection:
-    """Two sockets, two directions. Each direction ends by itself (half-close, unlike row 25.12)."""
+    """Two sockets and two directions. Each direction ends separately (half-close, unlike row 25.12)."""
 
     def __init__(
         self, shared: RelayShared, client: socket.socket, endpoint: socket.socket, gone: Callable[[], object]
@@ -91,12 +91,12 @@ class RelayedConnection:
         )
 
     def start(self) -> None:
-        """Begin to move bytes."""
+        """Start to move bytes."""
         self._up.start()
         self._down.start()
 
     def abort(self) -> None:
-        """End it with a reset to both sides."""
+        """Reset both sides."""
         self._up.stop()
         self._down.stop()
         for sock in (self._client, self._endpoint):
@@ -123,10 +123,10 @@ class RelayedConnection:
 
 
 class TcpListener:
-    """Takes connections on one port. `host` is the address to bind, normally all of this family."""
+    """Accepts connections on one port. `host` is the address to bind, normally any."""
 
     def __init__(self, shared: RelayShared, host: str, port: int, turns: Turns) -> None:
-        """Raises OSError when the port cannot be had."""
+        """Bind and listen. Raises OSError if the port is not available."""
         self._shared = shared
         self.turns = turns
         self.affinity: Affinity | None = None
@@ -148,18 +148,18 @@ class TcpListener:
         self._listen()
 
     def use(self, places: tuple[Place, ...]) -> None:
-        """Go to these from now on. Open connections to others go on until an end closes (row 3.11)."""
+        """Connect new clients to these endpoints. Open connections continue (row 3.11)."""
         self.turns.use(places)
 
     def close(self) -> None:
-        """Take no more connections. Those that are open go on."""
+        """Stop accepting connections. Open connections continue."""
         if self._open:
             self._open = False
             self._shared.loop.remove_reader(self._socket.fileno())
             self._socket.close()
 
     def abort(self) -> None:
-        """Close, and end all connections at once."""
+        """Close, and reset all connections."""
         self.close()
         for task in list(self._dialling):
             task.cancel()
@@ -171,7 +171,7 @@ class TcpListener:
             self._shared.loop.add_reader(self._socket.fileno(), self._acceptable)
 
     def _rest(self) -> None:
-        """Leave the next clients to the kernel's queue for a while."""
+        """Leave new clients in the kernel's queue for a while."""
         self._shared.loop.remove_reader(self._socket.fileno())
 
     def _acceptable(self) -> None:
@@ -202,7 +202,7 @@ class TcpListener:
             task.add_done_callback(self._dialling.discard)
 
     async def _serve(self, client: socket.socket, who: str) -> None:
-        """Find an endpoint for a client, and connect the two."""
+        """Find an endpoint for a client, and connect both."""
         try:
             endpoint = await self._reach(who)
             if endpoint is not None:
@@ -226,9 +226,9 @@ class TcpListener:
         connection.start()
 
     async def _reach(self, who: str) -> socket.socket | None:
-        """A connection to the first endpoint that takes one; None: none does.
+        """Return a connection to the first endpoint that accepts; None if none does.
 
-        Who refuses is not asked again. Who is silent is, each time for longer, unless nobody else is left.
+        Endpoints that refuse are not tried again. Silent ones are, with growing timeouts, unless no other is left.
         """
         now = self._shared.now
         affinity = self.affinity
@@ -261,7 +261,7 @@ class TcpListener:
         return None
 
     async def _dial(self, place: Place, seconds: float) -> socket.socket:
-        """Raises OSError; TimeoutError when nothing is heard, also from the kernel."""
+        """Connect to an endpoint. Raises OSError; TimeoutError if there is no answer."""
         endpoint = await self._socket_for_endpoint()
         try:
             endpoint.setblocking(False)
@@ -277,7 +277,7 @@ class TcpListener:
         return endpoint
 
     async def _socket_for_endpoint(self) -> socket.socket:
-        """A new socket. When no more files can be opened, the client waits for somebody else's."""
+        """Return a new socket; if no more files can be opened, wait until a connection ends."""
         while True:
             try:
                 return socket.socket(self._shared.family, socket.SOCK_STREAM)

@@ -1,7 +1,6 @@
-"""UDP through the relay: each client has a socket of its own towards its endpoint, until it has been idle for a while.
+"""UDP through the relay: each client has its own socket towards its endpoint until it has been idle for a while.
 
-Datagrams of up to 64 KB pass whole (row 25.7 cut them at 4096 bytes). A datagram that nobody can take at the moment is
-lost, as on any link.
+Datagrams of up to 64 KB pass whole (row 25.7 cut them at 4096 bytes). A datagram that cannot be delivered at once is lost, as on any link.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from narthex.proxy.relay.tcp import SHORT, RelayShared, mark_as_own
 
 LARGEST = 65536
 DATAGRAMS = 64
-"""To read before others have their turn."""
+"""Maximum datagrams to read before other sockets are served."""
 
 _IP_PKTINFO = 8
 _SO_RCVBUFFORCE = 33
@@ -26,11 +25,11 @@ _PKTINFO4 = struct.Struct("=I4s4s")
 _PKTINFO6 = struct.Struct("=16sI")
 
 _Client = tuple[str, int, bytes]
-"""Address and port of a client, and the address of ours that it sent to: answers must come from there."""
+"""Address and port of a client, and our address that it sent to: replies must come from there."""
 
 
 class _Session:
-    """One client and the endpoint that it has."""
+    """One client and its endpoint."""
 
     __slots__ = ("answered", "candidates", "client", "last", "peer", "place", "socket", "waiting")
 
@@ -48,10 +47,10 @@ class _Session:
 
 
 class UdpListener:
-    """Takes datagrams on one port."""
+    """Receives datagrams on one port."""
 
     def __init__(self, shared: RelayShared, host: str, port: int, turns: Turns, idle_seconds: float) -> None:
-        """Raises OSError when the port cannot be had."""
+        """Bind the port. Raises OSError if it is not available."""
         self._shared = shared
         self.turns = turns
         self.affinity: Affinity | None = None
@@ -75,13 +74,13 @@ class UdpListener:
         shared.loop.add_reader(self._socket.fileno(), self._readable)
 
     def use(self, places: tuple[Place, ...]) -> None:
-        """Go to these from now on. Clients of an endpoint that left get another one (row 18.2)."""
+        """Send new clients to these endpoints. Clients of a removed endpoint get another one (row 18.2)."""
         self.turns.use(places)
         for session in [each for each in self._sessions.values() if each.place not in self.turns.places]:
             self._end(session)
 
     def close(self) -> None:
-        """Take no more datagrams, and forget all clients: without this port their answers would find no way."""
+        """Close the port and forget all clients, whose replies could not be sent without it."""
         for session in list(self._sessions.values()):
             self._end(session)
         self._shared.loop.remove_reader(self._socket.fileno())
@@ -90,7 +89,7 @@ class UdpListener:
     abort = close
 
     def sweep(self, now: float) -> None:
-        """Forget clients that were idle for long enough."""
+        """Forget clients whose idle time has expired."""
         while self._sessions:
             oldest = next(iter(self._sessions.values()))
             if now - oldest.last < self._idle_seconds:
@@ -151,7 +150,7 @@ class UdpListener:
     # ---- endpoints -------------------------------------------------------------------------------------------------
 
     def _connect(self, session: _Session) -> bool:
-        """Give the session the next endpoint that can be had; False: there is none, and the session is over."""
+        """Connect the session to the next endpoint. Returns False if there is none left; the session has then ended."""
         for place in session.candidates:
             try:
                 sock = self._open(place)
@@ -182,7 +181,7 @@ class UdpListener:
         return sock
 
     def _send(self, session: _Session, data: bytes) -> None:
-        """Towards the endpoint, or the next one as long as none has answered."""
+        """Send to the endpoint, or to the next one as long as none has replied."""
         while session.socket is not None:
             try:
                 session.socket.send(data)
@@ -215,7 +214,7 @@ class UdpListener:
             self._reply(session, data)
 
     def _go_on(self, session: _Session) -> bool:
-        """The endpoint refuses. Whom it has answered before begins anew with the next datagram."""
+        """Handle a refusal. A client whose endpoint replied before starts over with its next datagram."""
         place = session.place
         self._let_go(session)
         if place is not None:
@@ -238,7 +237,7 @@ class UdpListener:
             session.socket = None
 
     def _reply(self, session: _Session, data: bytes) -> None:
-        """From the address that the client sent to: connection tracking knows no other."""
+        """Reply from the address that the client sent to: connection tracking knows no other."""
         own = session.client[2]
         if self._shared.family == socket.AF_INET6:
             scope = session.peer[3] if own[:2] == b"\xfe\x80" else 0
@@ -262,7 +261,7 @@ def _arrived_at(family: int, ancillary: list[tuple[int, int, bytes]]) -> bytes:
 
 
 def _widen(sock: socket.socket) -> None:
-    """Room for a burst, whatever net.core.rmem_max says, if we may; else as much as it lets us have."""
+    """Enlarge the receive buffer regardless of net.core.rmem_max; without permission, up to this limit."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
     except PermissionError:

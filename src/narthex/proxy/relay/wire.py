@@ -1,4 +1,4 @@
-"""What a relay process says to its proxy (one order, one answer, over a pair of sockets) and to those who look."""
+"""The protocol between relay and proxy (one order, one answer, over a socket pair), and of the table that a relay shows."""
 
 from __future__ import annotations
 
@@ -14,74 +14,73 @@ Key = tuple[str, int]
 
 
 class RelayPort(msgspec.Struct, frozen=True, array_like=True):
-    """One port to listen on, and where its connections go."""
+    """One port to listen on, and the endpoints for its connections."""
 
     protocol: str
     """`tcp` or `udp`."""
     port: int
     service: tuple[str, str, str]
-    """Whose it is: namespace, name and name of the port. Entries of one Service port share what is remembered of
-    clients."""
+    """Namespace, name, and port name of the Service port. Entries of one Service port share session affinity."""
     endpoints: tuple[tuple[str, int], ...]
     affinity_seconds: int | None = None
     scope: str = "cluster"
-    """Which of the Service port's endpoint sets; for those who look."""
+    """Endpoint set of the Service port; for inspection."""
 
     @property
     def key(self) -> Key:
-        """What no other entry has."""
+        """Unique key of the entry."""
         return self.protocol, self.port
 
 
 class RelayOrder(msgspec.Struct, frozen=True):
-    """What to do, in this order. An order without content only asks how it goes."""
+    """What to do, in the order of the fields. An order without content only asks for the counters."""
 
     mark: int | None = None
-    """From now on the bit of the packet mark that the relay's own connections have; 0: none, None: as before."""
+    """New packet mark of the relay's own connections; 0: none, None: unchanged."""
     forget: bool = False
     """Close everything first, and forget all clients."""
     listen: tuple[RelayPort, ...] = ()
-    """Listen there, or go elsewhere from there."""
+    """Ports to open, or whose endpoints change."""
     close: tuple[Key, ...] = ()
-    """Take no more connections there. Those that are open go on."""
+    """Ports to close. Their open connections continue."""
 
 
 class RelayCounts(msgspec.Struct):
-    """What the relay did since it began."""
+    """Counters of a relay since it started."""
 
     connections: int = 0
     """TCP connections taken."""
     clients: int = 0
     """UDP clients taken."""
     retries: int = 0
-    """Endpoints that could not be reached while another was left to try."""
+    """Endpoints that could not be reached while others were left to try."""
     errors: int = 0
     """Clients for which no endpoint could be reached."""
     short_of_files: int = 0
-    """Times when a client had to wait, or a UDP client was given up, because no more files could be opened."""
+    """Times when a TCP client had to wait, or a UDP client was dropped, because no more files could be opened."""
     open: int = 0
-    """TCP connections and UDP clients at present."""
+    """Current TCP connections and UDP clients."""
 
 
 class PortFailure(msgspec.Struct, frozen=True):
-    """A port that cannot be listened on."""
+    """A port that could not be opened."""
 
     protocol: str
     port: int
     taken: bool
-    """Somebody else has it."""
+    """Another program uses it."""
     reason: str
 
 
 class RelayAnswer(msgspec.Struct, frozen=True):
-    """How it went."""
+    """The result of an order."""
 
     counts: RelayCounts
     failed: tuple[PortFailure, ...] = ()
 
 
 class RelayTable(msgspec.Struct, frozen=True):
-    """What a relay serves, for those who look."""
+    """The ports that a relay serves, for inspection."""
 
     entries: tuple[RelayPort, ...]
     counts: RelayCounts
@@ -92,7 +91,7 @@ ADDRESS_FAMILIES = {4: int(socket.AF_INET), 6: int(socket.AF_INET6)}
 
 
 def shown_at(family: int) -> str:
-    """The abstract Unix socket at which the relay of an address family shows its table to root."""
+    """Return the abstract Unix socket on which the relay of an address family shows its table to root."""
     return f"\0narthex-relay-{'6' if family == socket.AF_INET6 else '4'}"
 
 
@@ -100,13 +99,13 @@ _SIZE = 4
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """A message as it goes over the wire."""
+    """Return a message as it is sent."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(_SIZE, "big") + body
 
 
 def receive(sock: socket.socket, kind: type[T]) -> T:
-    """Wait for a message. Raises EOFError when the other side is gone, TimeoutError as the socket is set."""
+    """Wait for a message. Raises EOFError if the other side has closed, TimeoutError after the socket's timeout."""
     return msgspec.msgpack.decode(_exactly(sock, int.from_bytes(_exactly(sock, _SIZE), "big")), type=kind)
 
 

@@ -1,1 +1,1 @@
-"""The IPVS target."""
+"""The ipvs Target."""

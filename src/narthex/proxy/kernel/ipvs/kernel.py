@@ -1,4 +1,4 @@
-"""The kernel's IPVS as a whole: whether it is there, its schedulers (row 24.1), its time-outs (row 24.7)."""
+"""Global state of the kernel's IPVS: availability, schedulers (row 24.1), and timeouts (row 24.7)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from narthex.netfilter.netlink import ipvs as wire
 from narthex.netfilter.netlink.ipvs import IpvsCommand, IpvsTimeouts
 
 _PROBE = ("198.51.100.0", Protocol.TCP, 20000)
-"""Of a network that nobody has (TEST-NET-2, RFC 5737)."""
+"""An address of TEST-NET-2 (RFC 5737), which no network uses."""
 
 
 class NoIpvsError(ApplyError):
-    """The kernel has no IP_VS, or does not let us use it."""
+    """The kernel has no IPVS, or does not permit its use."""
 
 
 def connect(namespace: str | None = None) -> Genetlink:
-    """A socket for IPVS; the kernel loads its module if it has one. Raises NoIpvsError."""
+    """Return a socket for IPVS; the kernel loads the module if it can. Raises NoIpvsError."""
     try:
         return Genetlink(wire.FAMILY, namespace)
     except NetlinkError as error:
@@ -33,8 +33,10 @@ def connect(namespace: str | None = None) -> Genetlink:
 
 
 def check_scheduler(name: str, namespace: str | None = None) -> None:
-    """See that the kernel has a scheduler, and let it load the module. Unless a virtual server uses it already, one is
-    made for a moment. Raises ApplyError, NoIpvsError."""
+    """Check that the kernel has a scheduler, and let it load the module.
+
+    Unless a virtual server uses the scheduler already, one is created for a moment. Raises ApplyError, NoIpvsError.
+    """
     link = connect(namespace)
     try:
         if name in _in_use(link):
@@ -54,8 +56,7 @@ def check_scheduler(name: str, namespace: str | None = None) -> None:
 
 
 def set_timeouts(wanted: IpvsTimeouts, namespace: str | None = None) -> IpvsTimeouts | None:
-    """Set the time-outs, those that are not 0; return what they were, None when nothing is to be changed. Raises
-    ApplyError."""
+    """Set the timeouts that are not 0. Returns the previous ones, None if nothing changes. Raises ApplyError."""
     if not any(wanted):
         return None
     link = connect(namespace)
@@ -75,7 +76,7 @@ def set_timeouts(wanted: IpvsTimeouts, namespace: str | None = None) -> IpvsTime
 
 
 def timeouts(namespace: str | None = None) -> IpvsTimeouts:
-    """The time-outs in force. Raises ApplyError."""
+    """Return the timeouts in force. Raises ApplyError."""
     link = connect(namespace)
     try:
         return wire.read_timeouts(link.ask(IpvsCommand.GET_TIMEOUTS))

@@ -1,6 +1,6 @@
-"""The link kube-ipvs0, which makes the addresses of Services this node's own, so that IPVS gets to see their packets.
+"""The link kube-ipvs0, whose addresses make the node accept packets to Services, so that IPVS receives them.
 
-It is a dummy and stays down: an address is local as soon as some link bears it.
+It is a dummy link and stays down: an address is local as soon as a link has it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from narthex.proxy.backends.ipvs.names import LINK
 
 
 def exists(namespace: str | None = None) -> bool:
-    """Whether the link is there."""
+    """Return True if the link exists."""
     with netns.entered(namespace):
         return any(name == LINK for _, name in socket.if_nameindex())
 
 
 def addresses(family: IPFamily | None = None, namespace: str | None = None) -> frozenset[str]:
-    """The addresses on it, of one family or both; none when it is not there."""
+    """Return the addresses of the link, of one family or both; empty if the link does not exist."""
     with netns.entered(namespace):
         return frozenset(own.address for own in addresses_on(LINK) if family in (None, own.family))
 
 
 def bind(wanted: Iterable[str], namespace: str | None = None) -> None:
-    """Give it addresses, and make it when it is not there. Raises ApplyError."""
+    """Add addresses; create the link if necessary. Raises ApplyError."""
     commands = [f"address replace {host_network(each)} dev {LINK}{_options(each)}" for each in sorted(wanted)]
     if commands and not exists(namespace):
         commands.insert(0, f"link add name {LINK} type dummy")
@@ -37,12 +37,12 @@ def bind(wanted: Iterable[str], namespace: str | None = None) -> None:
 
 
 def unbind(unwanted: Iterable[str], namespace: str | None = None) -> None:
-    """Take addresses away. Raises ApplyError, also when one is not there."""
+    """Remove addresses. Raises ApplyError, also if one does not exist."""
     _batch(namespace, [f"address del {host_network(each)} dev {LINK}" for each in sorted(unwanted)])
 
 
 def remove(namespace: str | None = None) -> None:
-    """Remove the link, with all its addresses. Nothing happens when it is not there. Raises ApplyError."""
+    """Remove the link with all its addresses, if it exists. Raises ApplyError."""
     if exists(namespace):
         _batch(namespace, [f"link del dev {LINK}"])
 

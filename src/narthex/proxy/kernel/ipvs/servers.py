@@ -1,4 +1,4 @@
-"""The kernel's virtual servers of one family: read, changed, and real servers let go gently (rows 24.8, 24.9)."""
+"""The kernel's virtual servers of one family: reads and changes them, and drains real servers that leave (rows 24.8, 24.9)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from narthex.proxy.backends.ipvs.rules import RealChanges
 from narthex.proxy.kernel.ipvs.kernel import connect
 
 TEND_SECONDS = 60.0
-"""How often real servers that leave are looked at (row 24.8)."""
+"""Interval of the check of draining real servers (row 24.8)."""
 _READ_ATTEMPTS = 10
 _GONE = (errno.ESRCH, errno.ENOENT)
 
@@ -29,10 +29,10 @@ Place = tuple[str, int]
 
 
 class IpvsServers:
-    """Of one namespace (None: the present one). Not for several threads at once."""
+    """Virtual servers of one namespace (None: the current one). Not thread-safe."""
 
     def __init__(self, family: IPFamily, namespace: str | None = None, patience: float = TEND_SECONDS) -> None:
-        """`patience`: seconds between two looks at real servers that leave."""
+        """Create the accessor; `patience` is the interval in seconds of the check of draining real servers."""
         self._family = family
         self._namespace = namespace
         self._patience = patience
@@ -44,8 +44,10 @@ class IpvsServers:
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     def read(self, ours: Callable[[ServerKey], bool]) -> dict[ServerKey, VirtualServer]:
-        """Virtual servers for which `ours` holds, with the real servers that are in service. A real server with weight
-        0, or one that is not reached by masquerading, counts as leaving. Raises ApplyError."""
+        """Return the virtual servers for which `ours` returns True, with their real servers in service.
+
+        A real server with weight 0, or with another forwarding method than masquerading, counts as leaving. Raises ApplyError.
+        """
         for _ in range(_READ_ATTEMPTS):
             try:
                 return self._read(ours)
@@ -94,8 +96,10 @@ class IpvsServers:
         removed: Sequence[ServerKey] = (),
         reals: Mapping[ServerKey, RealChanges] | None = None,
     ) -> None:
-        """Make, edit and remove virtual servers and their real servers, each by one message, all in a few datagrams.
-        What is there already is edited, what is gone already is no error. Raises ApplyError."""
+        """Add, edit, and remove virtual servers and real servers, one message each, in few datagrams.
+
+        Objects that exist already are edited; objects that are gone already are no error. Raises ApplyError.
+        """
         requests = [_Request(IpvsCommand.DELETE_SERVER, key) for key in removed]
         requests += [_Request(IpvsCommand.SET_SERVER, each.key, server=each) for each in edited]
         for each in added:
@@ -131,7 +135,7 @@ class IpvsServers:
             yield _Request(IpvsCommand.NEW_REAL, key, real)
 
     def _note_returned(self, added: Sequence[VirtualServer], reals: Mapping[ServerKey, RealChanges]) -> None:
-        """Real servers that were leaving and are wanted again."""
+        """Stop draining real servers that are added again."""
         back = [(each.key, real) for each in added for real in each.reals]
         back += [(key, real) for key, change in reals.items() for real in change.added]
         for key, real in back:
@@ -141,15 +145,17 @@ class IpvsServers:
                 self._leaving.pop(key, None)
 
     def _let_go_of_others(self, server: VirtualServer) -> None:
-        """A virtual server was there, unknown to us: real servers that it should not have leave."""
+        """Drain unknown real servers of a virtual server that existed before we added it."""
         wanted = {(real.address, real.port) for real in server.reals}
         others = [one.real for one in self._listed(server.key) if (one.real.address, one.real.port) not in wanted]
         if others:
             self.change(reals={server.key: RealChanges(removed=tuple(others))})
 
     def _send(self, requests: list[_Request]) -> list[_Request]:
-        """Send them. Returns those that were to be made and are there already. Raises ApplyError for what the kernel
-        refuses otherwise, after all were tried."""
+        """Send requests. Returns those that failed because the object exists already.
+
+        Raises ApplyError for other refusals of the kernel, after all requests were tried.
+        """
         if not requests:
             return []
         try:
@@ -173,8 +179,10 @@ class IpvsServers:
     # ---- leaving ---------------------------------------------------------------------------------------------------
 
     def tend(self) -> float | None:
-        """Now and then, remove the leaving real servers that no connection needs any more. Returns the seconds until it
-        makes sense again; None: nothing is leaving. What the kernel refuses is tried again."""
+        """Remove draining real servers without connections. Returns the seconds until the next call; None if none is draining.
+
+        Refused removals are tried again.
+        """
         now = time.monotonic()
         if self._leaving and now >= self._look_at:
             self._look_at = now + self._patience
@@ -184,7 +192,7 @@ class IpvsServers:
         return self._look_at - now if self._leaving else None
 
     def _release(self, keys: Collection[ServerKey]) -> None:
-        """Remove the leaving real servers of some virtual servers, as far as no connection needs them."""
+        """Remove the draining real servers of some virtual servers that have no connections."""
         requests = []
         for key in keys:
             leaving = self._leaving.get(key, set())
@@ -199,7 +207,7 @@ class IpvsServers:
         self._send(requests)
 
     def _listed(self, key: ServerKey) -> list[KernelRealServer]:
-        """The real servers that a virtual server has at this moment; none when it is gone itself."""
+        """Return the current real servers of a virtual server; empty if it is gone."""
         for _ in range(_READ_ATTEMPTS):
             try:
                 return self._reals(key)
@@ -219,7 +227,7 @@ class IpvsServers:
         return self._socket
 
     def _failed(self, what: str, error: OSError) -> ApplyError:
-        """What to raise; the next call opens another socket."""
+        """Return the error to raise, and close the socket; the next call opens another."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -261,12 +269,12 @@ class _Request:
         )
 
     def edit(self) -> _Request:
-        """The same for what is there already."""
+        """Return the request that edits the object that exists already."""
         command = IpvsCommand.SET_SERVER if self.command is IpvsCommand.NEW_SERVER else IpvsCommand.SET_REAL
         return _Request(command, self.key, self.real, self.server)
 
     def why(self, error: NetlinkError) -> str:
-        """What the kernel's error means here."""
+        """Return the meaning of the kernel's error for this request."""
         if self.server is not None and error.errno == errno.ENOENT:
             name = self.server.scheduler
             return f"the kernel has no scheduler {name!r} and cannot load one (module ip_vs_{name})"

@@ -19,10 +19,10 @@ from narthex.proxy.kernel.ipvs.servers import TEND_SECONDS, IpvsServers
 
 
 class IpvsTarget(Target[IpvsRules, IpvsChanges]):
-    """All of one namespace and family. See `narthex.proxy.backends.base.Target`.
+    """Writes all objects of one namespace and family.
 
-    Virtual servers count as ours when they are at an address of kube-ipvs0 or when our sets name them, and when their
-    address is not inside `excluded` (row 24.10). Others are neither read nor touched.
+    Virtual servers are ours if their address is on kube-ipvs0 or our sets name them, and their address is not in `excluded` (row 24.10).
+    Others are neither read nor touched.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
         excluded: tuple[str, ...] = (),
         patience: float = TEND_SECONDS,
     ) -> None:
-        """`patience`: seconds between two looks at real servers that leave."""
+        """Create the Target; `patience` is the interval in seconds of the check of draining real servers."""
         self._family = family
         self._namespace = namespace
         self._excluded = excluded
@@ -41,7 +41,7 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
         self._kinds = {names.set_name(name, family): kind for name, kind in names.KINDS.items()}
 
     def read(self) -> IpvsRules | None:
-        """What is ours in the kernel now. Raises ApplyError when it cannot be read."""
+        """Return our objects in the kernel. Raises ApplyError if they cannot be read."""
         tables, held = self._tables.read(), self._read_beside()
         if tables is None and held is None:
             return None
@@ -53,7 +53,7 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
         return IpvsRules(self._family, held.servers, held.bound, held.sets, tables)
 
     def _read_beside(self) -> IpvsRules | None:
-        """All but the iptables part."""
+        """Return everything except the iptables part."""
         sets = ipset.read(self._kinds.__contains__, self._namespace)
         bound = ipvs_link.addresses(self._family, self._namespace)
         servers = self._servers.read(
@@ -64,10 +64,10 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
         return IpvsRules(self._family, Map(servers), bound, sets, XtablesRules(self._family, {}, Map()))
 
     def apply(self, changes: IpvsChanges) -> None:
-        """Write the changes. Raises ApplyError.
+        """Make the changes. Raises ApplyError.
 
-        A packet that meets a virtual server finds the sets and rules for it in place: they come before it and go after
-        it. An address goes last, since a virtual server is known as ours by it.
+        Sets and rules for a virtual server are written before it and removed after it. An address is removed last, because it identifies a
+        virtual server as ours.
         """
         if changes.replace:
             changes = self._differences(changes)
@@ -86,8 +86,7 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
         ipvs_link.unbind(changes.unbind, namespace)
 
     def tend(self) -> float | None:
-        """Remove real servers that have left and that no connection needs any more (row 24.8). Returns the seconds
-        until it wants to be called again, None when nothing is leaving."""
+        """Remove draining real servers without connections (row 24.8). Returns the seconds until the next call, or None."""
         return self._servers.tend()
 
     def clean(self) -> None:
@@ -105,7 +104,7 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
             ipvs_link.remove(self._namespace)
 
     def _differences(self, changes: IpvsChanges) -> IpvsChanges:
-        """What a replacement really changes: whatever is right already is left in peace."""
+        """Reduce a replacement to real differences, so that correct objects are left alone."""
         found = self._read_beside()
         if found is None:
             return msgspec.structs.replace(changes, replace=False)
