@@ -1,1 +1,1 @@
-"""What changes the machine: one Target per kernel tool, namespaces, links. Effects, outwards."""
+"""Interfaces of the Linux kernel: netlink families, namespaces, links, kernel settings, and processes."""

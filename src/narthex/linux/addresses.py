@@ -1,7 +1,6 @@
-"""The node's own addresses, asked of the kernel by rtnetlink.
+"""The node's own addresses by rtnetlink, in the network namespace of the calling thread.
 
-Spoken by hand: one dump of one message type does not pay for the quarter of a second that a netlink library takes to
-load. All of it concerns the network namespace of the calling thread.
+One dump of one message type does not justify a netlink library, which takes a quarter of a second to import.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _SCOPE_GLOBAL = 0
 _AF = {socket.AF_INET: IPFamily.IPV4, socket.AF_INET6: IPFamily.IPV6}
 
 _SERVICES = (IPVS_LINK, NODE_LOCAL_DNS_LINK)
-"""Links whose addresses are those of Services."""
+"""Links whose addresses belong to Services."""
 _ELSEWHERE = {IPFamily.IPV4: "192.88.99.1", IPFamily.IPV6: "2002:c058:6301::"}
-"""The retired 6to4 relays (RFC 7526): on nobody's own network. Only the route is looked up, nothing is sent."""
+"""The retired 6to4 relays (RFC 7526), which are on no local network. Only the route is looked up; nothing is sent."""
 
 
 class OwnAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,19 +42,21 @@ class OwnAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def family(self) -> IPFamily:
-        """The address's family."""
+        """Return the address's family."""
         return IPFamily.IPV6 if ":" in self.address else IPFamily.IPV4
 
 
 def own_addresses() -> tuple[OwnAddress, ...]:
-    """All addresses of all interfaces, loopback too, in the kernel's order; not those of kube-ipvs0 and of node-local DNS,
-    which are Services'. Raises OSError."""
+    """Return all addresses of all interfaces, including loopback, in the kernel's order. Raises OSError.
+
+    Those of kube-ipvs0 and of node-local DNS belong to Services and are left out.
+    """
     services = {number for number, name in socket.if_nameindex() if name in _SERVICES}
     return tuple(own for own in _all_addresses() if own.interface not in services)
 
 
 def addresses_on(link: str) -> tuple[OwnAddress, ...]:
-    """All addresses of one interface, in the kernel's order; none when it is not there. Raises OSError."""
+    """Return all addresses of one interface in the kernel's order; none if it does not exist. Raises OSError."""
     index = _index(link)
     return tuple(own for own in _all_addresses() if own.interface == index) if index else ()
 
@@ -75,17 +76,17 @@ def _all_addresses() -> Iterator[OwnAddress]:
 
 
 def _index(link: str) -> int:
-    """The number of an interface; 0, which none has, when there is no such.
+    """Return the index of an interface; 0 if it does not exist.
 
-    All are listed: who asks for one by a name that is not there lets the kernel look for a module of that name.
+    All interfaces are listed, since a request for a missing name makes the kernel load a module of that name.
     """
     return next((number for number, name in socket.if_nameindex() if name == link), 0)
 
 
 def primary_address(family: IPFamily) -> str:
-    """The address this node would use towards the rest of the world; empty when it has none of the family.
+    """Return the address that this node uses towards the internet; empty if it has none of the family.
 
-    That is the source the kernel picks for the default route, else the first global address.
+    That is the kernel's source address for the default route, otherwise the first global address.
     """
     held = [own.address for own in own_addresses() if own.family is family and own.is_global]
     number = socket.AF_INET if family is IPFamily.IPV4 else socket.AF_INET6
@@ -99,25 +100,27 @@ def primary_address(family: IPFamily) -> str:
 
 
 def primary_addresses() -> tuple[str, ...]:
-    """The primary address of each family that has one, IPv4 first."""
+    """Return the primary address of each family that has one, IPv4 first."""
     return tuple(address for family in FAMILIES if (address := primary_address(family)))
 
 
 def global_addresses() -> tuple[str, ...]:
-    """All addresses by which other machines may reach this one, in the kernel's order. Raises OSError."""
+    """Return all addresses by which other machines may reach this one, in the kernel's order. Raises OSError."""
     return tuple(own.address for own in own_addresses() if own.is_global)
 
 
 def usable_families(proc: Path = Path("/proc")) -> tuple[IPFamily, ...]:
-    """The families this network namespace can do: IPv6 needs `/proc/net/if_inet6` and must not be switched off
-    (row 15.2)."""
+    """Return the families that this network namespace supports (row 15.2).
+
+    IPv6 needs `/proc/net/if_inet6` and must not be disabled.
+    """
     switch = proc / "sys/net/ipv6/conf/all/disable_ipv6"
     off = not (proc / "net/if_inet6").exists() or (switch.exists() and switch.read_text().strip() == "1")
     return (IPFamily.IPV4,) if off else FAMILIES
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Type and body of each netlink message."""
+    """Yield type and body of each netlink message."""
     at = 0
     while at + 16 <= len(data):
         length, kind = struct.unpack_from("=IH", data, at)
@@ -128,7 +131,7 @@ def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _own_address(body: bytes) -> OwnAddress:
-    """Read one `struct ifaddrmsg` with its attributes. IFA_LOCAL is ours where the link is point to point."""
+    """Decode one `struct ifaddrmsg` with its attributes. IFA_LOCAL is the own address of a point-to-point link."""
     number, prefix, flags, scope, interface = struct.unpack_from("=BBBBI", body)
     values: dict[int, bytes] = {}
     at = 8

@@ -1,4 +1,4 @@
-"""Work beside a block of code, in a thread of its own."""
+"""Work in a thread while a block of code runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from contextlib import contextmanager
 def in_background(
     name: str, work: Callable[[], None], stop: Callable[[], object], *, patience: float | None = None
 ) -> Iterator[None]:
-    """Let `work` run while the block lasts. At its end `stop` tells the thread to end, and it is waited for, for `patience`
-    seconds at most; None: for as long as it takes. One that is late ends with the process."""
+    """Run `work` in a thread while the block runs, then call `stop` and wait for the thread.
+
+    `patience` limits that wait in seconds; a thread that is late ends with the process.
+    """
     thread = threading.Thread(target=work, name=name, daemon=True)
     thread.start()
     try:

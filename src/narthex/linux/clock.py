@@ -1,4 +1,4 @@
-"""Time, and waiting that can be cut short. Everything that needs either takes a `Clock`, so that tests need not wait."""
+"""Time, and waiting that can be interrupted. Code that needs either takes a `Clock`, so that tests need not wait."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a loop has to know about time."""
+    """A clock with an interruptible sleep."""
 
     def now(self) -> float:
-        """Seconds that only ever grow; for distances, not for dates."""
+        """Return seconds on a monotonic clock."""
         ...
 
     def wall(self) -> float:
-        """Seconds since 1970, for people and metrics."""
+        """Return seconds since the epoch."""
         ...
 
     def sleep(self, seconds: float) -> bool:
-        """Wait, at most this long; True when `wake` ended it early, or had been called before."""
+        """Wait for at most `seconds`; return True if `wake` ended the wait or was called before."""
         ...
 
     def wake(self) -> None:
-        """End the present or the next `sleep` at once. May be called from any thread and from a signal handler."""
+        """End the present or the next `sleep` at once. Safe from any thread and in a signal handler."""
         ...
 
 
 class SystemClock:
     """The machine's clock.
 
-    It wakes through an eventfd and not through `threading.Event`, whose lock is not safe to take in a signal handler
-    that interrupts the very thread which waits.
+    `wake` uses an eventfd: the lock of `threading.Event` is not safe in a signal handler that interrupts the waiting
+    thread.
     """
 
     def __init__(self) -> None:
@@ -48,22 +48,26 @@ class SystemClock:
             os.close(self._event)
 
     def now(self) -> float:
+        """Return seconds on a monotonic clock."""
         return time.monotonic()
 
     def wall(self) -> float:
+        """Return seconds since the epoch."""
         return time.time()
 
     def sleep(self, seconds: float) -> bool:
+        """Wait for at most `seconds`; return True if `wake` or data in a watched file ended the wait."""
         ready = {file for file, _ in self._poll.poll(max(0.0, min(seconds, 1e6)) * 1000)}
         if self._event in ready:
             os.eventfd_read(self._event)
         return bool(ready)
 
     def wake(self) -> None:
+        """End the present or the next `sleep` at once."""
         os.eventfd_write(self._event, 1)
 
     def watch_files(self, files: Iterable[int]) -> None:
-        """Let data that waits in these files end a sleep as `wake` does, and no longer that of files named before."""
+        """Let data in these files end a sleep as `wake` does. They replace the files of the previous call."""
         wanted = frozenset(files)
         for file in self._files - wanted:
             self._poll.unregister(file)

@@ -1,4 +1,4 @@
-"""The kernel's table of tracked connections: list a part of it, remove entries."""
+"""The kernel's connection tracking table: list and remove entries."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from narthex.netfilter.netlink import conntrack as ctnetlink
 from narthex.netfilter.netlink.conntrack import ConntrackEntry
 
 _FEW = 8
-"""So many listings that the kernel narrows are quicker than a whole one that is narrowed here."""
+"""Up to this many listings filtered by the kernel are faster than one full listing filtered here."""
 
 
 def load_module() -> None:
-    """Have the kernel load what tracks connections, as it does when somebody asks for some. Raises OSError."""
+    """Make the kernel load connection tracking, as a request for its table does. Raises OSError."""
     ConntrackTable().entries(IPFamily.IPV4, [(Protocol.TCP, 1)])
 
 
 class ConntrackTable:
-    """The table of one network namespace. Opens its socket when it is first used. Not for several threads at once."""
+    """The table of one network namespace. Opens its socket at the first use. Not thread-safe."""
 
     def __init__(self, namespace: str | None = None) -> None:
         self._namespace = namespace
         self._socket: NfNetlink | None = None
 
     def entries(self, family: IPFamily, towards: Collection[tuple[Protocol, int]]) -> list[ConntrackEntry]:
-        """All entries of the family that were first sent to one of these protocols and ports. Raises OSError.
+        """Return all entries of the family whose original destination is one of these protocols and ports.
 
-        A listing that the kernel broke off is as good as a whole one: what is missed is missed once (row 18.9).
+        Raises OSError.
+
+        An interrupted listing counts as complete: a missed entry is missed once (row 18.9).
         """
         found: dict[bytes, ConntrackEntry] = {}
         requests = [ctnetlink.narrowed(*each) for each in towards] if len(towards) <= _FEW else [b""]
@@ -46,7 +48,7 @@ class ConntrackTable:
         return list(found.values())
 
     def remove(self, family: IPFamily, entries: Sequence[ConntrackEntry]) -> list[bool]:
-        """Remove entries; for each whether it was still there. Raises OSError when the kernel refuses."""
+        """Remove entries; return for each whether it still existed. Raises OSError if the kernel refuses."""
         handles = [entry.handle for entry in entries]
         answers = self._netlink.every(ctnetlink.SUBSYSTEM, ctnetlink.DELETE, FAMILY_NUMBERS[family.value], handles)
         for error in answers:

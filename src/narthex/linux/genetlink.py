@@ -1,4 +1,4 @@
-"""Generic netlink: a family of commands is known by its name and gets a number from the kernel."""
+"""Generic netlink, whose families have names and get their numbers from the kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NETLINK_GENERIC = 16
 _CONTROLLER, _GET_FAMILY = 16, 3
 _FAMILY_NUMBER, _FAMILY_NAME = 1, 2
 _HEAD = struct.Struct("=BBH")
-"""Command, version, nothing."""
+"""Command, version, padding."""
 _VERSION = 1
 
 GenetlinkRequest = tuple[int, bytes]
@@ -19,10 +19,10 @@ GenetlinkRequest = tuple[int, bytes]
 
 
 class Genetlink(Netlink):
-    """A socket for one family, in one network namespace. Not for several threads at once."""
+    """A socket for one family in one network namespace. Not thread-safe."""
 
     def __init__(self, family: str, namespace: str | None = None) -> None:
-        """Raises NetlinkError, ENOENT when neither the kernel nor a module that it can load has the family."""
+        """Open the socket. Raises NetlinkError, with ENOENT if the kernel lacks the family and cannot load it."""
         super().__init__(_NETLINK_GENERIC, namespace)
         try:
             self._number = self._number_of(family)
@@ -42,18 +42,18 @@ class Genetlink(Netlink):
         raise NetlinkError(0, f"the kernel's answer about {family} has no number")
 
     def ask(self, command: int, attributes: bytes = b"") -> bytes:
-        """The attributes of the one message that answers. Raises NetlinkError."""
+        """Return the attributes of the single message that answers. Raises NetlinkError."""
         sequence = self.request(self._number, _HEAD.pack(command, _VERSION, 0) + attributes)
         for data in self.answers(sequence):
             return data[_HEAD.size :]
         raise NetlinkError(0, "the kernel's answer is empty")
 
     def listing(self, command: int, attributes: bytes = b"") -> Iterator[bytes]:
-        """The attributes of each message of a dump. Raises NetlinkError, and Interrupted at the end."""
+        """Yield the attributes of each message of a dump. Raises NetlinkError, and DumpInterrupted at the end."""
         for data in self.dump(self._number, _HEAD.pack(command, _VERSION, 0) + attributes):
             yield data[_HEAD.size :]
 
     def write(self, requests: Sequence[GenetlinkRequest]) -> list[NetlinkError | None]:
-        """Send requests, in this order; what the kernel said to each, None for yes."""
+        """Send requests in order; return the kernel's error for each, None for success."""
         bodies = [_HEAD.pack(command, _VERSION, 0) + attributes for command, attributes in requests]
         return self.each(self._number, bodies)

@@ -16,7 +16,7 @@ _DESTROY_PAUSE = 0.05
 
 
 def read(ours: Callable[[str], bool], namespace: str | None = None) -> dict[str, IpSet]:
-    """The sets whose names are ours. Raises ApplyError."""
+    """Return the sets with our names. Raises ApplyError."""
     try:
         held = ipset.parse(_run(["ipset", "save"], namespace=namespace))
     except ipset.IpsetTextError as error:
@@ -30,8 +30,10 @@ def write(
     entries_removed: Mapping[str, frozenset[str]] | None = None,
     namespace: str | None = None,
 ) -> None:
-    """Make sets with their entries, add entries to others, take entries away: one load. What is there already, or gone
-    already, is no error. Raises ApplyError."""
+    """Create sets, add entries, and remove entries in one load; existing or missing entries are no error.
+
+    Raises ApplyError.
+    """
     try:
         text = ipset.save_text(added) + "".join(
             ipset.entry_line(verb, name, entry) + "\n"
@@ -46,7 +48,7 @@ def write(
 
 
 def destroy(names: Sequence[str], namespace: str | None = None) -> None:
-    """Remove sets that no rule names any more. One that is gone already is no error. Raises ApplyError."""
+    """Remove sets that no rule uses; missing ones are no error. Raises ApplyError."""
     script = "".join(f"destroy {name}\n" for name in names)
     for attempt in range(1, _DESTROY_ATTEMPTS + 1 if script else 0):
         try:
@@ -69,7 +71,7 @@ def _run(argv: list[str], stdin: str = "", namespace: str | None = None) -> str:
 
 
 def _quoted(script: str, said: str) -> str:
-    """The line of the input that ipset complains about."""
+    """Return the input line that ipset complains about."""
     _, found, rest = said.partition("Error in line ")
     number, _, _ = rest.partition(":")
     lines = script.splitlines()

@@ -1,6 +1,6 @@
-"""The two kinds of iptables on a machine: `nft` writes to nf_tables, `legacy` to tables of its own.
+"""The two variants of iptables: `nft` writes to nf_tables, `legacy` to tables of its own.
 
-Neither sees the other's rules, the kernel obeys both.
+Neither variant shows the other's rules; the kernel applies both.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ VARIANTS = ("nft", "legacy")
 
 
 def plain_command(family: IPFamily) -> str:
-    """The command that the system chose a variant for."""
+    """Return the command for which the system has selected a variant."""
     return "iptables" if family is IPFamily.IPV4 else "ip6tables"
 
 
 def default_variant(family: IPFamily) -> str:
-    """What the plain command is. One that says nothing of nf_tables is older than nf_tables."""
+    """Return the variant of the plain command. One that does not mention nf_tables predates it."""
     found = shutil.which(f"{plain_command(family)}-restore")
     return "nft" if found is not None and "nft" in Path(found).resolve().name else "legacy"
 
 
 def command_of(family: IPFamily, variant: str) -> str | None:
-    """What to start for a variant: `iptables-legacy`, say, to which `-save` and `-restore` are appended. None: it is
-    not installed."""
+    """Return the command of a variant, such as `iptables-legacy`; None if it is not installed.
+
+    `-save` and `-restore` are appended to it.
+    """
     plain = plain_command(family)
     for name in (f"{plain}-{variant}", plain):
         fits = name != plain or default_variant(family) == variant

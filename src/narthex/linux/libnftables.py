@@ -1,4 +1,4 @@
-"""libnftables, in process, by ctypes: runs nft text without starting a program."""
+"""libnftables by ctypes: runs nft text in this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = ("libnftables.so.1", "libnftables.so")
 
 
 class NftError(RuntimeError):
-    """nft refused the text; the message is what it said."""
+    """nft refused the text; the message is nft's."""
 
 
 class NftMissingError(RuntimeError):
@@ -43,10 +43,10 @@ def _library() -> ctypes.CDLL:
 
 
 def run_nft(text: str, namespace: str | None = None, terse: bool = False) -> str:
-    """Run nft commands as one transaction and return what they print; `terse` leaves out elements of sets.
+    """Run nft commands as one transaction and return their output; `terse` omits the elements of sets.
 
-    A context lives for one call: it opens its netlink socket in the namespace, and what it remembers of large rulesets
-    is not kept. Raises NftError, NftMissing, FileNotFoundError (no such namespace), ValueError for text with NUL.
+    A context lasts for one call: it opens its netlink socket in the namespace, and its cache of large rulesets is
+    freed. Raises NftError, NftMissingError, FileNotFoundError (no such namespace), and ValueError for text with NUL.
     """
     if "\0" in text:
         raise ValueError("nft text must not hold NUL")
@@ -61,11 +61,10 @@ def run_nft(text: str, namespace: str | None = None, terse: bool = False) -> str
 
 
 class OwnedTables:
-    """Tables with `flags owner`: the kernel keeps everybody else from changing them, and takes them away when this is
-    closed or its process ends (Linux 5.12)."""
+    """Tables with `flags owner`: nobody else can change them, and the kernel removes them with the process (Linux 5.12)."""
 
     def __init__(self, text: str) -> None:
-        """Load them in the network namespace of the calling thread. Raises NftError, NftMissing."""
+        """Load the tables in the network namespace of the calling thread. Raises NftError, NftMissingError."""
         with _one_at_a_time:
             self._context: int | None = _context()
             try:
@@ -75,7 +74,7 @@ class OwnedTables:
                 raise
 
     def close(self) -> None:
-        """The tables go. May be called again."""
+        """Remove the tables. May be called again."""
         with _one_at_a_time:
             self._free()
 

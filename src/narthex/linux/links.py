@@ -1,7 +1,6 @@
-"""Links, addresses and routes in a network namespace.
+"""Links, addresses, and routes in a network namespace, by one `ip -batch` per namespace.
 
-One `ip -batch` per namespace does all of it: measured, a whole pod takes 3 ms, where importing a netlink library alone
-takes 240 ms. The kernel's own error comes back with the line that it is about.
+A whole pod takes 3 ms; importing a netlink library takes 240 ms. Errors include the line that the kernel refused.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class LinkError(RuntimeError):
 def batch(namespace: str | None, commands: Sequence[str]) -> None:
     """Run `ip` commands in a namespace, in order ("link add br0 type bridge"); None is the present one.
 
-    A command is one line in the words of `ip`; whoever writes it puts no foreign text in. Stops at the first that
-    fails. Raises LinkError, ValueError for a command of more than one line, FileNotFoundError without the namespace.
+    A command is one line and must not contain untrusted text. Stops at the first failure. Raises LinkError,
+    ValueError for a command of more than one line, and FileNotFoundError without the namespace.
     """
     if not commands:
         return
@@ -43,8 +42,8 @@ def batch(namespace: str | None, commands: Sequence[str]) -> None:
 def set_sysctls(namespace: str | None, values: Mapping[str, str]) -> None:
     """Write kernel settings of a namespace, by their path below /proc/sys (`net/ipv4/ip_forward`).
 
-    A setting that this kernel does not have is left out: without IPv6 there is no IPv6 setting to make. Raises
-    ValueError for a path outside `net/`, OSError when the kernel refuses the value.
+    Settings that the kernel lacks are skipped, such as those of IPv6. Raises ValueError for a path outside `net/`,
+    and OSError if the kernel refuses the value.
     """
     with netns.entered(namespace):
         for name, value in values.items():

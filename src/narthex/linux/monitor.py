@@ -1,7 +1,7 @@
-"""Noticing that somebody else changed rules (behaviour rows 21.8, 21.17, 29.9).
+"""Detection of changes that other programs make to our rules (rows 21.8, 21.17, 29.9).
 
-nf_tables tells of each transaction as it commits, to whoever listens (multicast group NFNLGRP_NFTABLES); iptables with
-the nf_tables backend is seen there too. iptables-legacy tells nobody: its tables are asked for their size instead.
+nf_tables notifies listeners of each transaction (multicast group NFNLGRP_NFTABLES), including those of iptables-nft.
+iptables-legacy sends no notifications: its table sizes are polled.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from narthex.model.net import IPFamily
 _LOGGER = logging.getLogger("narthex")
 
 POLL_SECONDS = 0.5
-"""How often what gives no notice is asked."""
+"""Poll period where there are no notifications."""
 _PAUSE = 0.02
-"""Rest between two looks at the queue: a storm of notifications costs little more than a few."""
+"""Delay between two reads of the queue, so that a storm of notifications costs little."""
 _MOST_DATAGRAMS = 256
-"""Looked at without a rest. Notifications that come faster than that are lost, which is noticed too."""
+"""Read without a delay. Faster notifications are lost, which is detected too."""
 
 _NETLINK_NETFILTER, _GROUP_NFTABLES = 12, 7
 _SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
@@ -51,73 +51,79 @@ _FAMILIES = {int(number): IPFamily(family) for family, number in FAMILY_NUMBERS.
 
 
 class OwnTransactions:
-    """What we wrote."""
+    """The transactions of this process."""
 
     def __init__(self) -> None:
         self.transactions = 0
-        """Of nf_tables; whoever writes counts them."""
+        """Of nf_tables, counted by the writer."""
 
 
 class ForeignChanges(Protocol):
-    """Tells of changes that others made where our rules are."""
+    """Detects changes by others to the tables and chains that contain our rules."""
 
     interval: float
-    """`look` must be called this often; infinite when it gives notice by itself."""
+    """Period at which `look` must be called; infinite with notifications."""
 
     def look(self) -> Mapping[IPFamily, int]:
-        """Changes by others since the last call, that may have been to our rules."""
+        """Return the number of foreign changes since the last call that may concern our rules, by family."""
         ...
 
     def writing(self) -> AbstractContextManager[OwnTransactions]:
-        """What is written inside, by this process or a program that it starts, is ours, if it is counted."""
+        """Return a context for our own writes, including those of started programs.
+
+        The writer counts its transactions.
+        """
         ...
 
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
-        """Inside, `notice` is called, from any thread, when `look` has something to tell."""
+        """Return a context in which `notice` is called, from any thread, when `look` has changes."""
         ...
 
     def close(self) -> None:
-        """Let go of what was opened. Not while `listening`."""
+        """Release resources. Not while `listening`."""
         ...
 
 
 class RuleScope(msgspec.Struct, frozen=True):
-    """Which changes may be to our rules: of these tables, and in them of chains for which `chain(table, name)` holds."""
+    """The changes that may concern our rules: in these tables, of chains for which `chain(table, name)` holds."""
 
     tables: frozenset[str]
     chain: Callable[[str, str], bool] = lambda table, name: True  # noqa: ARG005
 
 
 class RulePoller:
-    """Asks for something that differs after each change. Changes while we write are taken for ours."""
+    """Polls a value that differs after each change. Changes during our own writes count as ours."""
 
     interval = POLL_SECONDS
 
     def __init__(
         self, ask: Callable[[], object], families: Sequence[IPFamily], close: Callable[[], object] = lambda: None
     ) -> None:
-        """`close` lets go of what `ask` needs."""
+        """Poll the value of `ask`; `close` releases its resources."""
         self._ask = ask
         self._close = close
         self._families = tuple(families)
         self._known: object = None
 
     def look(self) -> Mapping[IPFamily, int]:
+        """Return one change per family if the value differs from the last one."""
         before, self._known = self._known, self._answer()
         return {} if before is None or before == self._known else dict.fromkeys(self._families, 1)
 
     @contextmanager
     def writing(self) -> Iterator[OwnTransactions]:
+        """Return a context for our own writes."""
         try:
             yield OwnTransactions()
         finally:
             self._known = self._answer()
 
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:  # noqa: ARG002
-        """It gives no notice; the caller has to look."""
+        """Return an empty context: there are no notifications, so the caller has to poll."""
         return nullcontext()
 
     def close(self) -> None:
+        """Release resources."""
         self._close()
 
     def _answer(self) -> object:
@@ -128,12 +134,12 @@ class RulePoller:
 
 
 class NftablesMonitor:
-    """Hears all transactions of one network namespace (None: that of the calling thread) from its making on."""
+    """Receives notifications of all transactions in one network namespace (None: that of the calling thread)."""
 
     interval = math.inf
 
     def __init__(self, concern: RuleScope, families: Sequence[IPFamily], namespace: str | None = None) -> None:
-        """Raises OSError where there is no nf_tables, or no permission to listen."""
+        """Subscribe to notifications. Raises OSError without nf_tables or without permission."""
         self._concern = concern
         self._marks = tuple(name.encode() + b"\0" for name in concern.tables)
         self._families = frozenset(families)
@@ -148,18 +154,19 @@ class NftablesMonitor:
         self._lock = threading.Lock()
         self._found: Counter[IPFamily] = Counter()
         self._touched: set[IPFamily] = set()
-        """By the transaction that is being told of."""
+        """By the present transaction."""
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = None
 
     def look(self) -> Mapping[IPFamily, int]:
+        """Return the number of foreign changes since the last call, by family."""
         with self._lock:
             found, self._found = self._found, Counter()
             self._touched.clear()
         return found
 
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
-        """Listen, and call `notice` when there is something to look at."""
+        """Return a context in which a thread listens and calls `notice` after changes."""
         return in_background("nftables-monitor", lambda: self._listen(notice), lambda: os.eventfd_write(self._stop, 1))
 
     def close(self) -> None:
@@ -170,8 +177,11 @@ class NftablesMonitor:
 
     @contextmanager
     def writing(self) -> Iterator[OwnTransactions]:
-        """Inside nothing is heard: while anybody listens the kernel puts each element into words, which makes a first
-        sync three times as long. The number of the ruleset tells afterwards whether others wrote too."""
+        """Return a context for our own writes, in which the subscription is suspended.
+
+        With a listener, the kernel formats each element, which triples the time of a first sync. The generation of
+        the ruleset reveals afterwards whether others wrote too.
+        """
         own, before = OwnTransactions(), self._netlink.generation()
         self._member(False)
         try:
@@ -199,7 +209,7 @@ class NftablesMonitor:
                 return
 
     def _drain(self) -> None:
-        """Take in what waits."""
+        """Process all queued notifications."""
         for _ in range(_MOST_DATAGRAMS):
             try:
                 data = self._socket.recv(1 << 18)
@@ -227,7 +237,7 @@ class NftablesMonitor:
                     length, kind, _, _, _ = _HEADER.unpack_from(data, offset)
 
     def _see(self, message: bytes, kind: int) -> None:
-        """One message of somebody else."""
+        """Process one message of another program."""
         family = _FAMILIES.get(message[0])
         if family not in self._families or family in self._touched:
             return
@@ -244,7 +254,7 @@ class NftablesMonitor:
         self._socket.setsockopt(_SOL_NETLINK, option, _GROUP_NFTABLES)
 
     def _pass_over_own(self) -> None:
-        """Let the kernel drop what this process writes through its own sockets."""
+        """Attach a filter that drops notifications of this process's own sockets."""
         # Words of a message are the machine's, a filter reads them as the network's.
         mask, ports = socket.htonl(PORTS_MASK), socket.htonl(PORTS)
         writer = 12
@@ -259,8 +269,11 @@ class NftablesMonitor:
 
 
 class LegacyTableSizes:
-    """The sizes of iptables-legacy's tables: they change when rules or chains are added or go. A rule replaced by one
-    of the same length is found at the next read-back only. Opens its sockets in the calling thread's namespace."""
+    """The sizes of iptables-legacy's tables, which change when rules or chains are added or removed.
+
+    A rule replaced by one of the same length is only found by the next read-back. Opens its sockets in the namespace
+    of the calling thread.
+    """
 
     _TABLES = ("nat", "filter", "mangle")
     _LEVELS = {IPFamily.IPV4: socket.IPPROTO_IP, IPFamily.IPV6: socket.IPPROTO_IPV6}
@@ -268,7 +281,7 @@ class LegacyTableSizes:
     _INFO = struct.Struct("=32s13I")
 
     def __init__(self, families: Sequence[IPFamily], namespace: str | None = None) -> None:
-        """Raises OSError without CAP_NET_RAW."""
+        """Open the sockets. Raises OSError without CAP_NET_RAW."""
         with netns.entered(namespace):
             self._sockets = {
                 family: socket.socket(
@@ -279,7 +292,7 @@ class LegacyTableSizes:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def __call__(self) -> tuple[tuple[int, ...], ...]:
-        """Entries and bytes of each table. Raises OSError."""
+        """Return entries and bytes of each table. Raises OSError."""
         return tuple(self._ask(family, table) for family in self._sockets for table in self._TABLES)
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
-"""Network namespaces, named as `ip netns` names them: a file in /run/netns.
+"""Network namespaces by name, as `ip netns` has them: a file in /run/netns.
 
-Entering is a matter of one thread: `entered` moves the calling thread and brings it back. Sockets and child processes
-made inside stay in the namespace for as long as they live.
+`entered` moves only the calling thread. Sockets and child processes created inside stay in the namespace.
 """
 
 from __future__ import annotations
@@ -34,25 +33,27 @@ def _check(result: int, what: str) -> None:
 
 
 def path_of(name: str) -> Path:
-    """The file that holds a namespace. Raises ValueError for a name that could leave the directory."""
+    """Return the file of a namespace. Raises ValueError for a name that could leave the directory."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not a network namespace name: use letters, digits, '.', '_' and '-'")
     return RUN_DIR / name
 
 
 def exists(name: str) -> bool:
-    """Whether the namespace is there."""
+    """Return True if the namespace exists."""
     return path_of(name).exists()
 
 
 def names() -> list[str]:
-    """All named namespaces, sorted."""
+    """Return the names of all namespaces, sorted."""
     return sorted(entry.name for entry in RUN_DIR.iterdir()) if RUN_DIR.is_dir() else []
 
 
 def create(name: str) -> None:
-    """Make a namespace with loopback up. Raises FileExistsError when the name is taken, PermissionError without
-    CAP_SYS_ADMIN."""
+    """Create a namespace with loopback up.
+
+    Raises FileExistsError if the name is taken, and PermissionError without CAP_SYS_ADMIN.
+    """
     path = path_of(name)
     _share_run_dir()
     os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o444))
@@ -78,7 +79,7 @@ def create(name: str) -> None:
 
 
 def delete(name: str) -> None:
-    """Remove the name; the kernel frees the namespace with its last user. Nothing happens when it is not there."""
+    """Remove a name if it exists; the kernel frees the namespace with its last user."""
     path = path_of(name)
     if path.exists():
         _libc.umount2(os.fsencode(path), _MNT_DETACH)
@@ -87,7 +88,7 @@ def delete(name: str) -> None:
 
 @contextmanager
 def entered(name: str | None) -> Iterator[None]:
-    """Run the calling thread inside the namespace; None stays where it is. Raises FileNotFoundError."""
+    """Run the block inside the namespace; None changes nothing. Raises FileNotFoundError."""
     if name is None:
         yield
         return
@@ -100,7 +101,7 @@ def entered(name: str | None) -> Iterator[None]:
 
 
 def _share_run_dir() -> None:
-    """Make /run/netns a shared mount of its own, as `ip netns add` does, so that other tools see the names."""
+    """Make /run/netns a shared mount, as `ip netns add` does, so that other tools see the names."""
     RUN_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
     run_dir = os.fsencode(RUN_DIR)
     if _libc.mount(b"", run_dir, b"none", _MS_SHARED | _MS_REC, None) != 0:
@@ -109,7 +110,7 @@ def _share_run_dir() -> None:
 
 
 def _loopback_up() -> None:
-    """Set `lo` up with SIOCSIFFLAGS; a whole netlink library is too heavy for one flag."""
+    """Set `lo` up with SIOCSIFFLAGS."""
     import fcntl
     import socket
     import struct

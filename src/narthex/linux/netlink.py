@@ -1,7 +1,7 @@
-"""A netlink socket: requests, answers, dumps, errors. What the messages mean is the business of whoever sends them.
+"""A netlink socket: requests, answers, dumps, and errors of any family.
 
-Flags and framing are those of linux/netlink.h. A CNI plugin loads this twice for each pod, so it imports only what is
-loaded in a millisecond: `_socket` is the part of `socket` that is in C.
+Flags and framing are those of linux/netlink.h. A CNI plugin loads this module twice for each pod, so it imports
+little: `_socket` is the C part of `socket`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ERR_MESSAGE, _ERR_OFFSET = 1, 2
 _RECEIVE = 1 << 18
 _WAIT_SECONDS = 30.0
 _AT_ONCE = 256
-"""Requests whose answers fit the receive buffer with ease."""
+"""Requests whose answers surely fit the receive buffer."""
 
 PORTS, PORTS_MASK = 1 << 31 | int.from_bytes(posix.urandom(4)) & 0x7FFFFE00, 0xFFFFFE00
 """All sockets of ours in this process have netlink ports that are `PORTS` under the mask, so that a notification tells
@@ -36,8 +36,11 @@ _next_port = itertools.count()
 
 
 class NetlinkError(OSError):
-    """The kernel refused. `message` is the number of the message in the batch that it named, `offset` the place in
-    that message of the attribute that it complained about; each is None when it named none."""
+    """The kernel refused a request.
+
+    `message` is the index of the refused message in the batch, `offset` the position of the refused attribute in it;
+    each is None if unknown.
+    """
 
     def __init__(self, number: int, said: str, message: int | None = None, offset: int | None = None) -> None:
         super().__init__(number, said or posix.strerror(number))
@@ -46,17 +49,17 @@ class NetlinkError(OSError):
 
 
 class DumpInterrupted(Exception):
-    """The rules changed while they were read."""
+    """The data changed during a dump."""
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
-    """One netlink attribute, padded to four bytes."""
+    """Return one netlink attribute, padded to four bytes."""
     length = 4 + len(payload)
     return struct.pack("=HH", length, kind) + payload + bytes(-length % 4)
 
 
 def bind_own_port(sock: socket.socket, groups: int = 0) -> None:
-    """Bind to a port of this process's own range, and to multicast groups (a bit for each)."""
+    """Bind to a port of this process's own range and to multicast groups (a bit for each)."""
     for _ in range(~PORTS_MASK & 0xFFFFFFFF):
         try:
             sock.bind((PORTS | next(_next_port) & ~PORTS_MASK, groups))
@@ -79,8 +82,7 @@ def _opened_in(namespace: str, protocol: int) -> socket.socket:
 
 
 class Netlink:
-    """A netlink socket of one network namespace, of one protocol (`NETLINK_NETFILTER`, …). Not for several threads at
-    once."""
+    """A netlink socket of one protocol (`NETLINK_NETFILTER`, …) in one network namespace. Not thread-safe."""
 
     def __init__(self, protocol: int, namespace: str | None = None) -> None:
         self._socket = _opened(protocol) if namespace is None else _opened_in(namespace, protocol)
@@ -102,13 +104,13 @@ class Netlink:
             self._socket.close()
 
     def request(self, kind: int, body: bytes, flags: int = 0) -> int:
-        """Send a message, and return its number."""
+        """Send a message and return its sequence number."""
         self._sequence += 1
         self._send(HEADER.pack(HEADER.size + len(body), kind, NLM_F_REQUEST | flags, self._sequence, 0) + body)
         return self._sequence
 
     def answers(self, sequence: int) -> Iterator[bytes]:
-        """Bodies of all messages that answer a request. Raises NetlinkError."""
+        """Yield the bodies of all messages that answer a request. Raises NetlinkError."""
         while True:
             for kind, flags, number, data in self._receive():
                 if number != sequence:
@@ -123,7 +125,7 @@ class Netlink:
                 yield data
 
     def dump(self, kind: int, body: bytes) -> Iterator[bytes]:
-        """Bodies of all messages of a dump. Raises NetlinkError, and Interrupted at the end of what could be had."""
+        """Yield the bodies of all messages of a dump. Raises NetlinkError, and DumpInterrupted at the end."""
         sequence = self.request(kind, body, NLM_F_DUMP)
         interrupted = False
         while True:
@@ -142,12 +144,14 @@ class Netlink:
                 return
 
     def each(self, kind: int, bodies: Sequence[bytes], flags: int = 0) -> list[NetlinkError | None]:
-        """Send one request for each body, in this order; what the kernel said to each, None for yes. `flags` are set besides
-        those that any request has."""
+        """Send one request for each body, in order; return the kernel's error for each, None for success.
+
+        `flags` are added to those of every request.
+        """
         return self.batch([(kind, flags, body) for body in bodies])
 
     def batch(self, requests: Sequence[tuple[int, int, bytes]]) -> list[NetlinkError | None]:
-        """The same for requests of several kinds: type, flags and body of each."""
+        """Send requests of several kinds, each with type, flags, and body; return the kernel's error for each."""
         answers: list[NetlinkError | None] = []
         for start in range(0, len(requests), _AT_ONCE):
             some = requests[start : start + _AT_ONCE]
@@ -167,7 +171,7 @@ class Netlink:
         return answers
 
     def _send(self, data: bytes) -> None:
-        """A batch has to be one datagram: what is sent in two is two transactions."""
+        """Send a batch as one datagram, since two datagrams are two transactions."""
         if len(data) + 4096 > self._send_room:
             self._send_room = max(1 << 20, len(data) + (len(data) >> 2) + 4096)
             self._force(getattr(socket, "SO_SNDBUFFORCE", 32), self._send_room)
@@ -177,7 +181,7 @@ class Netlink:
         self._socket.setsockopt(socket.SOL_SOCKET, option, size)
 
     def _receive(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """The messages of one datagram: type, flags, sequence number, payload."""
+        """Return the messages of one datagram: type, flags, sequence number, payload."""
         try:
             data = self._socket.recv(_RECEIVE)
         except TimeoutError:
@@ -192,7 +196,7 @@ class Netlink:
 
 
 def text_attribute(data: bytes, at: int, wanted: int) -> str:
-    """The text of the first attribute of a kind among those that begin at `at`; empty when there is none."""
+    """Return the text of the first attribute of a kind, starting at `at`; empty if there is none."""
     while at + 4 <= len(data):
         length, kind = struct.unpack_from("=HH", data, at)
         if kind & 0x3FFF == wanted:
@@ -202,7 +206,7 @@ def text_attribute(data: bytes, at: int, wanted: int) -> str:
 
 
 def error_of(flags: int, data: bytes, message: int | None = None) -> NetlinkError | None:
-    """What an NLMSG_ERROR says; None for an acknowledgement."""
+    """Return the error of an NLMSG_ERROR; None for an acknowledgement."""
     number = -struct.unpack_from("=i", data, 0)[0]
     if number == 0:
         return None

@@ -1,7 +1,7 @@
-"""nf_tables over netlink, for what is not nft text: one batch is one kernel transaction; dumps are read as they come.
+"""nf_tables over netlink: batches as one kernel transaction, and dumps read as they arrive.
 
-Message and attribute numbers are those of linux/netfilter/nfnetlink.h and nf_tables.h. All else about tables is left
-to libnftables (`narthex.proxy.kernel.nftables`).
+Message and attribute numbers are those of linux/netfilter/nfnetlink.h and nf_tables.h. nft text is run by libnftables
+(`narthex.proxy.kernel.nftables`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DELETE_TABLE = 2
 NEW_RULE, DELETE_RULE = 6, 8
 NEW_ELEMENTS, GET_ELEMENTS, DELETE_ELEMENTS = 12, 13, 14
 NEW_UNTAKEN_ELEMENTS = 1 << 8 | NEW_ELEMENTS
-"""For `commit`: as NEW_ELEMENTS, but an element that is there is an error (EEXIST)."""
+"""For `commit`: as NEW_ELEMENTS, but an existing element is an error (EEXIST)."""
 _GET_TABLE, _GET_CHAIN, _GET_SET, _GET_GENERATION = 1, 4, 10, 16
 _CHAIN_NAME = 3
 
@@ -48,21 +48,23 @@ _FLAGS = {
 
 FAMILY_NUMBERS = {4: socket.AF_INET, 6: socket.AF_INET6}
 INET = 1
-"""The family of tables for both."""
+"""The family of tables for both IP families."""
 _OVERHEAD = HEADER.size + 4
 _MOST_PAYLOAD = 0xFFFF - 4
 """An attribute's length has 16 bits."""
 
 
 class NfNetlink(Netlink):
-    """A socket for netfilter. Not for several threads at once."""
+    """A socket for netfilter. Not thread-safe."""
 
     def __init__(self, namespace: str | None = None) -> None:
         super().__init__(_NETLINK_NETFILTER, namespace)
 
     def commit(self, family: int, messages: Sequence[tuple[int, bytes]]) -> None:
-        """Send (message type, payload) as one batch: all or nothing. Raises NetlinkError, with the first message that
-        failed. `family` is AF_INET, AF_INET6 or INET."""
+        """Send (message type, payload) pairs as one atomic batch. `family` is AF_INET, AF_INET6, or INET.
+
+        Raises NetlinkError with the first refused message.
+        """
         first = self._sequence + 1
         header = struct.pack(">BBH", socket.AF_UNSPEC, 0, _SUBSYSTEM)
         parts = [HEADER.pack(_OVERHEAD, _BATCH_BEGIN, NLM_F_REQUEST, first, 0), header]
@@ -93,9 +95,9 @@ class NfNetlink(Netlink):
                     return
 
     def dump_elements(self, family: int, table: str, name: str) -> Iterator[tuple[bytes, int, int]]:
-        """All elements of a set, as (buffer, start, end) of each NFTA_SET_ELEM_LIST_ELEMENTS payload.
+        """Yield all elements of a set, as (buffer, start, end) of each NFTA_SET_ELEM_LIST_ELEMENTS payload.
 
-        Raises NetlinkError (ENOENT when there is no such set) and Interrupted.
+        Raises NetlinkError (ENOENT without the set) and DumpInterrupted.
         """
         payload = attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
         head = struct.pack(">BBH", family, 0, 0)
@@ -103,9 +105,9 @@ class NfNetlink(Netlink):
             yield from _lists(data)
 
     def element(self, family: int, table: str, name: str, element: bytes) -> bytes | None:
-        """One element of a set, by its key (an NFTA_LIST_ELEM attribute), as the kernel holds it; None without.
+        """Return one element of a set by its key (an NFTA_LIST_ELEM attribute); None if it is missing.
 
-        The answer is the payload of NFTA_SET_ELEM_LIST_ELEMENTS. Raises NetlinkError, also when there is no such set.
+        The result is the payload of NFTA_SET_ELEM_LIST_ELEMENTS. Raises NetlinkError, also without the set.
         """
         payload = attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
         sequence = self._request(GET_ELEMENTS, family, payload + attribute(3 | 0x8000, element), NLM_F_ACK)
@@ -120,42 +122,42 @@ class NfNetlink(Netlink):
         return found
 
     def has_set(self, family: int, table: str, name: str) -> bool:
-        """Whether the set is there, and so its table."""
+        """Return True if the set and its table exist."""
         payload = attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
         return self._has(_GET_SET, family, payload)
 
     def generation(self) -> int:
-        """The number of the ruleset; every transaction of anybody in the namespace raises it."""
+        """Return the generation of the ruleset, which every transaction in the namespace increases."""
         sequence = self._request(_GET_GENERATION, socket.AF_UNSPEC, b"", 0)
         for data in self.answers(sequence):
             return int(struct.unpack_from(">I", data, 4 + 4)[0])
         raise NetlinkError(errno.EPROTO, "no generation in the answer")
 
     def has_table(self, family: int, table: str) -> bool:
-        """Whether the table is there."""
+        """Return True if the table exists."""
         return self._has(_GET_TABLE, family, attribute(1, table.encode() + b"\0"))
 
     def tables(self, family: int) -> list[str]:
-        """Names of the family's tables."""
+        """Return the names of the family's tables."""
         sequence = self._request(_GET_TABLE, family, b"", NLM_F_DUMP)
         return [text_attribute(data, 4, 1) for data in self.answers(sequence)]
 
     def chains(self, family: int) -> list[tuple[str, str]]:
-        """Table and name of each chain of the family; it may be a look at two moments when somebody writes."""
+        """Return table and name of each chain of the family; inconsistent if others write meanwhile."""
         sequence = self._request(_GET_CHAIN, family, b"", NLM_F_DUMP)
         return [(text_attribute(data, 4, 1), text_attribute(data, 4, _CHAIN_NAME)) for data in self.answers(sequence)]
 
     def entries(self, subsystem: int, kind: int, family: int, payload: bytes = b"") -> Iterator[bytes]:
-        """The attributes of each message of a dump, of any subsystem of netfilter. `payload` may narrow it.
+        """Yield the attributes of each message of a dump of any netfilter subsystem. `payload` may filter it.
 
-        Raises NetlinkError, and Interrupted at the end of what could be had.
+        Raises NetlinkError, and DumpInterrupted at the end.
         """
         head = struct.pack(">BBH", family, 0, 0)
         for data in self.dump(subsystem << 8 | kind, head + payload):
             yield data[4:]
 
     def every(self, subsystem: int, kind: int, family: int, payloads: Sequence[bytes]) -> list[NetlinkError | None]:
-        """Send one request for each payload; what the kernel said to each, None for yes."""
+        """Send one request for each payload; return the kernel's error for each, None for success."""
         head = struct.pack(">BBH", family, 0, 0)
         return self.each(subsystem << 8 | kind, [head + payload for payload in payloads])
 
@@ -175,8 +177,10 @@ class NfNetlink(Netlink):
 
 
 def element_messages(table: str, name: str, elements: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Payloads of NEWSETELEM or DELSETELEM messages, none longer than an attribute may be, and how many elements each
-    holds. `elements` are NFTA_LIST_ELEM attributes."""
+    """Yield payloads of NEWSETELEM or DELSETELEM messages, each with its number of elements.
+
+    `elements` are NFTA_LIST_ELEM attributes. A payload fits the 16-bit length of an attribute.
+    """
     head = attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
     held: list[bytes] = []
     size = 0
@@ -191,7 +195,7 @@ def element_messages(table: str, name: str, elements: Iterator[bytes]) -> Iterat
 
 
 def failed_element(payload: bytes, offset: int) -> int | None:
-    """The number of the element in a payload of `element_messages` that holds the byte `offset` of its message."""
+    """Return the index of the element that contains byte `offset` of a message of `element_messages`."""
     offset -= _OVERHEAD
     at = 0
     while at + 4 <= len(payload):

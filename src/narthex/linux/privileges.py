@@ -1,4 +1,4 @@
-"""What this process may do to the network namespace it is in, and what the machine brings: tools, kernel."""
+"""The privileges and limits of this process, and the tools and kernel of the machine."""
 
 from __future__ import annotations
 
@@ -27,32 +27,35 @@ _TOOLS = {
 
 
 def may_change_network(status: Path = Path("/proc/thread-self/status")) -> bool:
-    """Whether the calling thread has CAP_NET_ADMIN (root has it, also root of a user namespace)."""
+    """Return True if the calling thread has CAP_NET_ADMIN, as root has, also in a user namespace."""
     match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
     return match is not None and bool(int(match[1], 16) >> _CAP_NET_ADMIN & 1)
 
 
 def kernel_release() -> tuple[int, int]:
-    """Major and minor version of the running kernel."""
+    """Return major and minor version of the running kernel."""
     match = re.match(r"(\d+)\.(\d+)", platform.release())
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def nft_release() -> tuple[int, ...]:
-    """The version of the nft that is installed, such as (1, 0, 6); () when it does not say."""
+    """Return the version of the installed nft, such as (1, 0, 6); () if unknown."""
     match = re.search(r"\bv(\d+)\.(\d+)(?:\.(\d+))?", run(["nft", "--version"]))
     return tuple(int(number or 0) for number in match.groups()) if match else ()
 
 
 def allow_many_files() -> None:
-    """Let this process open as many files as it is entitled to. The usual 1024 are a limit of `select`, which nobody
-    here uses, and each health check node port takes one for each address."""
+    """Raise the limit of open files to the hard limit.
+
+    The usual 1024 is a limit of `select`, which is not used here, and each health check node port needs one file per
+    address.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def missing_tools(mode: str, family: IPFamily) -> tuple[str, ...]:
-    """The programs that a mode needs for a family and that are not on the PATH."""
+    """Return the programs that a mode needs for a family and that are not on the PATH."""
     return tuple(tool for tool in _TOOLS.get((mode, family), ()) if shutil.which(tool) is None)
 
 
@@ -60,7 +63,10 @@ _OWN = Path("/proc/self/oom_score_adj")
 
 
 def set_oom_score(score: int, path: Path = _OWN) -> None:
-    """-1000 is never, 1000 is first. Raises OSError; to go below the present value takes CAP_SYS_RESOURCE."""
+    """Set how soon the kernel kills this process without memory, from -1000 (never) to 1000 (first).
+
+    Raises OSError; a value below the present one needs CAP_SYS_RESOURCE.
+    """
     path.write_text(f"{score}\n")
 
 
@@ -68,8 +74,10 @@ _STEPS = -10
 
 
 def go_first() -> bool:
-    """Be given the processor before programs that calculate, for one that works for microseconds and is waited for. False:
-    this process may not (CAP_SYS_NICE), and waits its turn."""
+    """Raise the scheduling priority (nice), for a program that works for microseconds and whose answer is awaited.
+
+    Returns False without CAP_SYS_NICE.
+    """
     try:
         os.nice(_STEPS)
     except OSError:

@@ -1,4 +1,4 @@
-"""Processes by identity: a number alone may belong to another process tomorrow, number and start time may not."""
+"""Processes by number and start time, since the number alone may be reused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROC = Path("/proc")
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """One process of this machine, since it was booted."""
+    """One process since the boot of this machine."""
 
     pid: int
     started: int
@@ -24,7 +24,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """The process that has this number now; None when there is none, or only what its parent has yet to collect."""
+    """Return the process with this number; None if there is none or it is a zombie."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except OSError:
@@ -35,12 +35,12 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 
 def alive(process: ProcessIdentity) -> bool:
-    """Whether this very process still runs."""
+    """Return True if this process still runs."""
     return identify(process.pid) == process
 
 
 def kill(processes: Collection[ProcessIdentity], patience: float = 5.0) -> None:
-    """End these processes at once and wait until they are gone. Raises TimeoutError when one stays."""
+    """Kill these processes and wait for their end. Raises TimeoutError if one stays."""
     for process in processes:
         try:
             handle = os.pidfd_open(process.pid)
@@ -62,7 +62,7 @@ def kill(processes: Collection[ProcessIdentity], patience: float = 5.0) -> None:
 
 
 def inside(namespaces: Collection[str]) -> list[ProcessIdentity]:
-    """All processes, except the calling one, whose network namespace is one of these named ones."""
+    """Return all processes, except the calling one, in one of these named network namespaces."""
     wanted = {_identity(netns.path_of(name)) for name in namespaces} - {None}
     found = []
     for entry in _PROC.iterdir() if wanted else ():

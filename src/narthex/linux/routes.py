@@ -1,4 +1,4 @@
-"""Where the kernel would send a packet: route look-ups in a network namespace."""
+"""Route lookups in a network namespace."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ class RouteHop(msgspec.Struct, frozen=True, kw_only=True):
     """The first hop towards an address."""
 
     device: str = ""
-    """Interface that the packet leaves by."""
+    """Outgoing interface."""
     via: str = ""
     """Next router; empty when the address is on the link."""
     local: bool = False
     """The address is this node's own."""
     problem: str = ""
-    """Why there is no route, in the kernel's words."""
+    """The kernel's reason for the absence of a route."""
 
 
 def next_hop(destination: str, namespace: str | None = None) -> RouteHop:
-    """What the kernel answers for a canonical address. Raises ValueError for any other text, FileNotFoundError
-    without the program `ip` or without the namespace."""
+    """Return the kernel's route to a canonical address. Raises ValueError for any other text.
+
+    Raises FileNotFoundError without the program `ip` or without the namespace.
+    """
     if address(destination) != destination:
         raise ValueError(f"{destination!r} is not a canonical address")
     try:
@@ -36,7 +38,7 @@ def next_hop(destination: str, namespace: str | None = None) -> RouteHop:
 
 
 def read_answer(answer: str) -> RouteHop:
-    """The JSON of `ip -j route get`."""
+    """Decode the JSON of `ip -j route get`."""
     found = json.loads(answer)[0]
     if found.get("type") in ("unreachable", "blackhole", "prohibit"):
         return RouteHop(problem=found["type"])

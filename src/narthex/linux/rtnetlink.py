@@ -1,7 +1,7 @@
-"""Links, addresses and routes by rtnetlink: what the CNI plugins want of a namespace, in one datagram each.
+"""Links, addresses, and routes by rtnetlink, for the CNI plugins: one datagram for all changes of a namespace.
 
-Numbers are those of linux/rtnetlink.h, if_link.h, if_addr.h and neighbour.h. It is spoken by hand, for a plugin has
-less time than a netlink library takes to load.
+Numbers are those of linux/rtnetlink.h, if_link.h, if_addr.h, and neighbour.h. A plugin has less time than the import
+of a netlink library takes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FAMILIES = {4: socket.AF_INET, 16: socket.AF_INET6}
 
 
 class LinkState(Value):
-    """A network interface as the kernel has it."""
+    """A network interface."""
 
     name: str
     index: int
@@ -59,11 +59,11 @@ class LinkState(Value):
     mtu: int
     up: bool
     master: int
-    """Index of the bridge that it is a port of; 0 for none."""
+    """Index of its bridge; 0 for none."""
     partner: int
-    """Index of a veth's other end, in its namespace; 0 for none."""
+    """Index of the other end of a veth pair, in its namespace; 0 for none."""
     forwards: bool = False
-    """Whether it is a port of a bridge that passes packets. A bridge needs a moment after both ends are up."""
+    """It is a forwarding port of a bridge. A bridge needs a moment after both ends are up."""
 
 
 class RouteState(Value):
@@ -76,7 +76,7 @@ class RouteState(Value):
 
 
 class RtNetlink(Netlink):
-    """A socket of the calling thread's network namespace. Not for several threads at once."""
+    """A socket in the calling thread's network namespace. Not thread-safe."""
 
     def __init__(self) -> None:
         super().__init__(_NETLINK_ROUTE)
@@ -84,7 +84,7 @@ class RtNetlink(Netlink):
         self._socket.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
 
     def link(self, name: str) -> LinkState | None:
-        """An interface by name; None when there is none. Raises NetlinkError."""
+        """Return an interface by name; None if it does not exist. Raises NetlinkError."""
         body = _IFINFO.pack(0, 0, 0, 0, 0) + attr(_IFLA_IFNAME, _text(name))
         body += attr(_IFLA_EXT_MASK, struct.pack("=I", _FILTER_SKIP_STATS))
         try:
@@ -96,14 +96,14 @@ class RtNetlink(Netlink):
         return None
 
     def links(self, master: int = 0) -> list[LinkState]:
-        """All interfaces, or those that are ports of a bridge. Raises NetlinkError."""
+        """Return all interfaces, or the ports of a bridge. Raises NetlinkError."""
         body = _IFINFO.pack(0, 0, 0, 0, 0)
         if master:
             body += attr(_IFLA_MASTER, struct.pack("=I", master))
         return [_link(data) for data in self.dump(_GETLINK, body)]
 
     def addresses(self, index: int) -> list[Network]:
-        """Global addresses of an interface. Raises NetlinkError."""
+        """Return the global addresses of an interface. Raises NetlinkError."""
         found = []
         for data in self.dump(_GETADDR, _IFA.pack(0, 0, 0, 0, index)):
             _, prefix, _, scope, where = _IFA.unpack_from(data)
@@ -113,7 +113,7 @@ class RtNetlink(Netlink):
         return found
 
     def routes(self, family: int) -> list[RouteState]:
-        """Routes of the main table to networks, of one family (4 or 6). Raises NetlinkError."""
+        """Return the routes of the main table to networks, of one family (4 or 6). Raises NetlinkError."""
         number, bits = (socket.AF_INET, 32) if family == 4 else (socket.AF_INET6, 128)
         found = []
         for data in self.dump(_GETROUTE, _RT.pack(number, 0, 0, 0, 0, 0, 0, 0, 0)):
@@ -126,9 +126,11 @@ class RtNetlink(Netlink):
         return found
 
     def fulfil(self, wanted: Sequence[LinkChange], peers_namespace: int = -1) -> None:
-        """Put wishes into force, in one datagram. `peers_namespace` is the open file of the namespace for veths' ends.
+        """Apply changes in one datagram.
 
-        Later ones are tried even when an earlier one fails. Raises WishRefused with the first that the kernel refused.
+        `peers_namespace` is the open file of the namespace for the other ends of veth pairs.
+
+        Later changes are tried even if an earlier one fails. Raises LinkChangeRefused with the first refused one.
         """
         numbers: dict[str, int] = {}
         requests: list[tuple[LinkChange, int, int, bytes]] = []
@@ -165,11 +167,11 @@ _HARMLESS: dict[type, tuple[int, ...]] = {
     changes.DeleteLink: (errno.ENODEV,),
     changes.ForgetNeighbour: (errno.ENOENT,),
 }
-"""Answers that say no more than that it is so already."""
+"""Errors that only say that the state exists already."""
 
 
 class LinkChangeRefused(OSError):
-    """The kernel refused a wish."""
+    """The kernel refused a change."""
 
     def __init__(self, wish: LinkChange, error: NetlinkError) -> None:
         super().__init__(error.errno, f"{described(wish)}: {error.strerror}")
@@ -177,7 +179,7 @@ class LinkChangeRefused(OSError):
 
 
 def described(wish: LinkChange) -> str:
-    """What a wish was about, for a message."""
+    """Return a short description of a change, for a message."""
     kind = type(wish).__name__
     words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind).strip()
     on = getattr(wish, "link", "") or getattr(wish, "name", "")
@@ -186,7 +188,7 @@ def described(wish: LinkChange) -> str:
 
 
 def _message(wish: LinkChange, numbers: Mapping[str, int], namespace: int) -> tuple[int, int, bytes]:
-    """Type, flags and body of the message that asks for a wish."""
+    """Return type, flags, and body of the message for a change."""
     match wish:
         case changes.AddBridge():
             info = attr(_IFLA_LINKINFO, attr(_INFO_KIND, b"bridge"))
@@ -275,7 +277,7 @@ def _text(name: str) -> bytes:
 
 
 def attributes(data: bytes, at: int) -> dict[int, bytes]:
-    """The attributes that begin at a place, by number; of those that are there twice the last."""
+    """Return the attributes that start at a position, by number; of duplicates, the last."""
     return dict(_each(data, at))
 
 

@@ -1,4 +1,4 @@
-"""The only place that starts other programs."""
+"""Starts other programs. No other module does."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import narthex
 from narthex.linux import namespaces as netns
 
 _PIPE_BYTES = 1 << 20
-"""With the usual 64 kB two programs take turns at every few hundred lines."""
+"""With the default of 64 kB, two programs alternate every few hundred lines."""
 
 StartedProgram = subprocess.Popen
-"""The handle of a program that stays."""
+"""The handle of a long-running program."""
 TimeoutExpired = subprocess.TimeoutExpired
-"""For those who catch it: nobody else needs the module that it comes from."""
+"""Exported so that callers need not import subprocess."""
 
 
 class CommandError(RuntimeError):
-    """A program ended with an error; the message holds the command and what it said."""
+    """A program failed; the message has the command and its error output."""
 
     def __init__(self, argv: Sequence[str], status: int, said: str) -> None:
         super().__init__(f"{' '.join(argv)}: exit status {status}: {said.strip() or 'no message'}")
@@ -34,7 +34,7 @@ class CommandError(RuntimeError):
 
 
 def with_package(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which a Python finds the package that this process runs from, installed or not."""
+    """Return an environment in which Python finds the package of this process, installed or not."""
     others = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {**environment, "PYTHONPATH": os.pathsep.join([str(Path(narthex.__file__).parents[1]), *others])}
 
@@ -42,10 +42,10 @@ def with_package(environment: Mapping[str, str]) -> dict[str, str]:
 def start_module(
     module: str, *arguments: str, keep: Sequence[int], namespace: str | None = None
 ) -> StartedProgram[bytes]:
-    """Start a module of ours as a program that stays, and return its handle. `keep` are the files that it inherits besides
-    the standard error stream.
+    """Start a module of this package as a long-running program and return its handle.
 
-    `namespace` is a named network namespace, None for the present one. Raises OSError when it cannot be started.
+    It inherits the files `keep` in addition to standard error. `namespace` is a named network namespace, None for the
+    present one. Raises OSError if it cannot be started.
     """
     with netns.entered(namespace):
         return subprocess.Popen(
@@ -60,10 +60,9 @@ def start_module(
 
 
 def start_program(argv: Sequence[str], *, namespace: str | None = None) -> StartedProgram[bytes]:
-    """Start a program that tells what it sees, and return its handle: its standard output, with what it says of errors
-    among it, is a pipe.
+    """Start a program that prints events and return its handle; standard output is a pipe that includes errors.
 
-    `namespace` is a named network namespace, None for the present one. Raises OSError when it cannot be started.
+    `namespace` is a named network namespace, None for the present one. Raises OSError if it cannot be started.
     """
     with netns.entered(namespace):
         return subprocess.Popen(
@@ -77,7 +76,10 @@ def start_program(argv: Sequence[str], *, namespace: str | None = None) -> Start
 
 @contextmanager
 def _file_of(text: str) -> Iterator[int]:
-    """A file that holds it, in memory: through a pipe ten megabytes take as long as some programs do with them."""
+    """Return a file in memory with this content.
+
+    Through a pipe, ten megabytes take as long as some programs need for them.
+    """
     if not text:
         yield subprocess.DEVNULL
         return
@@ -92,10 +94,10 @@ def _file_of(text: str) -> Iterator[int]:
 
 
 def run(argv: Sequence[str], *, stdin: str = "", namespace: str | None = None, timeout: float = 300) -> str:
-    """Run a program without a shell and return what it printed.
+    """Run a program without a shell and return its output.
 
-    `namespace` is a named network namespace, None for the present one. Raises CommandError when the program fails,
-    FileNotFoundError when it is not installed, subprocess.TimeoutExpired after `timeout` seconds.
+    `namespace` is a named network namespace, None for the present one. Raises CommandError if the program fails,
+    FileNotFoundError if it is not installed, and subprocess.TimeoutExpired after `timeout` seconds.
     """
     with netns.entered(namespace), _file_of(stdin) as file:
         done = subprocess.run(argv, stdin=file, capture_output=True, text=True, timeout=timeout, check=False)
@@ -105,9 +107,9 @@ def run(argv: Sequence[str], *, stdin: str = "", namespace: str | None = None, t
 
 
 def feed(argv: Sequence[str], blocks: Iterable[str], *, namespace: str | None = None, timeout: float = 300) -> str:
-    """Run a program that reads a long text, whose blocks are made while it reads; returns what it printed.
+    """Run a program with a long input, whose blocks are computed while it reads; return its output.
 
-    Raises what `run` raises, and what the making of a block raises: then the program is ended before the end of its input.
+    Raises what `run` raises, and the exceptions of the blocks: the program is then ended before the end of its input.
     """
     with _memory("printed") as printed, _memory("complained") as complained:
         with netns.entered(namespace):
@@ -138,7 +140,7 @@ def feed(argv: Sequence[str], blocks: Iterable[str], *, namespace: str | None = 
 
 
 def _write(program: StartedProgram[bytes], blocks: Iterable[str]) -> None:
-    """Give it its input. One that does not want the rest says by its status why."""
+    """Write the input. A program that ignores the rest reports the reason by its status."""
     pipe = program.stdin
     if pipe is None:
         raise ValueError("the program has no pipe for its input")
@@ -152,7 +154,7 @@ def _write(program: StartedProgram[bytes], blocks: Iterable[str]) -> None:
 
 @contextmanager
 def _memory(name: str) -> Iterator[int]:
-    """A file in memory: unlike a pipe, nobody has to read it while it is written."""
+    """Return a file in memory; unlike a pipe, it needs no reader while it is written."""
     file = os.memfd_create(name)
     try:
         yield file

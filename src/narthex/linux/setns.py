@@ -1,6 +1,7 @@
-"""Entering network namespaces by an open file. The one place that calls setns(2).
+"""Entering namespaces by an open file. No other module calls setns(2).
 
-Imports next to nothing, since the CNI plugins load it for each pod. `linux/namespaces.py` adds names, as `ip netns` has them.
+It imports next to nothing, since the CNI plugins load it for each pod. `linux/namespaces.py` adds names, as `ip
+netns` has them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Kernel settings: read them, and write those that are not as they are wanted.
-
-All of it concerns the network namespace of the calling thread.
-"""
+"""Kernel settings of the calling thread's network namespace: read them, and write those that differ."""
 
 from __future__ import annotations
 
@@ -17,17 +14,17 @@ PROC_SYS = Path("/proc/sys")
 
 
 class SysctlOutcome(msgspec.Struct, frozen=True):
-    """What became of one setting that was not as it is wanted."""
+    """The result for one setting that differed."""
 
     setting: KernelSetting
     was: int | None
-    """None: the kernel does not have it, at least not yet."""
+    """The previous value; None if the kernel lacks the setting."""
     error: str = ""
-    """Why it could not be written; empty: it was."""
+    """Why the write failed; empty for success."""
 
 
 def read(path: str, root: Path = PROC_SYS) -> int | None:
-    """The value of a setting (`net/netfilter/nf_conntrack_max`); None when it is not there or not a number."""
+    """Return the value of a setting (`net/netfilter/nf_conntrack_max`); None if it is missing or not a number."""
     try:
         return int((root / path).read_text())
     except (OSError, ValueError):
@@ -35,7 +32,7 @@ def read(path: str, root: Path = PROC_SYS) -> int | None:
 
 
 def apply(settings: Iterable[KernelSetting], root: Path = PROC_SYS) -> list[SysctlOutcome]:
-    """Write what differs, one after another. Whatever goes wrong is part of the answer and ends nothing (row 29.8)."""
+    """Write the settings that differ, in order. Errors are part of the result and stop nothing (row 29.8)."""
     outcomes = []
     for setting in settings:
         was = read(setting.path, root)

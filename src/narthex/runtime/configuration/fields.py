@@ -1,4 +1,7 @@
-"""Typed access to the fields of a configuration. Reading continues after an error, so that one run reports all errors."""
+"""Typed access to the fields of a configuration.
+
+Reading continues after an error, so that one run reports all errors.
+"""
 
 from __future__ import annotations
 
