@@ -157,11 +157,11 @@ def test_the_command_tells_it_and_its_exit_status(stand: Stand) -> None:
         stand.world.node, "--probe",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path(narthex.__file__).parents[1])}
-    done = subprocess.run(words, env=environment, capture_output=True, probe_text=True, timeout=120, check=False)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("prediction and kernel agree\n")
     done = subprocess.run(
-        [*words, "-o", "json"], env=environment, capture_output=True, probe_text=True, timeout=120, check=True
+        [*words, "-o", "json"], env=environment, capture_output=True, text=True, timeout=120, check=True
     )
     told = json.loads(done.stdout)["probe"]
     assert (told["answer"], told["agrees"], told["parting"]) == ("connected", True, "")

@@ -91,10 +91,10 @@ def probe(asked: KernelProbe, deadline: float = DEADLINE) -> ProbeOutcome:
 
 
 @contextmanager
-def _tables(probe_text: str, namespace: str | None) -> Iterator[None]:
+def _tables(definition: str, namespace: str | None) -> Iterator[None]:
     try:
         with netns.entered(namespace):
-            tables = OwnedTables(probe_text)
+            tables = OwnedTables(definition)
     except FileNotFoundError:
         raise KernelProbeError(f"there is no network namespace {namespace}") from None
     except NftMissingError as error:
