@@ -13,9 +13,9 @@ from narthex.trace.causes.catalogue import CAUSES, GROUPS
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "causes" / "README.md"
 HEAD = """# Why not: the causes
 
-Where a path fails, `narthex trace` says why: the first cause in plain words, what it was seen by, what to do, and then what
-else was met. A cause is *certain* when what is known leaves no other reading, else *likely*. Each has a page, and a test that
-builds the fault. The list is in the order in which a packet meets them; made by `scripts/causes_page.py`.
+If a path fails, `narthex trace` prints the first cause with its evidence and advice, and then other findings. A cause is
+*certain* if nothing else explains what is known, otherwise *likely*. Each has a page, and a test that creates the fault. The list
+is in the order in which a packet meets them; `scripts/causes_page.py` writes it.
 """
 
 

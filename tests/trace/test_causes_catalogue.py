@@ -13,7 +13,7 @@ from narthex.trace.causes.catalogue import CAUSES
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference" / "causes"
 TESTS = [ROOT / "tests" / "trace" / "kernel" / "test_causes.py", Path(__file__).with_name("test_causes_found.py")]
-HEADINGS = ["What one sees", "Why", "How Narthex knows", "What to do", "How to see it for oneself"]
+HEADINGS = ["Symptoms", "Cause", "Evidence", "What to do", "Reproduction"]
 
 
 def test_each_cause_has_a_page_and_each_page_a_cause() -> None:
