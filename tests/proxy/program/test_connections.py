@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
 from narthex.proxy.backends.counters import ConnectionCount
-from narthex.proxy.program.connections import REST, ConnectionCollector
+from narthex.proxy.program.connections import READ_SHARE, ConnectionCollector
 from narthex.runtime.configuration.values import OwnConfiguration
 from narthex.testing.build import endpoint, endpoint_slice, plan, port_name, service
 from narthex.testing.fakes import FakeClock
@@ -127,7 +127,7 @@ def test_reading_is_a_small_part_of_the_time():
     kernel.connections.look()
     kernel.set("a", WEB, None, 4)
     assert kernel.services() == {}
-    kernel.clock.advance(REST * 0.5 - 0.1)
+    kernel.clock.advance(READ_SHARE * 0.5 - 0.1)
     kernel.scrape()
     assert kernel.reads == 1
     kernel.clock.advance(0.2)
@@ -177,7 +177,7 @@ def test_endpoints_that_are_asked_for_later_begin_at_nothing():
     kernel.set("a", WEB, None, 7)
     kernel.set("b", WEB, ONE, 7)
     kernel.connections.look()
-    kernel.connections.told = OwnConfiguration()
+    kernel.connections.configuration = OwnConfiguration()
     assert kernel.endpoints() == {"10.64.1.5:8080": 0}
     kernel.set("b", WEB, ONE, 9)
     kernel.set("c", WEB, TWO, 1)
@@ -188,7 +188,7 @@ def test_nothing_is_read_when_they_are_switched_off():
     kernel = Kernel(OwnConfiguration(connection_metrics="off"))
     assert kernel.scrape() == {}
     assert kernel.reads == 0
-    kernel.connections.told = OwnConfiguration()
+    kernel.connections.configuration = OwnConfiguration()
     kernel.set("a", WEB, None, 1)
     assert kernel.services() == {"web": 0}
 

@@ -1,10 +1,10 @@
-"""Leftovers of other modes and of kube-proxy: taken away at a proxy's start, or all of them when asked.
+"""Removes leftovers of other modes and of kube-proxy: at the start of a proxy, or on request.
 
-A proxy does it after its own first sync, so that at no moment there are no rules (rows 26.1, 26.2, 29.15). Meanwhile
-old and new rules stand side by side, and a new connection meets both. That is safe: the kernel's nat core asks the
-chains of one hook in turn and stops at the first that binds the connection, so one of the two rewrites it and the other
-never sees a packet of it. Both use bit 14 of the mark alike and masquerade what bears it. The filter chains of either
-judge only what still has a Service's address, so not what the other has sent on.
+A proxy does this after its first sync, so that there are rules at any time (rows 26.1, 26.2, 29.15). Meanwhile old and new rules exist
+side by side, and a new connection meets both. This is safe: the kernel's nat core calls the chains of one hook in turn and stops at the
+first that binds the connection, so one of the two rewrites it and the other never sees a packet of it. Both use bit 14 of the mark in
+the same way and masquerade packets that have it. The filter chains of either judge only packets that still have the address of a
+Service, so not those that the other has forwarded.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from narthex.runtime.logs import LOGGER, data
 
 _SHOWN = 3
 RETRY_SECONDS = 30.0
-"""A proxy that could not remove everything tries again this much later, when it syncs."""
+"""Interval at which a proxy that could not remove everything tries again, when it syncs."""
 _SETTLE_SECONDS = 0.3
-"""A proxy that runs brings rules back sooner than this."""
+"""A running proxy restores its rules faster than this."""
 
 
 class CleanupError(RuntimeError):
@@ -36,7 +36,7 @@ class CleanupError(RuntimeError):
 
 
 class LeftoverRemover:
-    """Removes what is not of this mode after each family's first sync, and again later when that did not go well."""
+    """Removes leftovers of other modes after each family's first sync, and again later if some remain."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class LeftoverRemover:
         self._done: set[IPFamily] = set()
 
     def after(self, done: SyncResult) -> None:
-        """A sync went well: the rules of this mode are in place."""
+        """Remove leftovers after a successful sync, when the rules of this mode are in place."""
         family, now = done.family, self._clock.now()
         if family in self._done or now < self._next.get(family, now):
             return
@@ -82,7 +82,7 @@ class LeftoverRemover:
 
 
 def clean_up(clock: Clock, namespace: str | None = None) -> CleanupOutcome:
-    """Remove everything of Narthex and kube-proxy, both families. Raises CleanupError without the permission to."""
+    """Remove everything of Narthex and kube-proxy, both families. Raises CleanupError without permission."""
     if not may_change_network():
         raise CleanupError("removing rules needs root (CAP_NET_ADMIN): run it with sudo")
     cleanup = Cleanup(namespace)
@@ -103,7 +103,7 @@ def clean_up(clock: Clock, namespace: str | None = None) -> CleanupOutcome:
 
 
 def described(removed: RemovedObjects) -> str:
-    """For people: kind, family, number and names."""
+    """Return kind, family, number, and names as text."""
     shown = ", ".join(removed.names[:_SHOWN])
     more = len(removed.names) - _SHOWN
     count = f"{len(removed.names)} {removed.kind}{'s' if len(removed.names) > 1 else ''}"
@@ -111,7 +111,7 @@ def described(removed: RemovedObjects) -> str:
 
 
 def to_builtins(outcome: CleanupOutcome) -> dict[str, list[dict[str, Any]]]:
-    """For JSON."""
+    """Return the outcome as plain data for JSON."""
     return {
         "removed": [
             {"kind": one.kind, "family": one.family.label, "count": len(one.names), "names": list(one.names)}

@@ -1,7 +1,7 @@
-"""New connections per Service port and per endpoint, from the kernel's own counters, read when somebody asks.
+"""Metrics from counters in the kernel: new connections per Service port and endpoint, and dropped invalid packets.
 
-Counters of the kernel come and go with rules. Sums are kept here, so that what is shown only ever grows while a Service
-port or an endpoint stays. What a counter has counted between the last look and its end is lost; nothing is counted twice.
+The counters are read when the metrics are scraped. Kernel counters come and go with rules; the sums here only grow while a Service port
+or endpoint exists. What a counter counts between its last read and its removal is lost; nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-REST = 20
-"""Reading takes at most one part in this many of the time; who asks more often gets what was read last."""
+READ_SHARE = 20
+"""Reading takes at most 1/20 of the time. More frequent scrapes get the values of the last read."""
 
 _LABELS = ["namespace", "service", "port", "protocol", "ip_family"]
 _EndpointOf = tuple[ServicePortName, tuple[str, int]]
 
 
 class _Family:
-    """Sums of one family, for what its plan still has."""
+    """Sums of one family, for the Service ports of its plan."""
 
     def __init__(self) -> None:
         self.last: dict[Hashable, int] = {}
@@ -48,43 +48,50 @@ class _Family:
 
 
 class ConnectionCollector:
-    """Asked by the status server's threads, one at a time."""
+    """Collects new connections. Called by threads of the status server; serialized by a lock."""
 
     def __init__(
         self,
         readers: Mapping[IPFamily, CounterReader],
         plans: Callable[[], Sequence[Plan]],
         clock: Clock,
-        told: OwnConfiguration,
+        configuration: OwnConfiguration,
     ) -> None:
-        """`plans`: those in force. `told` may be replaced at any time."""
+        """Create the collector.
+
+        Args:
+            readers: Counter readers by family.
+            plans: Returns the plans in force.
+            clock: The clock.
+            configuration: The configuration; the attribute may be replaced at any time.
+        """
         self._readers = readers
         self._plans = plans
         self._clock = clock
-        self.told = told
+        self.configuration = configuration
         self._families = {family: _Family() for family in readers}
         self._lock = threading.Lock()
-        self._rested = -float("inf")
+        self._next_read = -float("inf")
         self._left_out = 0
 
     def look(self) -> None:
-        """Read the counters, unless the last look was a moment ago."""
+        """Read the counters, unless they were read a moment ago."""
         with self._lock:
-            told = self.told
-            if told.connection_metrics == "off" or self._clock.now() < self._rested:
+            configuration = self.configuration
+            if configuration.connection_metrics == "off" or self._clock.now() < self._next_read:
                 return
             start = self._clock.now()
             plans = [plan for plan in self._plans() if plan.family in self._readers]
             services, endpoints = sum(len(plan.services) for plan in plans), 0
-            if told.connection_metrics == "endpoints":
+            if configuration.connection_metrics == "endpoints":
                 endpoints = sum(map(_endpoints, plans))
             # Half a list of endpoints would mislead: all of them are shown or none, and then they are not read either.
-            every = 0 < endpoints <= told.connection_series - services
-            self._left_out = max(0, services - told.connection_series) + (0 if every else endpoints)
+            every = 0 < endpoints <= configuration.connection_series - services
+            self._left_out = max(0, services - configuration.connection_series) + (0 if every else endpoints)
             for plan in plans:
                 self._read(plan, every)
             now = self._clock.now()
-            self._rested = now + REST * (now - start)
+            self._next_read = now + READ_SHARE * (now - start)
 
     def _read(self, plan: Plan, every: bool) -> None:
         state = self._families[plan.family]
@@ -115,12 +122,12 @@ class ConnectionCollector:
         state.last, state.based = last, frozenset((False, every))
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus-client."""
+        """Yield the metrics for prometheus-client."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         self.look()
-        told = self.told
-        if told.connection_metrics == "off":
+        configuration = self.configuration
+        if configuration.connection_metrics == "off":
             return
         families = [(family.label, state) for family, state in self._families.items()]
         services = [(name, label, count) for label, state in families for name, count in state.services.items()]
@@ -129,7 +136,7 @@ class ConnectionCollector:
             "narthex_service_new_connections", "New connections to a Service port.", labels=_LABELS
         )
         services.sort(key=lambda each: (each[0].sort_key, each[1]))
-        for name, label, count in services[: told.connection_series]:
+        for name, label, count in services[: configuration.connection_series]:
             counter.add_metric(_labels(name, label), count)
         yield counter
         if endpoints:
@@ -147,7 +154,7 @@ class ConnectionCollector:
 
 
 def _endpoints(plan: Plan) -> int:
-    """How many different endpoints its Service ports have, together."""
+    """Return the number of distinct endpoints of all Service ports."""
     count = 0
     for service in plan.services.values():
         if service.local is None or service.cluster is None:
@@ -162,26 +169,24 @@ def _labels(name: ServicePortName, family: str) -> list[str]:
     return [name.service.namespace, name.service.name, name.port, name.protocol.value, family]
 
 
-_REST = 20
-"""Reading takes at most one part in this many of the time."""
-
-
 class DroppedPacketCollector:
-    """Asked by the status server's threads, one at a time. The rule's counter begins anew with the rule; the sum does
-    not."""
+    """Collects packets dropped because connection tracking considers them invalid (rows 19.8, 20.18).
+
+    The sum survives when the counter of the rule restarts. Called by threads of the status server; serialized by a lock.
+    """
 
     def __init__(self, readers: Mapping[IPFamily, Callable[[], int]], clock: Clock) -> None:
-        """`readers`: what the rule of a family has counted, raises ApplyError. Without any there is no such number."""
+        """Create the collector; without readers there is no such metric. Readers raise ApplyError."""
         self._readers = readers
         self._clock = clock
         self._lock = threading.Lock()
-        self._rested = -float("inf")
+        self._next_read = -float("inf")
         self._last: dict[IPFamily, int] = {}
         self._total = 0
         self._failing = False
 
     def collect(self) -> Iterable[Metric]:
-        """For prometheus-client."""
+        """Yield the metric for prometheus-client."""
         from prometheus_client.core import CounterMetricFamily
 
         if self._readers:
@@ -195,7 +200,7 @@ class DroppedPacketCollector:
 
     def _look(self) -> None:
         start = self._clock.now()
-        if start < self._rested:
+        if start < self._next_read:
             return
         try:
             for family, read in self._readers.items():
@@ -208,4 +213,4 @@ class DroppedPacketCollector:
             self._failing = True
             return
         self._failing = False
-        self._rested = self._clock.now() + _REST * (self._clock.now() - start)
+        self._next_read = self._clock.now() + READ_SHARE * (self._clock.now() - start)

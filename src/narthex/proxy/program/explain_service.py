@@ -1,6 +1,6 @@
-"""Every decision for one Service, as log lines: what became of each endpoint, each way in, and each class of sender.
+"""Logs every decision for one Service: for each endpoint, each frontend, and each class of sender.
 
-For the question "why does this Service not do what I want", asked of a proxy that runs (row 29.11).
+It answers why a Service does not behave as expected, in a running proxy (row 29.11).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from narthex.runtime.logs import LOGGER, data
 
 
 class ServiceExplainer:
-    """Told of each good sync. `name` may be changed at any time, from any thread; empty: nothing is explained."""
+    """Explains the Service `name` after each sync. `name` may be changed at any time, from any thread; empty: none."""
 
     def __init__(self, name: str, snapshot: Callable[[], Snapshot]) -> None:
         self.name = name
@@ -26,7 +26,7 @@ class ServiceExplainer:
         self._said: dict[IPFamily, tuple[str, tuple[ServicePlan, ...]]] = {}
 
     def after(self, done: SyncResult) -> None:
-        """Explain what this sync decided, unless it is what was explained last."""
+        """Explain the decisions of this sync, unless they were explained last."""
         name = self.name
         if not name:
             self._said.clear()
@@ -45,7 +45,7 @@ class ServiceExplainer:
 
 
 def lines(key: NamespacedName, ports: tuple[ServicePlan, ...], plan: Plan, snapshot: Snapshot) -> Iterator[str]:
-    """What to say of one Service in one family."""
+    """Yield the explanation of one Service in one family."""
     service = snapshot.services.get(key)
     if service is None:
         yield f"there is no Service {key}"

@@ -1,4 +1,4 @@
-"""After a good sync: removes the tracked connections that the new rules leave stale (group 18)."""
+"""Removes tracked connections that the new rules made stale, after each successful sync (group 18)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from narthex.runtime.logs import LOGGER, data
 
 
 class ConnectionTable(Protocol):
-    """What `narthex.linux.conntrack.ConntrackTable` does."""
+    """Interface of `narthex.linux.conntrack.ConntrackTable`."""
 
-    def entries(self, family: IPFamily, towards: Collection[tuple[net.Protocol, int]]) -> list[ConntrackEntry]: ...
-    def remove(self, family: IPFamily, entries: Sequence[ConntrackEntry]) -> list[bool]: ...
+    def entries(self, family: IPFamily, towards: Collection[tuple[net.Protocol, int]]) -> list[ConntrackEntry]:
+        """Return the tracked connections of a family to these protocols and ports."""
+
+    def remove(self, family: IPFamily, entries: Sequence[ConntrackEntry]) -> list[bool]:
+        """Remove entries. Returns for each whether it existed."""
 
 
 class _Half:
-    """One family."""
+    """State of one family."""
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
@@ -40,8 +43,10 @@ class _Half:
 
 
 class StaleFlowRemover:
-    """Looks at the kernel's table only where connections can have lost their way, and never raises: a stale entry is
-    a lesser evil than a loop that ends."""
+    """Searches the connection table only if a connection can have lost its endpoint.
+
+    It never raises: a stale entry does less harm than a loop that ends.
+    """
 
     def __init__(
         self,
@@ -53,7 +58,7 @@ class StaleFlowRemover:
         relayed: bool = False,
         gentle: bool = False,
     ) -> None:
-        """`relayed`, `gentle`: see `StaleSearch`."""
+        """Create the remover; `relayed` and `gentle` as for `StaleSearch`."""
         self._table = table
         self._own_addresses = own_addresses
         self._clock = clock
@@ -63,7 +68,7 @@ class StaleFlowRemover:
         self._halves: dict[IPFamily, _Half] = {}
 
     def after(self, done: SyncResult) -> None:
-        """Bring the table in line with what was just synced."""
+        """Remove the entries that the sync made stale."""
         half = self._halves.setdefault(done.family, _Half())
         half.changed |= done.changed
         half.owners.follow(done.plan)

@@ -1,4 +1,4 @@
-"""Kernel settings at the start: made where they can be, said where they cannot, never a reason to end (row 29.8)."""
+"""Makes kernel settings at the start. Failures are logged and never end the process (row 29.8)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Apply = Callable[[Iterable[KernelSetting]], list[SysctlOutcome]]
 
 
 class KernelSettings:
-    """Those that a node proxy wants."""
+    """The kernel settings of a node proxy."""
 
     def __init__(self, settings: Iterable[KernelSetting], apply: Apply = sysctls.apply) -> None:
         self._waiting = list(settings)
         self._apply = apply
 
     def make(self, *, last: bool) -> bool:
-        """Make those that are not made yet; True when none is left.
+        """Make the remaining settings. Returns True if none is left.
 
-        A setting that the kernel does not have waits for another call, unless this is the last: the module that
-        brings it is loaded with the first rules that need it.
+        A setting that the kernel does not have waits for another call, unless this is the last: the module that provides it is loaded with the
+        first rules that need it.
         """
         outcomes = self._apply(self._waiting)
         self._waiting = [] if last else [each.setting for each in outcomes if each.was is None]
@@ -43,13 +43,13 @@ class KernelSettings:
 
 
 def kernel_settings(settings: ProxySettings) -> list[KernelSetting]:
-    """What the configuration and its mode ask of this machine."""
+    """Return the settings that the configuration and the mode need on this machine."""
     asked = conntrack_settings(settings.conntrack, os.cpu_count() or 1)
     return [*asked, *dataplane_of(settings).kernel_settings(kernel_release())]
 
 
 def with_kernel(settings: ProxySettings) -> ProxySettings:
-    """The settings, with what depends on the kernel's own at this moment (row 19.7)."""
+    """Return the settings, adapted to the kernel's current values (row 19.7)."""
     liberal = bool(sysctls.read(TCP_BE_LIBERAL))
     return msgspec.structs.replace(settings, node=msgspec.structs.replace(settings.node, drop_invalid=not liberal))
 

@@ -1,4 +1,4 @@
-"""What the node knows of itself where its Node object says nothing: its own addresses (row 15.6)."""
+"""Completes the Node object of this node with the addresses that the machine has (row 15.6)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ Addresses = Callable[[], tuple[str, ...]]
 
 
 class NodeCompleter:
-    """Completes a snapshot. The same snapshot and the same addresses give the identical result."""
+    """Completes snapshots. The same snapshot and the same addresses give the identical result."""
 
     def __init__(self, node_name: str, primary: Addresses, machine: Addresses = tuple) -> None:
-        """`primary`: one address of each family, for a Node object that has none. `machine`: all addresses, for a
-        dataplane that must know them when it plans; none for others, so that nothing is planned anew for their sake."""
+        """Create the completer.
+
+        Args:
+            node_name: Name of the Node object.
+            primary: Returns one address of each family, for a Node object without addresses.
+            machine: Returns all addresses, for a dataplane whose plan must list them; none for others, so that their plans do not change.
+        """
         self._key = NamespacedName("", node_name)
         self._primary = primary
         self._machine = machine
         self._last: tuple[Snapshot, Node, Snapshot] | None = None
 
     def complete(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with this node in it, and addresses in the node."""
+        """Return the snapshot with this node in it, and addresses in the node."""
         told = snapshot.nodes.get(self._key)
         node = told or Node(name=self._key.name)
         if not (node.internal_ips or node.external_ips):

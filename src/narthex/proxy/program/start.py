@@ -181,7 +181,7 @@ class ProxyPart:
         KernelSettings(kernel_settings(fresh)).make(last=True)
         node = with_kernel(fresh).node
         parts.explainer.name = fresh.own.explain_service
-        parts.connections.told = fresh.own
+        parts.connections.configuration = fresh.own
         parts.proxy.use(lambda family: Planner(node, family), fresh.periods)
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Says which Service ports a mode cannot serve, and why: each once, when it comes and when it is over."""
+"""Logs which Service ports a mode cannot serve and why, when this begins and when it ends."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from narthex.runtime.logs import LOGGER, data
 
 
 class UnservedReporter:
-    """Remembers what was said. `known` gives the Service ports of a family that the rules in force leave out, each with
-    the reason."""
+    """Reports each unserved Service port once.
+
+    `known` returns the Service ports of a family that the rules in force refuse, with the reason.
+    """
 
     def __init__(self, known: Callable[[IPFamily], Mapping[ServicePortName, str]]) -> None:
         self._known = known
         self._said: dict[IPFamily, Mapping[ServicePortName, str]] = {}
 
     def after(self, done: SyncResult) -> None:
-        """A sync went well."""
+        """Report changes after a successful sync."""
         family = done.family
         now, before = self._known(family), self._said.get(family, {})
         for name, reason in now.items():
