@@ -48,7 +48,7 @@ def test_a_configuration_that_is_there_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "subnet, words", [("10.1.0.0", "prefix length"), ("10.1.0.1/16", "bits of a host"), ("x", "IP address")]
+    "subnet, words", [("10.1.0.0", "prefix length"), ("10.1.0.1/16", "host bits set"), ("x", "IP address")]
 )
 def test_a_subnet_that_is_none(tmp_path, subnet, words):
     done = ran("install", "--bin-dir", tmp_path / "bin", "--subnet", subnet)

@@ -97,7 +97,7 @@ def test_from_an_api_server():
     ("arguments", "said"),
     [
         (("pools",), "no source given"),
-        (("controller",), "nothing to follow"),
+        (("controller",), "no source of objects"),
         (("pools", "--manifests", EXAMPLE, "--master", "http://x"), "mutually exclusive"),
         (("pools", "--manifests", EXAMPLE, "--cluster-cidr", "x"), "'x' is not a CIDR"),
     ],

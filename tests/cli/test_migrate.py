@@ -95,8 +95,8 @@ def test_json(shop: Path) -> None:
 @pytest.mark.parametrize(
     "words, message",
     [
-        (("--from", "iptables", "--to", "abacus"), "'abacus' is none of"),
-        (("--from", "", "--to", "nftables"), "'' is none of"),
+        (("--from", "iptables", "--to", "abacus"), "'abacus' is not one of"),
+        (("--from", "", "--to", "nftables"), "'' is not one of"),
         (("--from", "iptables"), "Missing option '--to'"),
         (("--from", "iptables", "--to", "nftables", "--node-ip", "192.168.49.11"), "--node-ip is for one node"),
     ],

@@ -78,7 +78,7 @@ def test_something_to_follow_is_needed(monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     result = call("--hostname-override=a")
     assert result.exit_code == 2
-    assert "give --kubeconfig, --master or --manifests" in result.output
+    assert "use --kubeconfig, --master, or --manifests" in result.output
 
 
 def test_an_api_server_is_followed_anew_at_each_start(served):

@@ -98,4 +98,4 @@ def test_what_cannot_be_used(run, arguments, said):
 def test_nothing_to_follow(run):
     result, _ = run(manifests=False)
     assert result.exit_code == 2
-    assert "nothing to follow: give --kubeconfig, --master or --manifests" in result.output
+    assert "no source of objects: use --kubeconfig, --master, or --manifests" in result.output

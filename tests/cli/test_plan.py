@@ -76,4 +76,4 @@ def test_nothing_to_plan(tmp_path: Path) -> None:
 def test_unknown_mode(shop: Path) -> None:
     status, _, err = run("plan", "--manifests", shop, "--mode", "magic")
     assert status == 2
-    assert "'magic' is none of nftables, iptables" in err
+    assert "'magic' is not one of nftables, iptables" in err

@@ -163,7 +163,7 @@ def test_the_older_flags_for_ports(served, tmp_path, flags, healthz, metrics):
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("--v=x", "'x' is not a number"),
+        ("--v=x", "'x' is not a non-negative number"),
         ("--feature-gates=A", "'A' is not of the form name=value"),
         ("--feature-gates=A=maybe", "A=maybe: must be true or false"),
         ("--vmodule=a=b", "a=b: must be a number"),
@@ -200,7 +200,7 @@ def test_the_configuration_can_be_written_and_read_again(served, tmp_path):
 def test_a_place_that_cannot_be_written_is_said(tmp_path):
     result = call("--write-config-to", str(tmp_path / "no" / "file"))
     assert result.exit_code == 1
-    assert "cannot be written: No such file" in result.output
+    assert "cannot write" in result.output and "No such file" in result.output
 
 
 def test_local_mode_flags(served, tmp_path):
@@ -219,7 +219,7 @@ def test_something_to_follow_is_needed(monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     result = call("--hostname-override=a")
     assert result.exit_code == 2
-    assert "give --kubeconfig, --master or --manifests" in result.output
+    assert "use --kubeconfig, --master, or --manifests" in result.output
 
 
 @pytest.mark.parametrize("flag", ["--kubeconfig=/k", "--master=http://127.0.0.1:8080"])

@@ -63,7 +63,7 @@ def test_nothing_checked_is_no_success(run, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ((GOOD, "--mode", "nft"), "'nft' is none of"),
+        ((GOOD, "--mode", "nft"), "'nft' is not one of"),
         (("missing.yaml",), "missing.yaml: no such file"),
         ((GOOD, "--against", "ear"), "'ear' is not one of"),
     ],
@@ -76,4 +76,4 @@ def test_usage_errors(run, argv, said):
 def test_a_mode_without_backend_is_a_usage_error(run, monkeypatch):
     monkeypatch.delitem(BACKENDS._makers, "ipvs")
     result = run(GOOD, "--mode", "ipvs")
-    assert result.exit_code == 2 and "mode ipvs has no backend here" in result.stderr
+    assert result.exit_code == 2 and "mode ipvs is not supported" in result.stderr

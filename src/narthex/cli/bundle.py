@@ -21,16 +21,18 @@ from narthex.trace.node.layout import TAKEN, BundleDocument, BundleManifest
     default="-",
     show_default=True,
     metavar="FILE|-|json",
-    help="The file to make; - is the standard output; json takes all and prints only what became of each part.",
+    help="Output file; - is the standard output; json collects everything and prints only the result of each part.",
 )
 @click.option(
-    "--kubeconfig", type=click.Path(exists=True, dir_okay=False), help="Also the cluster's objects, from its API."
+    "--kubeconfig",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Include the objects of the cluster, from its API server.",
 )
-@click.option("--master", default="", metavar="URL", help="The API server; it overrides the kubeconfig's.")
-@click.option("--node", default="", metavar="NAME", help="The node's name in the cluster. Default: the machine's name.")
-@click.option("--namespace", metavar="NAME", help="A named network namespace instead of the present one.")
-@click.option("--dry-run", is_flag=True, help="Show what would be taken and how.")
-@click.option("--script", is_flag=True, help="Print a shell script that takes the same on a node without Narthex.")
+@click.option("--master", default="", metavar="URL", help="URL of the API server; overrides the kubeconfig.")
+@click.option("--node", default="", metavar="NAME", help="Name of the node in the cluster. Default: the host name.")
+@click.option("--namespace", metavar="NAME", help="Named network namespace instead of the current one.")
+@click.option("--dry-run", is_flag=True, help="Show what would be collected, and how.")
+@click.option("--script", is_flag=True, help="Print a shell script that collects the same on a node without Narthex.")
 def command(
     output: str, kubeconfig: str | None, master: str, node: str, namespace: str | None, dry_run: bool, script: bool
 ) -> None:
@@ -57,7 +59,7 @@ def command(
         _show(intended(bool(kubeconfig or master)), output)
         return
     if output == "-" and sys.stdout.isatty():
-        raise click.UsageError("a bundle is no text for a terminal: name a file with -o, or send it on")
+        raise click.UsageError("refusing to write a bundle to a terminal: name a file with -o, or use a pipe")
     try:
         gathered = take(node, namespace, kubeconfig or "", master)
     except (FileNotFoundError, PermissionError, ValueError) as error:
@@ -73,9 +75,9 @@ def command(
         else:
             bundle_file.write_file(Path(output), gathered.table, gathered.parts)
     except FileExistsError as error:
-        raise click.ClickException(f"{output} is there already: name another file, or remove it") from error
+        raise click.ClickException(f"{output} exists: name another file, or remove it") from error
     except OSError as error:
-        raise click.ClickException(f"{output} cannot be written: {error.strerror}") from error
+        raise click.ClickException(f"cannot write {output}: {error.strerror}") from error
     for part in gathered.table.parts:
         if part.status != TAKEN:
             click.echo(visible(f"{part.status}: {part.path}: {part.remark}"), err=True)

@@ -20,7 +20,7 @@ from narthex.trace.reports.check import CheckDocument, CheckReport
 @source_options
 @node_options
 @options
-@click.option("--watch", is_flag=True, help="Look again and again, and print what has changed, until stopped.")
+@click.option("--watch", is_flag=True, help="Repeat until stopped, and print the result when it changes.")
 @click.option(
     "--interval", type=click.FloatRange(0.1), default=5.0, show_default=True, metavar="SECONDS", help="For --watch."
 )
@@ -57,10 +57,10 @@ def _compared(given: dict[str, Any]) -> tuple[tuple[CheckReport, ...], tuple[str
     views, cluster = views_of(given)
     if cluster is None:
         raise click.UsageError(
-            "say where the objects are: --manifests, --kubeconfig, --master, or a bundle that has them"
+            "no objects given: use --manifests, --kubeconfig, --master, or a bundle that contains them"
         )
     if len(views) != 1:
-        raise click.UsageError("one node at a time: name one bundle, or dumps of one node")
+        raise click.UsageError("expected one node: give one bundle, or dumps of one node")
     try:
         return compare(cluster, views[0], node_options_of(given))
     except InputError as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
+
+from narthex.cli.output import json_text
 
 SOCKET, STATE = "/run/narthex/cni.sock", "/var/lib/cni/narthex"
 
@@ -33,7 +34,7 @@ def command() -> None:
 @_socket_option
 @_state_option
 @click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form of the output.", show_default=True
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Output format.", show_default=True
 )
 def install(bin_dir: Path, conf_dir: Path | None, subnet: str, socket: str, state_dir: str, output: str) -> None:
     """Install the plugins bridge, flannel, host-local, loopback, portmap, and ptp, replacing others of these names.
@@ -46,14 +47,14 @@ def install(bin_dir: Path, conf_dir: Path | None, subnet: str, socket: str, stat
     try:
         given = network(subnet)
         if given.address != given.first:
-            raise ValueError(f"{subnet} has bits of a host")
+            raise ValueError(f"{subnet} has host bits set")
         done = install.install(bin_dir, conf_dir, socket=socket, state=state_dir, subnet=subnet)
     except ValueError as error:
         raise click.ClickException(f"--subnet: {error}") from None
     except OSError as error:
         raise click.ClickException(f"cannot install: {error}") from None
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(done)))
+        click.echo(json_text(done), nl=False)
         return
     for program in done.programs:
         click.echo(f"wrote {program}")

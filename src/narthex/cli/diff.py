@@ -1,4 +1,4 @@
-"""`narthex diff`: two bundles, or two modes of the same objects."""
+"""`narthex diff`: differences between two bundles, or between two modes for the same objects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ from narthex.trace.reports.difference import ViewComparison, ViewDifference, dif
 @click.argument("after", metavar="B")
 @source_options
 @options_of_all_nodes
-@click.option("--text", "as_text", is_flag=True, help="Also lines of rules that only one side has, whatever they mean.")
+@click.option(
+    "--text",
+    "as_text",
+    is_flag=True,
+    help="Include the lines of rules that only one side has, even without any effect.",
+)
 @output_option
 def command(before: str, after: str, as_text: bool, output: str, **given: Any) -> None:
     """Show how two bundles differ.
@@ -66,7 +71,7 @@ def _side(word: str, given: dict[str, Any]) -> tuple[NodeView, dict[str, str]]:
     path = Path(word)
     if not path.exists():
         modes = ", ".join(BACKENDS)
-        raise click.UsageError(f"{word!r} is no bundle; with --manifests or --kubeconfig it may be a mode: {modes}")
+        raise click.UsageError(f"{word!r} is not a bundle; with --manifests or --kubeconfig it may be a mode: {modes}")
     bundle = read_bundle(path)
     return view_of_bundle(bundle.parts, bundle.table, str(path)), bundle.parts
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from narthex.cli.output import json_text
+
 if TYPE_CHECKING:
     from narthex.dns.program.configuration import DnsFlags
 
@@ -93,7 +95,7 @@ def command(
     if conf is not None and (zones or listen or upstreams):
         raise click.UsageError("--zone, --listen and --forward replace a Corefile: give --conf alone")
     if output and not check:
-        raise click.UsageError("-o is for --check: a server has no output")
+        raise click.UsageError("-o requires --check")
     flags = DnsFlags(zones=zones, listen=listen, upstreams=upstreams, ttl=ttl)
     try:
         if output == "json":
@@ -114,11 +116,9 @@ def command(
 
 def _print_check(conf: Path | None, flags: DnsFlags) -> None:
     """Print the result of a check as JSON. Exit with status 1 if the Corefile cannot be used."""
-    import msgspec
-
     from narthex.dns.program.configuration import check_corefile
 
     result = check_corefile(conf, flags)
-    click.echo(msgspec.json.format(msgspec.json.encode(result)))
+    click.echo(json_text(result), nl=False)
     if not result.usable:
         raise click.exceptions.Exit(1)

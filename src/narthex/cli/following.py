@@ -1,4 +1,4 @@
-"""What the commands that run a proxy have in common: where objects come from, and settings that may change."""
+"""Options and start-up that the commands which run a proxy share: the source of objects, and the settings."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _OPTIONS = (
     click.option(
         "--manifests",
         type=click.Path(path_type=Path),
-        help="File or directory of YAML and JSON manifests, instead of an API server; edits take effect while running.",
+        help="File or directory of YAML and JSON manifests instead of an API server; changes take effect immediately.",
     ),
-    click.option("--master", metavar="URL", default="", help="The API server; it overrides the kubeconfig's."),
+    click.option("--master", metavar="URL", default="", help="URL of the API server; overrides the kubeconfig."),
     click.option(
-        "--config", type=click.Path(path_type=Path), help="A KubeProxyConfiguration; it wins over most flags."
+        "--config", type=click.Path(path_type=Path), help="KubeProxyConfiguration file; overrides most flags."
     ),
     with_flags,
     click.option("--healthz-port", type=click.IntRange(0, 65535), hidden=True),
@@ -41,15 +41,14 @@ _OPTIONS = (
 
 
 def with_source(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the options that say what to follow and how."""
+    """Add the options for the source of objects and for the settings."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def begin(given: Mapping[str, Any], config: Path | None) -> tuple[ProxySettings, ConfigurationFile | None]:
-    """Settings by fields that were given and by a file, and that file, to be followed. From here on there is a log; it
-    has the warnings. Raises SettingsError."""
+    """Start logging and read the settings from flags and a file. Return them with the file to watch. Raises SettingsError."""
     from narthex.proxy.program.dataplane import check_machine
     from narthex.proxy.program.reload import ConfigurationFile
     from narthex.proxy.program.settings import settings
@@ -59,22 +58,24 @@ def begin(given: Mapping[str, Any], config: Path | None) -> tuple[ProxySettings,
         return settings(given, config, os.uname().nodename)
 
     logs.start_logging(sys.stderr)
-    # Before it is read: an edit while the proxy starts is seen.
+    # Created before the file is read, so that a change during start-up is noticed.
     file = ConfigurationFile(config, read, check_machine) if config else None
-    told = read()
-    logs.start_logging(sys.stderr, told.logging)
-    for warning in told.warnings:
+    configured = read()
+    logs.start_logging(sys.stderr, configured.logging)
+    for warning in configured.warnings:
         logs.LOGGER.warning("%s", warning)
-    return told, file
+    return configured, file
 
 
-def source(told: ProxySettings, manifests: Path | None, master: str) -> Callable[[], Origin]:
-    """Makes what is to be followed. Raises UsageError when that was not said."""
+def source(configured: ProxySettings, manifests: Path | None, master: str) -> Callable[[], Origin]:
+    """Return a factory of the source of objects. Raises UsageError if no source was given."""
     if manifests is not None:
         return partial(_directory, manifests)
-    if not (told.client.kubeconfig or master or os.environ.get("KUBERNETES_SERVICE_HOST")):
-        raise click.UsageError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
-    return partial(_api_server, told, master)
+    if not (configured.client.kubeconfig or master or os.environ.get("KUBERNETES_SERVICE_HOST")):
+        raise click.UsageError(
+            "no source of objects: use --kubeconfig, --master, or --manifests (not running in a Pod)"
+        )
+    return partial(_api_server, configured, master)
 
 
 def _directory(manifests: Path) -> Origin:
@@ -84,10 +85,10 @@ def _directory(manifests: Path) -> Origin:
     return Origin(ManifestSource(manifests))
 
 
-def _api_server(told: ProxySettings, master: str) -> Origin:
+def _api_server(configured: ProxySettings, master: str) -> Origin:
     from narthex.kube.access import Access
     from narthex.kube.origin import api_origin
     from narthex.linux.clock import SystemClock
 
-    access = Access(connection=told.client, master=master)
-    return api_origin(access, told.node.node_name, told.config_sync_period, SystemClock().wall)
+    access = Access(connection=configured.client, master=master)
+    return api_origin(access, configured.node.node_name, configured.config_sync_period, SystemClock().wall)

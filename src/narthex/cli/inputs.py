@@ -25,27 +25,27 @@ from narthex.trace.program.known import from_bundles, from_files, live
 F = TypeVar("F", bound=Callable[..., object])
 
 
-_NODE = click.option("--node", default="", metavar="NAME", help="The node to look from. Default: the only one.")
+_NODE = click.option("--node", default="", metavar="NAME", help="Name of the node. Default: the only one.")
 _MORE = (
     click.option(
         "--config",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="A KubeProxyConfiguration.",
+        help="KubeProxyConfiguration file.",
     ),
-    click.option("--cluster-cidr", default="", metavar="CIDR[,CIDR]", help="Where all pods are."),
-    click.option("--node-ip", "node_ips", multiple=True, metavar="IP", help="An address of the node; repeatable."),
+    click.option("--cluster-cidr", default="", metavar="CIDR[,CIDR]", help="Networks of all Pods."),
+    click.option("--node-ip", "node_ips", multiple=True, metavar="IP", help="Address of the node; repeatable."),
 )
 
 
 def options(function: F) -> F:
     """Add `--node`, `--mode`, `--config`, `--cluster-cidr`, `--node-ip`; `node_options_of` reads them."""
-    mode = mode_option("--mode", default="", help="nftables, iptables, ipvs or userspace. Default: as configured.")
+    mode = mode_option("--mode", default="", help="nftables, iptables, ipvs, or userspace. Default: as configured.")
     return _decorated(function, _NODE, mode, *_MORE)
 
 
 def options_of_all_nodes(function: F) -> F:
     """Add `options` without a mode, for commands that look at every node."""
-    node = click.option("--node", default="", metavar="NAME", help="This node only. Default: all nodes.")
+    node = click.option("--node", default="", metavar="NAME", help="Only this node. Default: all nodes.")
     return _decorated(function, node, *_MORE)
 
 
@@ -68,15 +68,15 @@ def source_options(function: F) -> F:
             "--manifests",
             type=click.Path(exists=True, path_type=Path),
             metavar="DIR",
-            help="A directory of YAML or JSON, or one file.",
+            help="Directory of YAML or JSON manifests, or one file.",
         ),
         click.option(
             "--kubeconfig",
             type=click.Path(exists=True, dir_okay=False),
             metavar="FILE",
-            help="A cluster, looked at once through its API server.",
+            help="kubeconfig of the cluster; its API server is read once.",
         ),
-        click.option("--master", default="", metavar="URL", help="The API server; it overrides the kubeconfig's."),
+        click.option("--master", default="", metavar="URL", help="URL of the API server; overrides the kubeconfig."),
     )
 
 
@@ -87,7 +87,7 @@ def _known_mode(ctx: click.Context, param: click.Parameter, value: str) -> str:
     from narthex.proxy.backends import BACKENDS
 
     if value not in BACKENDS and (value or param.required):
-        raise click.BadParameter(f"{value!r} is none of {', '.join(BACKENDS)}", ctx, param)
+        raise click.BadParameter(f"{value!r} is not one of {', '.join(BACKENDS)}", ctx, param)
     return value
 
 
@@ -146,18 +146,20 @@ def node_options(function: F) -> F:
             "bundles",
             multiple=True,
             type=click.Path(exists=True, path_type=Path),
-            help="What `narthex bundle` took of a node, and of its cluster perhaps; one for each node.",
+            help="Bundle of a node (see `narthex bundle`), possibly with the objects of its cluster; one per node.",
         ),
         click.option(
             "--rules",
             "dumps",
             multiple=True,
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="What a tool of the node printed; repeatable.",
+            help="Output of a tool of the node; repeatable.",
         ),
-        click.option("--live", is_flag=True, help="This node, as it is now; the default without --bundle and --rules."),
         click.option(
-            "--netns", metavar="NAME", help="A named network namespace instead of the present one, for --live."
+            "--live", is_flag=True, help="The current state of this node; the default without --bundle and --rules."
+        ),
+        click.option(
+            "--netns", metavar="NAME", help="With --live: a named network namespace instead of the current one."
         ),
     )
     for decorator in reversed(decorators):
@@ -187,6 +189,6 @@ def views_of(
 def no_namespace(name: str | None, error: Exception) -> click.ClickException:
     """Return the error for a network namespace that can't be entered."""
     if isinstance(error, FileNotFoundError):
-        return click.ClickException(f"there is no network namespace {name}")
-    why = "it takes root" if isinstance(error, PermissionError) else str(error)
-    return click.ClickException(f"the network namespace {name} cannot be entered: {why}")
+        return click.ClickException(f"network namespace {name} does not exist")
+    why = "this requires root" if isinstance(error, PermissionError) else str(error)
+    return click.ClickException(f"cannot enter network namespace {name}: {why}")

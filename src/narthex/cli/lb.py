@@ -92,7 +92,7 @@ def controller(
     """
     if where["manifests"] is not None:
         has_source(where)
-        _show_plan(_looked(config, lb_class, cluster_cidr, where), output)
+        _show_plan(_inspected(config, lb_class, cluster_cidr, where), output)
         return
     from narthex.kube.lease import LeaseTimes
     from narthex.lb.program.controller import LoadBalancerSettings
@@ -102,7 +102,9 @@ def controller(
     from narthex.runtime.process import StartError
 
     if not (has_source(where) or os.environ.get("KUBERNETES_SERVICE_HOST")):
-        raise click.UsageError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
+        raise click.UsageError(
+            "no source of objects: use --kubeconfig, --master, or --manifests (not running in a Pod)"
+        )
     logs.start_logging(sys.stderr, LoggingConfiguration(verbosity=logs.DEBUG_VERBOSITY if verbose else 0))
     place = ControllerOptions(
         address=address,
@@ -126,9 +128,9 @@ def pools(config: Path | None, lb_class: str, cluster_cidr: str, output: str, **
     """List the pools with their total and used addresses, and why a pool is refused."""
     if not has_source(where) and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         raise click.UsageError("no source given: use --manifests DIR, --kubeconfig FILE or --master URL")
-    found = _looked(config, lb_class, cluster_cidr, where)
+    found = _inspected(config, lb_class, cluster_cidr, where)
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(found.uses)))
+        click.echo(json_text(found.uses), nl=False)
         return
     if not found.uses:
         click.echo("no pools; create an IPAddressPool, or use --config")
@@ -181,20 +183,22 @@ def why(service: str, config: Path | None, status_port: int, lab: str | None, ou
         if lab is not None:
             from narthex.lab.program.announcers import why_lab
 
-            said = why_lab(lab, service)
+            explanation = why_lab(lab, service)
         else:
             access = None if manifests is not None else _access(where)
-            said = why_service(service, manifests=manifests, access=access, config=config, status_port=status_port)
+            explanation = why_service(
+                service, manifests=manifests, access=access, config=config, status_port=status_port
+            )
     except (InspectionError, WhyError) as error:
         raise click.ClickException(printable(str(error))) from error
     if output == "json":
-        click.echo(json_text(said), nl=False)
+        click.echo(json_text(explanation), nl=False)
         return
-    for line in lines(said):
+    for line in lines(explanation):
         click.echo(printable(line))
 
 
-def _looked(config: Path | None, lb_class: str, cluster_cidr: str, where: dict[str, Any]) -> Any:
+def _inspected(config: Path | None, lb_class: str, cluster_cidr: str, where: dict[str, Any]) -> Any:
     """Inspect the cluster, and print problems to stderr."""
     from narthex.lb.program.inspection import InspectionError, inspect_cluster
     from narthex.runtime.logs import printable
@@ -218,7 +222,7 @@ def _show_plan(found: Any, output: str) -> None:
     from narthex.lb.program.inspection import as_data
 
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(as_data(found))))
+        click.echo(json_text(as_data(found)), nl=False)
         return
     for refused in found.pools.refused:
         click.echo(f"pool {refused.object.name} is refused: {refused.reason}")

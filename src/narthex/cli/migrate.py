@@ -19,15 +19,15 @@ from narthex.trace.program.inputs import InputError
 from narthex.trace.reports.migration import migration_document, text
 
 SOMETHING_CHANGES = 3
-"""Exit status; 1 and 2 are errors."""
+"""Exit status if something changes; 1 and 2 are errors."""
 
 
 @click.command()
-@mode_option("--from", required=True, metavar="MODE", help="The mode that runs now.")
-@mode_option("--to", required=True, metavar="MODE", help="The mode to come.")
+@mode_option("--from", required=True, metavar="MODE", help="Current mode.")
+@mode_option("--to", required=True, metavar="MODE", help="New mode.")
 @source_options
 @options_of_all_nodes
-@click.option("--all-services", is_flag=True, help="Do not cut long lists of Services.")
+@click.option("--all-services", is_flag=True, help="Do not shorten lists of Services.")
 @output_option
 def command(all_services: bool, output: str, **options: Any) -> None:
     """Show what changes, and why, if nodes change their mode: for each Service, kind of frontend and class of sender.

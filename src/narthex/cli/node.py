@@ -1,4 +1,4 @@
-"""`narthex node`: all that a node needs, in one process."""
+"""`narthex node`: all components of a node in one process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from narthex.cli.following import CONTEXT, begin, source, with_source
 from narthex.cli.proxy.flags import fields, with_ports
 
 PARTS = {
-    "proxy": "Be the node proxy. Default: yes.",
-    "cni": "Be the CNI plugins' agent. Default: no.",
-    "overlay": "Keep the ways to other nodes' pods. Default: no.",
-    "dns": "Answer for names on the node itself. Default: no.",
-    "announcer": "Answer for load balancer addresses. Default: no.",
+    "proxy": "Run the node proxy. Default: yes.",
+    "cni": "Run the agent of the CNI plugins. Default: no.",
+    "overlay": "Maintain the routes to the Pods of other nodes. Default: no.",
+    "dns": "Run the node-local DNS cache. Default: no.",
+    "announcer": "Announce load balancer addresses. Default: no.",
 }
 
 
@@ -32,7 +32,7 @@ def _with_parts(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--announcer-key-file",
     metavar="FILE",
-    help="The key that the announcers of all nodes share: one line of 16 characters or more.",
+    help="File with the key that the announcers of all nodes share: one line of at least 16 characters.",
 )
 @with_source
 @click.version_option(narthex.__version__, prog_name="narthex")
@@ -45,10 +45,10 @@ def command(
     announcer_key_file: str | None,
     **flags: Any,
 ) -> None:
-    """Be all that a node needs, in one process: its proxy, and what is switched on besides.
+    """Run all components of a node in one process: the proxy, and others that are enabled.
 
-    Takes `narthex proxy`'s options. A part that fails is started again after a while and never ends another one;
-    `/healthz` says how each part is. On SIGTERM or SIGINT all end, the last started first; the rules stay.
+    The options of `narthex proxy` apply. A component that fails is restarted with a backoff and does not affect the others.
+    `/healthz` reports the state of each. On SIGTERM or SIGINT all stop in reverse order of their start. The rules remain.
     """
     from narthex.node.process import serve_node
     from narthex.proxy.program.settings import OWN, SettingsError
@@ -62,10 +62,10 @@ def command(
     if announcer_key_file is not None:
         given[OWN] = {**given.get(OWN, {}), "announcer": {"keyFile": announcer_key_file}}
     try:
-        told, file = begin(given, config)
-        serve_node(told, source(told, manifests, master), file)
+        configured, file = begin(given, config)
+        serve_node(configured, source(configured, manifests, master), file)
     except SettingsError as error:
-        # A line for each fault of the file.
+        # One line per error of the file.
         raise click.ClickException(logs.printable_lines(str(error))) from error
     except StartError as error:
         raise click.ClickException(logs.printable(str(error))) from error

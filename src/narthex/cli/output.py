@@ -1,4 +1,4 @@
-"""The one way in which commands print a result: as JSON or as text."""
+"""Output of all commands, as JSON or as text, and the exit status of comparisons."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def json_text(document: object) -> str:
 def _plain(value: object) -> object:
     if isinstance(value, Fraction):
         return str(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 CANNOT_TELL = 2
+"""Exit status if the result cannot be determined."""
 
 
 class _CannotTell(click.ClickException):
@@ -41,7 +42,7 @@ class AnswersByStatus(click.Command):
         try:
             return super().invoke(ctx)
         except click.UsageError:
-            # That is 2 already, and shows how the command is called.
+            # The exit status is 2 already, and the message shows the usage.
             raise
         except click.ClickException as error:
             raise _CannotTell(error.format_message()) from error

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     help="How to reach the API server. Default, in a pod: its service account.",
 )
 @click.option(
-    "--master", "--kube-api-url", metavar="URL", default="", help="The API server; it overrides the kubeconfig's."
+    "--master", "--kube-api-url", metavar="URL", default="", help="URL of the API server; overrides the kubeconfig."
 )
 @click.option(
     "--manifests",
@@ -103,7 +103,9 @@ def command(
     if manifests is not None and (kubeconfig or master):
         raise click.UsageError("--manifests and an API server (--kubeconfig, --master) are mutually exclusive")
     if manifests is None and not (kubeconfig or master or os.environ.get("KUBERNETES_SERVICE_HOST")):
-        raise click.UsageError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
+        raise click.UsageError(
+            "no source of objects: use --kubeconfig, --master, or --manifests (not running in a Pod)"
+        )
     if manifests is not None:
         origin = directory_origin(manifests)
     else:

@@ -15,12 +15,12 @@ from narthex.proxy.plan.show import table
 @click.command()
 @source_options
 @options
-@click.option("--all-endpoints", is_flag=True, help="Do not cut long lists of endpoints.")
+@click.option("--all-endpoints", is_flag=True, help="Do not shorten lists of endpoints.")
 @output_option
 def command(all_endpoints: bool, output: str, **given: Any) -> None:
-    """Show what must happen to every packet that concerns a Service, on one node: one table for each IP family.
+    """Show the decision for every packet to a Service on one node, as one table per IP family.
 
-    A star marks an endpoint on this node.
+    An asterisk marks an endpoint on this node.
     """
     inputs = inputs_of(given)
     plans = [inputs.plan(family) for family in inputs.families]

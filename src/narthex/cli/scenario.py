@@ -1,4 +1,4 @@
-"""`narthex scenario`: packet-flow scenarios against the plan, the rules and the kernel."""
+"""`narthex scenario`: packet-flow scenarios against the plan, the rules, and the kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from narthex.testing.scenario import KNOWN_MODES, Scenario, ScenarioError, find,
 
 @click.group()
 def command() -> None:
-    """Check packet-flow scenarios against plan, rules and kernel."""
+    """Check packet-flow scenarios against plan, rules, and kernel."""
 
 
 def _known_modes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -24,20 +24,22 @@ def _known_modes(ctx: click.Context, param: click.Parameter, values: tuple[str, 
 
     for value in values:
         if value not in KNOWN_MODES:
-            raise click.BadParameter(f"{value!r} is none of {', '.join(KNOWN_MODES)}", ctx, param)
+            raise click.BadParameter(f"{value!r} is not one of {', '.join(KNOWN_MODES)}", ctx, param)
         if value not in BACKENDS:
-            raise click.BadParameter(f"mode {value} has no backend here; there are {', '.join(BACKENDS)}", ctx, param)
+            raise click.BadParameter(f"mode {value} is not supported; use one of {', '.join(BACKENDS)}", ctx, param)
     return values
 
 
 @command.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--mode", "modes", multiple=True, callback=_known_modes, help="Only this mode; may be repeated.")
+@click.option("--mode", "modes", multiple=True, callback=_known_modes, help="Only this mode; repeatable.")
 @click.option(
-    "--against", multiple=True, type=click.Choice(WITNESSES), help="Only this witness; may be repeated. Default: all."
+    "--against", multiple=True, type=click.Choice(WITNESSES), help="Only this witness; repeatable. Default: all."
 )
-@click.option("--skip-level", multiple=True, type=click.Choice(["quirk", "must"]), help="Leave out such scenarios.")
-@click.option("-j", "--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Scenarios at a time.")
+@click.option("--skip-level", multiple=True, type=click.Choice(["quirk", "must"]), help="Skip scenarios of this level.")
+@click.option(
+    "-j", "--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Number of parallel scenarios."
+)
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def run(
     files: tuple[Path, ...],
@@ -47,15 +49,15 @@ def run(
     jobs: int,
     output: str,
 ) -> None:
-    """Run scenario FILES (or all in a directory) and compare every flow with what it must come to.
+    """Run scenario FILES (or all in a directory) and compare every flow with its expected outcome.
 
-    The witness `plan` evaluates the decided plan, `rules` walks the rendered rules, `kernel` sends real packets
-    through network namespaces (as root). Exit status 0 only when something was checked and all of it holds.
+    The witness `plan` evaluates the plan, `rules` walks the rendered rules, and `kernel` sends real packets through network
+    namespaces (as root). Exit status 0 only if at least one flow was checked and all checks passed.
     """
     request = ScenarioRequest(modes=modes, against=against or WITNESSES, skip_levels=frozenset(skip_level))
     if "kernel" in request.against:
         if os.geteuid() != 0:
-            raise click.UsageError("the witness kernel needs root; use --against plan --against rules without it")
+            raise click.UsageError("the witness kernel requires root; without root use --against plan --against rules")
         clean_up_on_signals()
         request = msgspec.structs.replace(request, not_here=_not_here(modes))
     try:
@@ -64,28 +66,28 @@ def run(
         raise click.UsageError(str(error)) from None
     counts = ScenarioCounts()
     for scenario, findings in hear_all(_loaded(paths, counts), request, jobs):
-        _tell(scenario, findings, request, output)
+        _print_findings(scenario, findings, request, output)
         counts.add(findings)
         counts.scenarios += bool(findings)
-    _sum_up(counts, output)
+    _print_summary(counts, output)
     sys.exit(0 if counts.all_hold else 1)
 
 
-def _not_here(asked: tuple[str, ...]) -> frozenset[str]:
-    """Modes that this machine cannot run, said on standard error; one that was asked for is an error."""
+def _not_here(requested: tuple[str, ...]) -> frozenset[str]:
+    """Return the modes that this machine does not support, and print them to stderr. Raises ClickException for a given one."""
     from narthex.proxy.backends import BACKENDS
     from narthex.proxy.program.dataplane import refusal
 
-    reasons = {mode: why for mode in asked or BACKENDS if (why := refusal(mode))}
-    if asked and reasons:
+    reasons = {mode: why for mode in requested or BACKENDS if (why := refusal(mode))}
+    if requested and reasons:
         raise click.ClickException(" ".join(reasons.values()))
     for mode, why in reasons.items():
-        click.echo(f"the kernel is not asked about mode {mode}: {why}", err=True)
+        click.echo(f"skipping the kernel for mode {mode}: {why}", err=True)
     return frozenset(reasons)
 
 
 def _loaded(paths: list[Path], counts: ScenarioCounts) -> list[Scenario]:
-    """The files that are scenarios; the others are reported and counted."""
+    """Load the scenarios. Invalid files are reported and counted."""
     scenarios = []
     for path in paths:
         try:
@@ -100,7 +102,7 @@ def _loaded(paths: list[Path], counts: ScenarioCounts) -> list[Scenario]:
     return scenarios
 
 
-def _tell(scenario: Scenario, findings: list[WitnessFinding], request: ScenarioRequest, output: str) -> None:
+def _print_findings(scenario: Scenario, findings: list[WitnessFinding], request: ScenarioRequest, output: str) -> None:
     """Print the findings of one scenario."""
     tally: dict[tuple[str, str], list[bool]] = {}
     for finding in findings:
@@ -119,11 +121,11 @@ def _tell(scenario: Scenario, findings: list[WitnessFinding], request: ScenarioR
                 click.echo(f"{'ok  ' if good else 'FAIL'} {scenario.name} ({mode}): {', '.join(sums)}")
 
 
-def _sum_up(counts: ScenarioCounts, output: str) -> None:
+def _print_summary(counts: ScenarioCounts, output: str) -> None:
     if output == "json":
         click.echo(msgspec.json.encode(counts))
         return
     if not counts.flows:
-        click.echo("nothing was checked: no flow applies to a mode that has a backend and was asked for", err=True)
+        click.echo("nothing was checked: no flow applies to a supported mode that was selected", err=True)
     invalid = f", {counts.invalid} invalid files" if counts.invalid else ""
     click.echo(f"{counts.scenarios} scenarios, {counts.flows} checks: {counts.ok} ok, {counts.failed} failed{invalid}")

@@ -35,15 +35,20 @@ _SORTS = ("rate", "total", "name")
 @click.command()
 @source_options
 @click.option(
-    "--bundle", type=click.Path(exists=True, path_type=Path), help="A node's bundle: what it had counted then."
+    "--bundle", type=click.Path(exists=True, path_type=Path), help="Bundle of a node, for its counters at that time."
 )
-@click.option("--netns", metavar="NAME", help="A named network namespace instead of the present one.")
-@click.option("--sort", type=click.Choice(_SORTS), default="rate", show_default=True, help="What comes first.")
+@click.option("--netns", metavar="NAME", help="Named network namespace instead of the current one.")
+@click.option("--sort", type=click.Choice(_SORTS), default="rate", show_default=True, help="Sort order.")
 @click.option(
-    "--interval", type=click.FloatRange(0.1), default=2.0, show_default=True, metavar="SECONDS", help="Between looks."
+    "--interval",
+    type=click.FloatRange(0.1),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Interval between readings.",
 )
-@click.option("--once", is_flag=True, help="Two looks, one table.")
-@click.option("--services", is_flag=True, help="Service ports only, without their endpoints.")
+@click.option("--once", is_flag=True, help="Print one table from two readings.")
+@click.option("--services", is_flag=True, help="Show only Service ports, without their endpoints.")
 @output_option
 def command(
     bundle: Path | None,

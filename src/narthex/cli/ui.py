@@ -1,4 +1,4 @@
-"""`narthex ui`: the picture of a cluster in a browser."""
+"""`narthex ui`: a diagram of a cluster in a browser."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ if TYPE_CHECKING:
 
 
 def port_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--port`."""
+    """Add `--port`."""
     return click.option(
         "--port",
         default=0,
         type=click.IntRange(0, 65535),
-        help="Of 127.0.0.1. Default: any free one.",
+        help="Port on 127.0.0.1. Default: any free one.",
     )(function)
 
 
 @click.command()
 @source_options
-@mode_option("--mode", default="", help="nftables, iptables, ipvs or userspace: whose rules a path follows.")
+@mode_option("--mode", default="", help="Mode whose rules determine paths: nftables, iptables, ipvs, or userspace.")
 @port_option
 def command(mode: str, port: int, **given: Any) -> None:
-    """Show a cluster as a picture in a browser: nodes, pods, Services, and the way of a packet between two of them.
+    """Show a diagram of a cluster in a browser: nodes, Pods, Services, and the path of a packet between two of them.
 
-    The page is for this machine alone: it listens on 127.0.0.1 and asks for the token in the address that is printed. It
-    follows the API server or the manifests; it changes nothing. For a lab use `narthex lab ui`, which knows its nodes' live
-    rules and connections, too.
+    The server listens on 127.0.0.1 and requires the token in the printed URL. It watches the API server or the manifests and
+    changes nothing. For a lab, use `narthex lab ui`, which also shows the live rules and connections of its nodes.
     """
     from narthex.lab.ui.cluster import board_of_manifests, board_of_server
 
@@ -46,10 +45,10 @@ def command(mode: str, port: int, **given: Any) -> None:
 
 
 def show(board: Board, trace: Tracer, port: int) -> None:
-    """Serve until a signal comes; tells the address."""
+    """Serve the page until a signal arrives, and print its URL."""
     from narthex.lab.ui.serve import UiError, serve
 
     try:
-        serve(board, trace, port, lambda address: click.echo(f"Open {address} (Ctrl+C ends)"))
+        serve(board, trace, port, lambda address: click.echo(f"Open {address} (Ctrl+C to stop)"))
     except UiError as error:
         raise click.ClickException(str(error)) from error

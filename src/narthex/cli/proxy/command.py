@@ -1,4 +1,4 @@
-"""`narthex proxy`: kube-proxy's flags, and `--manifests`."""
+"""`narthex proxy`: the node proxy, with the flags of kube-proxy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from narthex.cli.proxy.flags import fields, with_ports
 
 @click.command("proxy", context_settings=CONTEXT)
 @with_source
-@click.option("--init-only", is_flag=True, help="Make the kernel settings, as far as they can be made, and end.")
-@click.option("--cleanup", is_flag=True, help="Remove all rules, as `narthex cleanup` does, and end.")
+@click.option("--init-only", is_flag=True, help="Apply the kernel settings that can be applied, and exit.")
+@click.option("--cleanup", is_flag=True, help="Remove all rules as `narthex cleanup` does, and exit.")
 @click.option(
-    "--write-config-to", type=click.Path(path_type=Path), help="Write the configuration with all defaults, and end."
+    "--write-config-to", type=click.Path(path_type=Path), help="Write the configuration with all defaults, and exit."
 )
 @click.version_option(narthex.__version__, prog_name="narthex")
 @click.pass_context
@@ -34,10 +34,10 @@ def command(
     write_config_to: Path | None,
     **flags: Any,
 ) -> None:
-    """Be the node proxy: program the network namespace that this runs in until stopped.
+    """Run the node proxy: program the current network namespace until stopped.
 
-    Follows Services, EndpointSlices, ServiceCIDRs and this Node at an API server, or reads them from MANIFESTS. On SIGTERM
-    or SIGINT it ends; the rules stay. `/healthz` answers 200 when all rules are in place.
+    The proxy watches Services, EndpointSlices, ServiceCIDRs, and this Node at an API server, or reads them from --manifests. On
+    SIGTERM or SIGINT it stops, and the rules remain. `/healthz` returns 200 if all rules are in place.
     """
     if cleanup:
         from narthex.cli.cleanup import command as clean
@@ -54,13 +54,13 @@ def command(
         if write_config_to is not None:
             _write(write_config_to, in_force(given, config))
             return
-        told, file = begin(given, config)
+        configured, file = begin(given, config)
         if init_only:
-            prepare(told)
+            prepare(configured)
         else:
-            serve(told, source(told, manifests, master)(), file)
+            serve(configured, source(configured, manifests, master)(), file)
     except SettingsError as error:
-        # A line for each fault of the file.
+        # One line per error of the file.
         raise click.ClickException(logs.printable_lines(str(error))) from error
     except StartError as error:
         raise click.ClickException(logs.printable(str(error))) from error
@@ -72,5 +72,5 @@ def _write(path: Path, configuration: Any) -> None:
     try:
         path.write_text(file_text(configuration))
     except OSError as error:
-        raise click.ClickException(f"{path} cannot be written: {error.strerror}") from error
+        raise click.ClickException(f"cannot write {path}: {error.strerror}") from error
     click.echo(f"wrote {path}", err=True)

@@ -1,7 +1,7 @@
-"""The flags of `narthex proxy`, and the field of the configuration that each one is.
+"""The flags of `narthex proxy`, and the configuration field of each one.
 
-They are kube-proxy's, by name and meaning, and a few of our own. kube-proxy reads flags as Go programs do: `--flag=false`
-for a flag that is on or off, `-v=2`, and underscores for dashes.
+Most have the name and meaning of kube-proxy's flags. kube-proxy parses flags as Go programs do: `--flag=false` for a boolean
+flag, `-v=2`, and underscores instead of dashes.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from typing import Any
 import click
 
 Path = tuple[str, ...]
-"""Names of nested fields, from the outside."""
+"""Names of nested fields, outermost first."""
 
 Reader = Callable[[Any], Any]
 
 
 class Flag:
-    """One flag."""
+    """A flag, and the configuration fields that it sets.
+
+    `fields` are all fields that it sets, `read` converts the value of the flag to theirs. Without `help` it is hidden.
+    """
 
     def __init__(
         self,
@@ -29,7 +32,6 @@ class Flag:
         kind: Any = str,
         read: Reader = lambda value: value,
     ) -> None:
-        """`fields`: all fields that it sets. `read`: from the flag's value to theirs. Without `help` it is not shown."""
         self.names = names
         self.fields = fields
         self.read = read
@@ -42,20 +44,20 @@ class Flag:
 
     @property
     def parameter(self) -> str:
-        """The name that click passes the value under."""
+        """The parameter name in click."""
         return next(name for name in self.names if name.startswith("--")).strip("-").replace("-", "_")
 
 
 def _number(text: str) -> int:
-    """A whole number; `-v=2` arrives as `=2`. Raises BadParameter."""
+    """Parse a number; click passes `-v=2` as `=2`. Raises BadParameter."""
     text = text.removeprefix("=")
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
-        raise click.BadParameter(f"{text!r} is not a number of 0 or more")
+        raise click.BadParameter(f"{text!r} is not a non-negative number")
     return int(text)
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """`a=1,b=2`. Raises UsageError."""
+    """Parse `a=1,b=2`. Raises UsageError."""
     found = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")
@@ -88,7 +90,7 @@ def _listed(text: str) -> list[str] | None:
 
 
 def _both(name: str) -> tuple[Path, ...]:
-    """A field of the sections of both modes that share it (row 27.27)."""
+    """Return the paths of a field that the sections of two modes share (row 27.27)."""
     return ("iptables", name), ("nftables", name)
 
 
@@ -98,43 +100,43 @@ _WINDOWS = "winkernel"
 FLAGS = (
     Flag("--hostname-override", fields=(("hostnameOverride",),), metavar="NODE", help="Name of this node. Default: the host's name."),
     Flag("--proxy-mode", fields=(("mode",),), metavar="MODE", help="nftables (default), iptables, ipvs or userspace."),
-    Flag("--kubeconfig", fields=(("clientConnection", "kubeconfig"),), metavar="FILE", help="How to reach the API server. Default: as a pod does."),
-    Flag("--kube-api-qps", fields=(("clientConnection", "qps"),), kind=float, metavar="NUMBER", help="Requests a second to the API server. Default: 5."),
-    Flag("--kube-api-burst", fields=(("clientConnection", "burst"),), kind=int, metavar="NUMBER", help="So many may come at once. Default: 10."),
+    Flag("--kubeconfig", fields=(("clientConnection", "kubeconfig"),), metavar="FILE", help="kubeconfig of the cluster. Default: the service account of the Pod."),
+    Flag("--kube-api-qps", fields=(("clientConnection", "qps"),), kind=float, metavar="NUMBER", help="Requests per second to the API server. Default: 5."),
+    Flag("--kube-api-burst", fields=(("clientConnection", "burst"),), kind=int, metavar="NUMBER", help="Burst of requests to the API server. Default: 10."),
     Flag("--kube-api-content-type", fields=(("clientConnection", "contentType"),)),
-    Flag("--cluster-cidr", fields=(("clusterCIDR",),), metavar="CIDRS", help="Networks of all pods, one of each family at most."),
-    Flag("--detect-local-mode", fields=(("detectLocalMode",),), metavar="MODE", help="How pods are told from others. Default: ClusterCIDR."),
+    Flag("--cluster-cidr", fields=(("clusterCIDR",),), metavar="CIDRS", help="Networks of all Pods, at most one per family."),
+    Flag("--detect-local-mode", fields=(("detectLocalMode",),), metavar="MODE", help="Detection of local traffic. Default: ClusterCIDR."),
     Flag("--pod-bridge-interface", fields=(("detectLocal", "bridgeInterface"),), metavar="NAME", help="For mode BridgeInterface."),
     Flag("--pod-interface-name-prefix", fields=(("detectLocal", "interfaceNamePrefix"),), metavar="PREFIX", help="For mode InterfaceNamePrefix."),
-    Flag("--nodeport-addresses", fields=(("nodePortAddresses",),), read=_listed, metavar="CIDRS", help="Node ports answer on these own addresses; or `primary`."),
-    Flag("--strict-source-ranges", fields=(("narthex", "strictSourceRanges"),), kind=bool, help="loadBalancerSourceRanges guards node ports and external IPs too."),
+    Flag("--nodeport-addresses", fields=(("nodePortAddresses",),), read=_listed, metavar="CIDRS", help="Local addresses of node ports, or `primary`."),
+    Flag("--strict-source-ranges", fields=(("narthex", "strictSourceRanges"),), kind=bool, help="Apply loadBalancerSourceRanges to node ports and external IPs, too."),
     Flag("--masquerade-all", fields=_both("masqueradeAll"), kind=bool, help="Masquerade all traffic to cluster IPs."),
-    Flag("--iptables-masquerade-bit", fields=_both("masqueradeBit"), kind=int, metavar="BIT", help="The bit of the packet mark that is used. Default: 14."),
+    Flag("--iptables-masquerade-bit", fields=_both("masqueradeBit"), kind=int, metavar="BIT", help="Bit of the packet mark for masquerading. Default: 14."),
     Flag("--iptables-localhost-nodeports", fields=(("iptables", "localhostNodePorts"),), kind=bool, help="Node ports on 127.0.0.0/8, mode iptables. Default: true."),
-    Flag("--bind-address", fields=(("bindAddress",),), metavar="ADDRESS", help="The node's own address, if its Node object does not say."),
-    Flag("--healthz-bind-address", fields=(("healthzBindAddress",),), metavar="ADDRESS", help='Default: 0.0.0.0:10256; "" switches it off.'),
-    Flag("--metrics-bind-address", fields=(("metricsBindAddress",),), metavar="ADDRESS", help='Default: 127.0.0.1:10249; "" switches it off.'),
-    Flag("--bind-address-hard-fail", fields=(("bindAddressHardFail",),), kind=bool, help="End when one of these ports is taken."),
-    Flag("--sync-period", "--iptables-sync-period", fields=_both("syncPeriod"), metavar="TIME", help="Check and mend this often. Default: 30s."),
-    Flag("--min-sync-period", "--iptables-min-sync-period", fields=_both("minSyncPeriod"), metavar="TIME", help="Rest between two syncs. Default: none."),
+    Flag("--bind-address", fields=(("bindAddress",),), metavar="ADDRESS", help="Address of the node if its Node object has none."),
+    Flag("--healthz-bind-address", fields=(("healthzBindAddress",),), metavar="ADDRESS", help='Default: 0.0.0.0:10256; "" disables it.'),
+    Flag("--metrics-bind-address", fields=(("metricsBindAddress",),), metavar="ADDRESS", help='Default: 127.0.0.1:10249; "" disables it.'),
+    Flag("--bind-address-hard-fail", fields=(("bindAddressHardFail",),), kind=bool, help="Exit if one of these ports is in use."),
+    Flag("--sync-period", "--iptables-sync-period", fields=_both("syncPeriod"), metavar="TIME", help="Interval of full syncs. Default: 30s."),
+    Flag("--min-sync-period", "--iptables-min-sync-period", fields=_both("minSyncPeriod"), metavar="TIME", help="Minimum interval between two syncs. Default: none."),
     Flag("--ipvs-sync-period", fields=(("ipvs", "syncPeriod"),), metavar="TIME", help="The same for mode ipvs. Default: 30s."),
     Flag("--ipvs-min-sync-period", fields=(("ipvs", "minSyncPeriod"),), metavar="TIME", help="The same for mode ipvs. Default: none."),
     Flag("--ipvs-scheduler", fields=(("ipvs", "scheduler"),), metavar="NAME", help="Default: rr."),
-    Flag("--ipvs-exclude-cidrs", fields=(("ipvs", "excludeCIDRs"),), read=_listed, metavar="CIDRS", help="Virtual servers of others in these networks stay."),
-    Flag("--ipvs-strict-arp", fields=(("ipvs", "strictARP"),), kind=bool, help="arp_ignore=1 and arp_announce=2."),
-    Flag("--ipvs-tcp-timeout", fields=(("ipvs", "tcpTimeout"),), metavar="TIME", help="Default: as is."),
-    Flag("--ipvs-tcpfin-timeout", fields=(("ipvs", "tcpFinTimeout"),), metavar="TIME", help="Default: as is."),
-    Flag("--ipvs-udp-timeout", fields=(("ipvs", "udpTimeout"),), metavar="TIME", help="Default: as is."),
-    Flag("--conntrack-max-per-core", fields=((_CONNTRACK, "maxPerCore"),), kind=int, metavar="NUMBER", help="Tracked connections per CPU core. Default: 32768; 0: as is."),
-    Flag("--conntrack-min", fields=((_CONNTRACK, "min"),), kind=int, metavar="NUMBER", help="Tracked connections at least. Default: 131072."),
-    Flag("--conntrack-tcp-timeout-established", fields=((_CONNTRACK, "tcpEstablishedTimeout"),), metavar="TIME", help="Default: 24h; 0s: as is."),
-    Flag("--conntrack-tcp-timeout-close-wait", fields=((_CONNTRACK, "tcpCloseWaitTimeout"),), metavar="TIME", help="Default: 1h; 0s: as is."),
-    Flag("--conntrack-tcp-be-liberal", fields=((_CONNTRACK, "tcpBeLiberal"),), kind=bool, help="Track packets out of window, too."),
-    Flag("--conntrack-udp-timeout", fields=((_CONNTRACK, "udpTimeout"),), metavar="TIME", help="Default: as is."),
-    Flag("--conntrack-udp-timeout-stream", fields=((_CONNTRACK, "udpStreamTimeout"),), metavar="TIME", help="Default: as is."),
-    Flag("--config-sync-period", fields=(("configSyncPeriod",),), metavar="TIME", help="List all objects again this often. Default: 15m."),
+    Flag("--ipvs-exclude-cidrs", fields=(("ipvs", "excludeCIDRs"),), read=_listed, metavar="CIDRS", help="Keep foreign virtual servers in these networks."),
+    Flag("--ipvs-strict-arp", fields=(("ipvs", "strictARP"),), kind=bool, help="Set arp_ignore=1 and arp_announce=2."),
+    Flag("--ipvs-tcp-timeout", fields=(("ipvs", "tcpTimeout"),), metavar="TIME", help="Default: unchanged."),
+    Flag("--ipvs-tcpfin-timeout", fields=(("ipvs", "tcpFinTimeout"),), metavar="TIME", help="Default: unchanged."),
+    Flag("--ipvs-udp-timeout", fields=(("ipvs", "udpTimeout"),), metavar="TIME", help="Default: unchanged."),
+    Flag("--conntrack-max-per-core", fields=((_CONNTRACK, "maxPerCore"),), kind=int, metavar="NUMBER", help="Tracked connections per CPU core. Default: 32768; 0: unchanged."),
+    Flag("--conntrack-min", fields=((_CONNTRACK, "min"),), kind=int, metavar="NUMBER", help="Minimum number of tracked connections. Default: 131072."),
+    Flag("--conntrack-tcp-timeout-established", fields=((_CONNTRACK, "tcpEstablishedTimeout"),), metavar="TIME", help="Default: 24h; 0s: unchanged."),
+    Flag("--conntrack-tcp-timeout-close-wait", fields=((_CONNTRACK, "tcpCloseWaitTimeout"),), metavar="TIME", help="Default: 1h; 0s: unchanged."),
+    Flag("--conntrack-tcp-be-liberal", fields=((_CONNTRACK, "tcpBeLiberal"),), kind=bool, help="Track packets outside of the TCP window, too."),
+    Flag("--conntrack-udp-timeout", fields=((_CONNTRACK, "udpTimeout"),), metavar="TIME", help="Default: unchanged."),
+    Flag("--conntrack-udp-timeout-stream", fields=((_CONNTRACK, "udpStreamTimeout"),), metavar="TIME", help="Default: unchanged."),
+    Flag("--config-sync-period", fields=(("configSyncPeriod",),), metavar="TIME", help="Interval of full lists of all objects. Default: 15m."),
     Flag("--oom-score-adj", fields=(("oomScoreAdj",),), kind=int, metavar="NUMBER", help="-1000 to 1000. Default: -999."),
-    Flag("--feature-gates", fields=(("featureGates",),), read=_gates, metavar="NAME=BOOL,...", help="AllowServiceExternalIPs has a meaning here."),
+    Flag("--feature-gates", fields=(("featureGates",),), read=_gates, metavar="NAME=BOOL,...", help="Only AllowServiceExternalIPs has an effect."),
     Flag("--profiling", fields=(("enableProfiling",),), kind=bool),
     Flag("--show-hidden-metrics-for-version", fields=(("showHiddenMetricsForVersion",),)),
     Flag("--proxy-port-range", fields=(("portRange",),)),
@@ -144,8 +146,8 @@ FLAGS = (
     Flag("--enable-dsr", fields=((_WINDOWS, "enableDSR"),), kind=bool),
     Flag("--root-hnsendpoint-name", fields=((_WINDOWS, "rootHnsEndpointName"),)),
     Flag("--forward-healthcheck-vip", fields=((_WINDOWS, "forwardHealthCheckVip"),), kind=bool),
-    Flag("-v", "--v", "--verbosity", fields=(("logging", "verbosity"),), kind=_number, metavar="NUMBER", help="4 and more: debug lines."),
-    Flag("--vmodule", fields=(("logging", "vmodule"),), read=_vmodule, metavar="FILE=NUMBER,...", help="Another verbosity for single files."),
+    Flag("-v", "--v", "--verbosity", fields=(("logging", "verbosity"),), kind=_number, metavar="NUMBER", help="Log verbosity; 4 and more log debug lines."),
+    Flag("--vmodule", fields=(("logging", "vmodule"),), read=_vmodule, metavar="FILE=NUMBER,...", help="Verbosity of single files."),
     Flag("--logging-format", "--log-format", fields=(("logging", "format"),), metavar="FORMAT", help="text (default) or json."),
     Flag("--log-flush-frequency", fields=(("logging", "flushFrequency"),)),
     Flag("--explain-service", fields=(("narthex", "explainService"),), metavar="NAMESPACE/NAME", help="Log every decision for this Service."),
@@ -154,15 +156,17 @@ FLAGS = (
 
 
 def with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command all these options; it takes them as keyword arguments."""
+    """Add all these options to a command, which receives them as keyword arguments."""
     for flag in reversed(FLAGS):
         command = flag.option(command)
     return command
 
 
 def fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, as the fields of a configuration. What a mode has a section for is told to all sections that share
-    it, since only the section of the mode that runs is looked at."""
+    """Return the given flags as configuration fields.
+
+    A flag that several modes have is set in the sections of all of them, since only the section of the active mode is read.
+    """
     found: dict[str, Any] = {}
     for flag in FLAGS:
         value = values[flag.parameter]
@@ -177,7 +181,7 @@ def fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_ports(values: dict[str, Any], healthz_port: int | None, metrics_port: int | None) -> dict[str, Any]:
-    """kube-proxy's older flags for the ports alone: 0 switches a server off, and an address that names a port wins."""
+    """Apply kube-proxy's older flags for ports. 0 disables a server, and an address with a port takes precedence."""
     six = ":" in values.get("bindAddress", "")
     for name, port, default in (
         ("healthzBindAddress", healthz_port, "::" if six else "0.0.0.0"),
