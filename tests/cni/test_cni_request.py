@@ -55,7 +55,7 @@ def test_no_version_is_the_first():
         ({}, b'{"a":' * 100000, 6, "deeper than"),
         ({}, b"[" * 100000, 6, "deeper than"),
         ({}, b" " * (1 << 20) + b"{}", 6, "longer than"),
-        ({}, b'{"name":"net","name":"other"}', 6, "stands twice"),
+        ({}, b'{"name":"net","name":"other"}', 6, "is a duplicate"),
         ({}, b'{"name":"\xff"}', 6, "UTF-8"),
         ({}, b'{"name":"net\n"}', 6, "control character"),
         ({}, b'{"cniVersion":"1.1.0"}', 7, "network name"),

@@ -71,7 +71,7 @@ def test_scalars_mean_what_they_mean_to_kubernetes(scalar, value):
         ("a: b\n  c: d", 2, "not valid YAML: mapping values are not allowed"),
         ("a:\n\t- b", 2, "cannot start any token"),
         ("a: *b", 1, "the alias *b has no anchor"),
-        ("a: &a\n- *a", 2, "the alias *a stands inside of what it repeats"),
+        ("a: &a\n- *a", 2, "the alias *a refers to itself"),
         ("? [a]\n: b", 1, "a key must be text"),
         ("x: &x a\n*x : b", 2, "a key must be text"),
         ("a: .nan", 1, ".nan is no JSON number"),

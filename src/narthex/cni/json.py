@@ -31,7 +31,7 @@ def parse(data: bytes) -> object:
     value, at = _value(text, _past_space(text, 0), 0)
     at = _past_space(text, at)
     if at != len(text):
-        raise JsonError(f"something follows the value at {at + 1}")
+        raise JsonError(f"unexpected data after the value at {at + 1}")
     return value
 
 
@@ -68,7 +68,7 @@ def _object(text: str, at: int, depth: int) -> tuple[dict[str, object], int]:
             raise JsonError(f"no key at {at + 1}")
         key, behind = _string(text, at)
         if key in found:
-            raise JsonError(f"key {key[:64]!r} stands twice, again at {at + 1}")
+            raise JsonError(f"key {key[:64]!r} is a duplicate at {at + 1}")
         at = _past_space(text, behind)
         if text[at : at + 1] != ":":
             raise JsonError(f"no ':' at {at + 1}")
@@ -108,7 +108,7 @@ def _string(text: str, at: int) -> tuple[str, int]:
     while True:
         end = text.find('"', at)
         if end < 0:
-            raise JsonError(f"a string without end at {start}")
+            raise JsonError(f"unterminated string at {start}")
         escape = text.find("\\", at, end)
         parts.append(text[at : end if escape < 0 else escape])
         _refuse_control(parts[-1], at)
@@ -135,7 +135,7 @@ def _escape(text: str, at: int) -> tuple[str, int]:
         if 0xDC00 <= low < 0xE000:
             return chr(0x10000 + (unit - 0xD800 << 10) + low - 0xDC00), at + 12
     if 0xD800 <= unit < 0xE000:
-        raise JsonError(f"half a character at {at + 1}")
+        raise JsonError(f"unpaired surrogate at {at + 1}")
     return chr(unit), at + 6
 
 

@@ -175,7 +175,7 @@ def _yaml(chunk: str, first_line: int, allow_duplicate_keys: bool) -> Iterator[D
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = ", ".join(part for part in (error.context, error.problem) if part)
-        # libyaml puts an unexpected end behind the last line.
+        # libyaml reports an unexpected end after the last line.
         lines = chunk.count("\n", 0, len(chunk.rstrip()) or None)
         yield MalformedDocument(first_line + (min(mark.line, lines) if mark else 0), f"not valid YAML: {reason}")
     except yaml.YAMLError as error:
@@ -287,7 +287,7 @@ class _Builder:
             raise _Malformed(line, f"the alias *{anchor[:60]} has no anchor")
         known = self._anchors[anchor]
         if known is None:
-            raise _Malformed(line, f"the alias *{anchor[:60]} stands inside of what it repeats")
+            raise _Malformed(line, f"the alias *{anchor[:60]} refers to itself")
         self._count_repeated(known[1], line)
         top = self._stack[-1] if self._stack else None
         if top is not None and top.key is None and isinstance(top.value, dict):

@@ -104,7 +104,7 @@ _names_in_lines = re.compile(rf"{_SUBDOMAIN}(?:\n{_SUBDOMAIN})*").fullmatch
 def are_subdomains(texts: Sequence[str]) -> bool:
     """Return True if every text (at least one) is a DNS name (`DNS_SUBDOMAIN`), with a single regex match."""
     lines = "\n".join(texts)
-    # Who has a line break in his name has two.
+    # A text with a line break would count as two.
     return lines.count("\n") == len(texts) - 1 and max(map(len, texts)) <= 253 and _names_in_lines(lines) is not None
 
 
@@ -134,7 +134,7 @@ def is_plain_host(text: str, family: IPFamily) -> bool:
     """
     try:
         if family is IPFamily.IPV4:
-            return inet_pton(AF_INET, text)[0] in _ORDINARY_4  # It takes no zeros in front.
+            return inet_pton(AF_INET, text)[0] in _ORDINARY_4  # Rejects leading zeros.
         raw = inet_pton(AF_INET6, text)
         return raw[0] in _ORDINARY_6 and inet_ntop(AF_INET6, raw) == text
     except (OSError, ValueError):

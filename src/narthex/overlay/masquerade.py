@@ -117,7 +117,7 @@ def _chain_changes(
             yield f"-X {chain}"
         return
     if chain not in there or there[chain].rules != rules:
-        # To declare a chain is to empty it.
+        # Declaring a chain flushes it.
         yield f":{chain} - [0:0]"
         yield from chain_lines(chain, rules, family)
     if jumps != [jump]:

@@ -173,7 +173,7 @@ class _Fields:
         if not isinstance(value, dict):
             where = f"{origin}: {path.rstrip('.')}".rstrip(": ")
             raise NetConfError(f"{where}: is {kind_of(value)}, must be an object")
-        # Go's decoder takes names in any case.
+        # Go's decoder ignores the case of names.
         self._values = {name.lower(): held for name, held in value.items() if held is not None}
 
     def wrong(self, field: str, message: str) -> NetConfError:

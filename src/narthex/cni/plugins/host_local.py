@@ -106,7 +106,7 @@ def _range(fields_: Fields, path: str) -> IpamRange:
     if subnet.prefix > bits - 2:
         raise fields.wrong(path + "subnet", f"{subnet} is too small to allocate from")
     first = _next(subnet.first)
-    # The last IPv6 address is an address as any other; IPv4 broadcasts to it.
+    # The last IPv4 address is the broadcast address; the last IPv6 address is a normal one.
     last = subnet.last if bits == 128 else _before(subnet.last)
     start, end, gateway = (_optional_ip(fields_, name, path) for name in ("rangeStart", "rangeEnd", "gateway"))
     for name, value in (("rangeStart", start), ("rangeEnd", end)):

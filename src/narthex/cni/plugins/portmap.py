@@ -138,7 +138,7 @@ def portmap_target(result: CniResult) -> PortmapTarget:
         if inside and size not in ips:
             ips[size] = ip.network.address
             subnets[size] = f"{address.text(ip.network.first)}/{ip.network.prefix}"
-    # The first is the one that routes lead to: a bridge stands before its port.
+    # The first one is the route's interface: a bridge precedes its port.
     links = tuple(one.name for one in result.interfaces if not one.sandbox and one.name)[:1]
     return PortmapTarget(tuple(ips.values()), tuple(subnets.values()), links)
 
@@ -146,7 +146,7 @@ def portmap_target(result: CniResult) -> PortmapTarget:
 def elements(config: PortmapConfig, pod: PortmapTarget) -> tuple[SetElement, ...]:
     """Return the set elements of a pod. A mapping for an address of a family that the pod lacks has none."""
     every = (one for mapping in config.mappings for ip in pod.ips for one in _elements(config, pod, mapping, ip))
-    # Two host ports may lead to one port of the pod.
+    # Two host ports may map to the same port of the pod.
     return tuple(dict.fromkeys(every))
 
 
@@ -182,8 +182,8 @@ def _elements(config: PortmapConfig, pod: PortmapTarget, mapping: PortMapping, i
     elif config.snat:
         if family == 4:
             held.append(SetElement("loopback4", connection))
-        # In and out by one link: the answer would go to the pod past the node. Where br_netfilter shows bridged packets
-        # to us, one that is sent back into its own bridge is bridged, and came in by nothing.
+        # In and out through the same link: the reply would bypass the node. With br_netfilter, a packet that is sent back
+        # into its own bridge is bridged and has no incoming interface.
         pairs = [first + _name(link) for link in pod.links for first in (_name(link), _name(""))]
         held += [SetElement(f"hairpin{family}", pair + connection) for pair in pairs]
     return held

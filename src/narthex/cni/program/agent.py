@@ -32,7 +32,7 @@ from narthex.linux.nfnetlink import NfNetlink
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-# Loaded here once instead of by each first request.
+# Import these at start-up instead of in the first request.
 LOADED = (addresses, pods, ports)
 
 SOCKET = "/run/narthex/cni.sock"

@@ -67,9 +67,9 @@ def result_of(answer: bytes, plugin: str) -> CniResult:
     try:
         data = parse(answer)
     except JsonError as error:
-        raise CniError(OTHER, f"plugin {plugin} answered what cannot be read: {error}") from None
+        raise CniError(OTHER, f"plugin {plugin} returned invalid JSON: {error}") from None
     if not isinstance(data, dict):
-        raise CniError(OTHER, f"plugin {plugin} did not answer with an object")
+        raise CniError(OTHER, f"plugin {plugin} did not return an object")
     return result.read(data, f"the result of {plugin}: ")
 
 

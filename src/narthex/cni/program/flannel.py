@@ -60,7 +60,7 @@ def read_subnet_env(text: str, path: str) -> SubnetEnv:
     missing += [] if subnets else ["FLANNEL_SUBNET"]
     if missing:
         message = f"{path} is missing {', '.join(missing)}"
-        raise CniError(CANNOT_ADD, message, "the overlay's daemon has not finished its start")
+        raise CniError(CANNOT_ADD, message, "the overlay daemon has not finished its start-up")
     return found
 
 
@@ -76,7 +76,7 @@ def delegate_config(request: CniRequest, env: SubnetEnv) -> dict[str, object]:
     made.setdefault("cniVersion", request.version)
     masquerade = env["FLANNEL_IPMASQ"] == "true"
     if "ipMasq" not in made:
-        # Where the overlay's daemon masquerades, the plugin must not.
+        # Masquerade in the plugin unless the overlay daemon does.
         made["ipMasq"] = not masquerade
     if "mtu" not in made:
         if not (env["FLANNEL_MTU"].isascii() and env["FLANNEL_MTU"].isdigit()):
@@ -123,7 +123,7 @@ def delegate_request(request: CniRequest) -> CniRequest:
     data = files.read(path)
     if data is None:
         message = f"loadFlannelSubnetEnv failed: open {path}: no such file or directory"
-        raise CniError(CANNOT_ADD, message, "the overlay's daemon is not running here, or has not finished its start")
+        raise CniError(CANNOT_ADD, message, "the overlay daemon is not running here, or has not finished its start-up")
     env = read_subnet_env(data.decode("utf-8", "replace"), path)
     return as_request(request, delegate_config(request, env))
 

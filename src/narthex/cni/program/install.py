@@ -84,7 +84,7 @@ def launcher_text(socket: str, state: str, bundle: str) -> str:
 
 def program(launcher: str) -> str:
     """Return the program's source with interpreter and launcher path."""
-    # -I and -S: neither the caller's environment nor site-packages decide what a program of root loads.
+    # -I and -S: neither the caller's environment nor site-packages influence what a program that runs as root loads.
     return f"#!{sys.executable} -ISE\n" + _filled(start, {"LAUNCHER = ": launcher})
 
 

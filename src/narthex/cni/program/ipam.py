@@ -64,7 +64,7 @@ def _make_way(node: NodeContext, request: CniRequest, leases: IpamLeases, everyw
         return
     if record is None or not records.is_gone(record, node.names()):
         message = f"{address.text(mine[0])} has been allocated to {request.container}:{request.interface}"
-        raise CniError(TAKEN, f"{message}, duplicate allocation is not allowed", "DEL comes before a second ADD")
+        raise CniError(TAKEN, f"{message}, duplicate allocation is not allowed", "run DEL before a second ADD")
     leases.free(mine)
 
 

@@ -65,7 +65,7 @@ def _remove(chain: str) -> None:
         try:
             _load(family, chains.removal(chain, _listed(family)))
         except FileNotFoundError:
-            # Without iptables there are no rules of iptables.
+            # Without iptables there are no iptables rules.
             continue
 
 

@@ -140,10 +140,10 @@ def _lost(environment: dict[str, str], why: str) -> "tuple[int, bytes] | None":
     if environment.get("CNI_COMMAND") != "ADD":
         return None
     plain = "".join(character for character in why if character not in '"\\' and character.isprintable())
-    return 1, f'{{"code":11,"msg":"the agent went away: {plain}","details":"DEL, then try again"}}'.encode()
+    return 1, f'{{"code":11,"msg":"the agent disconnected: {plain}","details":"DEL, then try again"}}'.encode()
 
 
 if __name__ == "__main__":
-    # What lives for milliseconds leaves no garbage, and tidying up at the end takes as long as the work.
+    # Garbage collection and interpreter shutdown would take as long as the work.
     gc.disable()
     posix._exit(main())

@@ -73,7 +73,7 @@ def check(node: NodeContext, request: CniRequest, backend: str, ips: tuple[IPCon
 
         good = chains.masquerades(request, ips)
     if not good:
-        raise CniError(NOT_AS_ADDED, f"container {request.container} is not masqueraded any more ({backend})")
+        raise CniError(NOT_AS_ADDED, f"container {request.container} is no longer masqueraded ({backend})")
 
 
 def collect(node: NodeContext, request: CniRequest, valid: frozenset[tuple[str, str]]) -> None:

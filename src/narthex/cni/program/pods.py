@@ -143,7 +143,7 @@ def _await_port(node: NodeContext, name: str) -> None:
         if found is not None and found.forwards:
             return
         if time.monotonic() > end:
-            raise CniError(OTHER, f"{name} is up, but its bridge has not begun to forward")
+            raise CniError(OTHER, f"{name} is up, but its bridge does not forward on the port yet")
         time.sleep(_PORT_PAUSE)
 
 
@@ -152,7 +152,7 @@ def _undo(node: NodeContext, request: CniRequest, veth: VethIdentity, masquerade
     node.links.fulfil([DeleteLink(veth.name)])
     record = node.records.get(records.PODS, request.attachment)
     if record is not None and record.get("link") != veth.name:
-        # The attachment is another ADD's, which succeeded.
+        # The attachment belongs to another ADD, which succeeded.
         return
     try:
         if masqueraded:

@@ -61,7 +61,7 @@ def _refuse_second(node: NodeContext, request: CniRequest) -> None:
     config, pod = of_record(record)
     owner = owner_of(request.attachment)
     if any(node.ports.has(one, owner) for one in portmap.elements(config, pod)):
-        raise CniError(TAKEN, f"{request.container} has its host ports already", "DEL comes before a second ADD")
+        raise CniError(TAKEN, f"{request.container} already has host ports", "run DEL before a second ADD")
 
 
 def _open(node: NodeContext, attachment: str, config: PortmapConfig, pod: PortmapTarget) -> None:
@@ -76,7 +76,7 @@ def _open(node: NodeContext, attachment: str, config: PortmapConfig, pod: Portma
                 holder = _named(node, taken.owner)
                 port = _port_of(taken.element.key, taken.element.set)
                 raise CniError(TAKEN, f"host port {port} is taken by {holder}") from None
-    raise CniError(TAKEN, "other pods keep taking the host ports")
+    raise CniError(TAKEN, "other pods keep allocating the host ports")
 
 
 def _makes_way(node: NodeContext, owner: str) -> bool:

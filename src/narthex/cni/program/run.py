@@ -39,7 +39,7 @@ def answer(
     except CniError as error:
         return write(error.to_json(_version_for_errors(stdin, version))), 1
     except Exception as error:
-        # Whatever goes wrong, a runtime can read only this form. What a socket still holds must not answer another.
+        # A runtime understands only this format. Close the sockets, so that unread data cannot answer another request.
         used.close()
         said = CniError(OTHER, f"{plugin}: {error or type(error).__name__}", type(error).__name__)
         return write(said.to_json(version)), 1
@@ -140,7 +140,7 @@ def _run_command(node: NodeContext, request: CniRequest) -> None:
     module, functions = COMMAND_HANDLERS[request.plugin]
     name = functions.get(request.command)
     if name is not None:
-        # importlib would have to be loaded first.
+        # Avoids the import of importlib.
         getattr(__import__(f"narthex.cni.program.{module}", None, None, (name,)), name)(node, request)
 
 
@@ -149,7 +149,7 @@ def _run_flannel_command(node: NodeContext, request: CniRequest) -> None:
     from narthex.cni.program import flannel
 
     if request.command == "CHECK":
-        # The delegate's result is not ours to compare: as with the original, nothing is looked at.
+        # The result is the delegate's: like the reference plugin, check nothing.
         return
     made = flannel.saved(request) if request.command == "DEL" else flannel.delegate_request(request)
     if made is not None and made.plugin in PLUGINS:

@@ -138,7 +138,7 @@ class Runtime:
             "CNI_ARGS": _joined(added.container.args.items()),
             "CNI_PATH": self._path,
         }
-        # A program is where the thread is that starts it.
+        # A program starts in the network namespace of the calling thread.
         with netns.entered(self._namespace):
             return delegate.execute(str(plugin["type"]), environment, msgspec.json.encode(config))
 
@@ -165,7 +165,7 @@ def _object(answer: bytes, plugin: str) -> dict[str, Any]:
     try:
         answer = msgspec.json.decode(answer)
     except msgspec.DecodeError as error:
-        raise CniError(OTHER, f"plugin {plugin} answered what cannot be read: {error}") from None
+        raise CniError(OTHER, f"plugin {plugin} returned invalid JSON: {error}") from None
     if not isinstance(answer, dict):
-        raise CniError(OTHER, f"plugin {plugin} did not answer with an object")
+        raise CniError(OTHER, f"plugin {plugin} did not return an object")
     return answer

@@ -7,7 +7,7 @@ from _frozen_importlib_external import MAGIC_NUMBER
 LAUNCHER = ""
 """Path of the launcher's code; with `.py`, of its source. The installation replaces this value."""
 _MISSING = (
-    b'{"cniVersion":"0.4.0","code":999,"msg":"the launcher of this plugin is gone","details":"narthex cni install"}\n'
+    b'{"cniVersion":"0.4.0","code":999,"msg":"the launcher of this plugin is missing","details":"narthex cni install"}\n'
 )
 
 
@@ -26,7 +26,7 @@ def _launcher() -> object:
     data = _read(LAUNCHER)
     if data[: len(MAGIC_NUMBER)] == MAGIC_NUMBER:
         return marshal.loads(data[len(MAGIC_NUMBER) :])
-    # It was installed by another Python.
+    # Installed by another version of Python.
     text = _read(LAUNCHER + ".py")
     if not text:
         posix.write(1, _MISSING)

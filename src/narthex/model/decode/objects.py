@@ -160,7 +160,7 @@ def decode_json(data: bytes | msgspec.Raw, origin: str = "", kind: str = "") -> 
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _refused(origin, "", "", f"not valid JSON: {error}")
     except Exception as error:
-        # One object that meets a fault of ours must not take all others with it.
+        # A bug in the decoder must affect only one object.
         named = _named(data)
         return _broken(named.metadata, kind or named.kind or "", origin, error)
 
@@ -194,7 +194,7 @@ def _typed(data: bytes | msgspec.Raw, origin: str, kind: str) -> Decoded:
             return decode(msgspec.json.decode(data), origin)
     try:
         shaped = msgspec.json.decode(data, type=known.shape)
-    except msgspec.ValidationError:  # The slow way knows the value that is wrong.
+    except msgspec.ValidationError:  # The slow path can report the invalid value.
         raw = msgspec.json.decode(data)
         described = {"apiVersion": known.api_versions[0], "kind": kind}
         return decode(described | raw if isinstance(raw, dict) else raw, origin)
@@ -219,7 +219,7 @@ def _made(shaped: Any, known: _Kind, kind: str, origin: str) -> Decoded:
     made = known.make(shaped, report)
     if made is not None and not report.problems:
         return Decoded(made, (), (kind, made.key))
-    # How to call the object is only worked out when there is something to say of it.
+    # The label is computed only if there are problems to report.
     meta = shaped.metadata if shaped.metadata is not None else WireMeta()
     label, identity = _identity(kind, known.namespaced, meta.namespace, meta.name)
     report = ProblemCollector(origin, label)
@@ -245,7 +245,7 @@ def load(data: bytes, origin: str, decoding: DecodeFunction = decode) -> Loaded:
         return _not_text(data, error.start, origin)
     if "\0" in text:
         return _not_text(data, data.index(0), origin)
-    # Late: what reads YAML takes a tenth of a proxy's start, and one that follows an API server may read no file.
+    # Imported late: the YAML reader takes a tenth of a proxy's start-up, and is not needed with an API server.
     from narthex.model import documents
 
     return _collect(documents.read(text), origin, decoding)

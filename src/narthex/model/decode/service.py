@@ -22,7 +22,7 @@ _FAMILIES = {"IPv4": IPFamily.IPV4, "IPv6": IPFamily.IPV6}
 
 def service(raw: WireService, report: ProblemCollector) -> Service | None:
     """Decode a Service; None if it has an error."""
-    # Newer API servers allow names that begin with a digit, so the rule is the DNS label and not RFC 1035's.
+    # Newer API servers allow a leading digit: a DNS label (RFC 1123) instead of RFC 1035.
     fields = object_fields(raw.metadata, report, DNS_LABEL)
     spec = raw.spec if raw.spec is not None else WireServiceSpec()
     if raw.spec is None:
@@ -136,7 +136,7 @@ def _port(field: str, raw: WireServicePort, type_: str, report: ProblemCollector
         report.number(f"{field}.port", raw.port, 1, 65535)
     node_port = raw.nodePort or 0
     if node_port and report.number(f"{field}.nodePort", node_port, 1, 65535) and type_ in ("ClusterIP", "ExternalName"):
-        # The API server clears it when the type changes, and `kubectl apply` of such a manifest works.
+        # The API server clears it when the type changes, so `kubectl apply` accepts such a manifest.
         report.warning(f"{field}.nodePort", f"is ignored: a {type_} Service has no node ports")
         node_port = 0
     return ServicePort(
@@ -265,7 +265,7 @@ def _word(field: str, word: str | None, allowed: tuple[str, ...], report: Proble
 def _distribution(spec: WireServiceSpec, report: ProblemCollector) -> str:
     word = spec.trafficDistribution or ""
     if word and word not in DISTRIBUTIONS:
-        # The proxy does not read it (row 4.1), so a word of a newer API costs nothing.
+        # The proxy does not use it (row 4.1), so unknown values of a newer API are harmless.
         report.warning("spec.trafficDistribution", f"{quoted(word)} is not known, ignored")
         return ""
     return word

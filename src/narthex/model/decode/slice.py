@@ -99,7 +99,7 @@ def _plain_endpoints(raw: list[WireEndpoint], family: IPFamily) -> tuple[SliceEn
 
 
 def _endpoint(index: int, raw: WireEndpoint, family: IPFamily | None, report: ProblemCollector) -> SliceEndpoint | None:
-    # One slice may hold a thousand of these: paths of fields are only made for those that have a fault.
+    # A slice may have a thousand endpoints: field paths are built only for errors.
     addresses = raw.addresses
     address = addresses[0] if addresses else ""
     if len(addresses or ()) != 1 or family is None or not is_plain_host(address, family):

@@ -178,7 +178,7 @@ class OverlayKernel:
 
     def _entries(self, family: int, index: int) -> Iterator[tuple[int, Mapping[int, bytes]]]:
         """Yield state and attributes of a link's neighbor entries or, for AF_BRIDGE, of its FDB."""
-        # Tables of bridges are asked for by the header, neighbours by an attribute.
+        # The link of an FDB is selected in the header, that of neighbors by an attribute.
         bridge = family == socket.AF_BRIDGE
         body = _ND.pack(family, index if bridge else 0, 0, 0, 0)
         if not bridge:
@@ -250,7 +250,7 @@ _HARMLESS: Mapping[type, tuple[int, ...]] = {
     AddDeviceAddress: (errno.EEXIST,),
     RemoveDeviceAddress: (errno.EADDRNOTAVAIL,),
     DeleteDevice: (errno.ENODEV,),
-    # ESRCH: there is no such route.
+    # ESRCH: no such route.
     RemoveEntry: (errno.ENOENT, errno.ESRCH),
 }
 """Errors that mean that the change is in effect already."""
