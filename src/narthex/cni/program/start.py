@@ -6,9 +6,7 @@ from _frozen_importlib_external import MAGIC_NUMBER
 
 LAUNCHER = ""
 """Path of the launcher's code; with `.py`, of its source. The installation replaces this value."""
-_MISSING = (
-    b'{"cniVersion":"0.4.0","code":999,"msg":"the launcher of this plugin is missing","details":"narthex cni install"}\n'
-)
+_MISSING = b'{"cniVersion":"0.4.0","code":999,"msg":"the launcher of this plugin is missing","details":"narthex cni install"}\n'
 
 
 def _read(path: str) -> bytes:
