@@ -377,7 +377,7 @@ def test_up_clears_what_a_crash_has_left(crashing):
     narthex("up", str(directory), "--name", name, "--nodes", "2")
     os.kill(lab.read(name).controller.pid, signal.SIGKILL)
     eventually(lambda: not lab.is_running(lab.read(name)))
-    assert "Removed what a crash had left" in narthex("up", str(directory), "--name", name, "--nodes", "1")
+    assert "Removed the remains of lab" in narthex("up", str(directory), "--name", name, "--nodes", "1")
     assert not netns.exists(f"nx-{name}-node-2")
     assert ask(topology.outside_namespace(name), "192.168.49.11", 30001)
 

@@ -159,7 +159,7 @@ def test_a_killed_node_is_replaced():
     shown = narthex("lab", "status", "--name", NAME, status=1)
     assert "DEAD, killed" in shown and "NOT READY" in shown
     assert (
-        "dead already"
+        "already dead"
         in subprocess.run(
             [sys.executable, "-m", "narthex", "lab", "kill", holder, "--name", NAME],
             env=ENVIRONMENT,

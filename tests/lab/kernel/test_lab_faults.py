@@ -152,8 +152,8 @@ def test_what_is_killed_is_started_again(cluster):
         (("loss", "node-7"), "there is no node or pod 'node-7'; there are: default/client"),
         (("partition", "shop/nobody"), "there is no node or pod 'shop/nobody'"),
         (("end", "99"), "there is no fault 99"),
-        (("kill", "nobody"), "there is no 'nobody' that runs"),
-        (("kill", "process/node-9"), "there is no node 'node-9' that lives"),
+        (("kill", "nobody"), "no running 'nobody'"),
+        (("kill", "process/node-9"), "there is no running node 'node-9'"),
     ],
 )
 def test_what_cannot_be_is_said(cluster, words, said):

@@ -30,7 +30,7 @@ def test_what_was_held_is_there_again_and_files_count_as_before(tmp_path):
         narthex("scale", "deployment/web", "2", "--name", name)
         kubectl(name, "create", "configmap", "mine", "--from-literal=a=b")
         before = json.loads(kubectl(name, "get", "service", "web", "-o", "json"))
-        assert "kept for the next one" in narthex("down", "--name", name)
+        assert "kept for the next lab of this name" in narthex("down", "--name", name)
         assert [Path(each).name for each in left_of(name)] == [name]
         assert name not in labs.all_names()
 
@@ -59,7 +59,7 @@ def test_a_file_that_is_none_of_ours_is_said(tmp_path):
     directory.objects.write_text("this is no database, whatever its name says" * 100)
     try:
         said = narthex("up", str(tmp_path), "--name", name, "--nodes", "1", status=1)
-        assert "what was kept of this lab cannot be used" in said and f"down --forget --name {name}" in said
+        assert "the kept objects of this lab are unusable" in said and f"down --forget --name {name}" in said
     finally:
         narthex("down", "--forget", "--name", name)
     assert left_of(name) == []
