@@ -1,5 +1,7 @@
 """One cluster with a case for each row of the DNS list, and a way to ask it that reads like dig."""
 
+from typing import Any
+
 import dns.message
 import dns.rcode
 import dns.rdatatype
@@ -23,7 +25,7 @@ ZONES = ("cluster.local.", "in-addr.arpa.", "ip6.arpa.")
 V6 = IPFamily.IPV6
 
 
-def slice_v6(text, *endpoints, **fields):
+def slice_v6(text: str, *endpoints: Any, **fields: Any) -> Any:
     return endpoint_slice(text, *endpoints, suffix="6", family=V6, **fields)
 
 
@@ -83,7 +85,16 @@ NOW = 1_767_225_600
 class Served:
     """A store, a recorder, a zone and a desk in one process."""
 
-    def __init__(self, *objects, own=("10.20.0.11",), rotate=True, resolver=None, synced=True, zones=ZONES, **settings):
+    def __init__(
+        self,
+        *objects: Any,
+        own: tuple[str, ...] = ("10.20.0.11",),
+        rotate: Any = True,
+        resolver: Any = None,
+        synced: bool = True,
+        zones: Any = ZONES,
+        **settings: Any,
+    ) -> None:
         self.settings = KubernetesSettings(zones=zones, **settings)
         self.store = Store()
         self.recorder = ZoneTracker(self.settings)
@@ -96,14 +107,14 @@ class Served:
             self.store.apply(Synced())
         self.update()
 
-    def update(self, now=NOW):
+    def update(self, now: int = NOW) -> Any:
         store = self.store
         change = self.recorder.update(store.snapshot, store.take_changed(), store.take_changed_pods(), now)
         self.zone.apply(change)
         self.dispatcher.nxdomain.clear()
         return change
 
-    def ask(self, name, type_="A", transport="udp", **options):
+    def ask(self, name: str, type_: str = "A", transport: Any = "udp", **options: Any) -> Any:
         """dnspython's view of the response; also checks that the short way says the same."""
         query = dns.message.make_query(name, type_, **options)
         packet = query.to_wire()
@@ -117,10 +128,10 @@ class Served:
         return dns.message.from_wire(data)
 
 
-def texts(section):
+def texts(section: Any) -> list[str]:
     """Records as `TYPE data`, names without case."""
     return [f"{dns.rdatatype.to_text(rrset.rdtype)} {rdata.to_text()}" for rrset in section for rdata in rrset]
 
 
-def code(message):
+def code(message: Any) -> str:
     return dns.rcode.to_text(message.rcode())

@@ -2,7 +2,9 @@
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from narthex.kube.access import Access
 from narthex.kube.exchange import WatchTimes
@@ -34,15 +36,15 @@ UNPACED = ClientConnection(qps=-1)
 class Following:
     """Batches of events, folded into a Store."""
 
-    def __init__(self, source):
+    def __init__(self, source: KubeSource) -> None:
         self.source = source
         self.store = Store()
-        self.batches = []
-        self.error = None
+        self.batches: list[Any] = []
+        self.error: Any = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def _run(self):
+    def _run(self) -> None:
         try:
             for events in self.source.changes(self._stop):
                 for event in events:
@@ -52,25 +54,25 @@ class Following:
             self.error = error
 
     @property
-    def synced(self):
+    def synced(self) -> bool:
         return any(isinstance(event, Synced) for batch in list(self.batches) for event in batch)
 
     @property
-    def services(self):
+    def services(self) -> list[str]:
         return sorted(str(key) for key in self.store.snapshot.services)
 
-    def wait(self, holds, what="it"):
+    def wait(self, holds: Callable[[], Any], what: str = "it") -> None:
         end = time.monotonic() + LIMIT
         while not holds():
             assert self.error is None, repr(self.error)
             assert time.monotonic() < end, f"{what} did not come: {self.source.problems} {self.source.followed}"
             time.sleep(0.002)
 
-    def start(self):
+    def start(self) -> "Following":
         self._thread.start()
         return self
 
-    def stop(self):
+    def stop(self) -> None:
         self._stop.set()
         self._thread.join(LIMIT)
         assert not self._thread.is_alive(), "the source does not stop"
@@ -78,7 +80,9 @@ class Following:
 
 
 @contextmanager
-def following(access, *, times=PATIENT, resources=None, **options):
+def following(
+    access: Any, *, times: WatchTimes = PATIENT, resources: Any = None, **options: Any
+) -> Iterator[Following]:
     """A source that is being followed."""
     if isinstance(access, str):
         access = Access(master=access, connection=UNPACED)

@@ -1,6 +1,7 @@
 """One good object of each kind, as plain values, and a way to spoil them."""
 
 import copy
+from typing import Any
 
 SERVICE = {
     "apiVersion": "v1",
@@ -47,7 +48,7 @@ DEPLOYMENT = {
 GONE = object()
 
 
-def changed(base: dict, path: str, value: object) -> dict:
+def changed(base: Any, path: str, value: object) -> Any:
     """A copy of the object with one field set, or taken out; `~1` stands for a slash in a key."""
     made = copy.deepcopy(base)
     *parents, last = [int(step) if step.isdigit() else step.replace("~1", "/") for step in path.split("/")]

@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.uml.boots import REPORTS, Boots
@@ -24,13 +26,13 @@ SHARE = 4
 _BOOTS = pytest.StashKey[dict[str, Boots]]()
 
 
-def pytest_itemcollected(item):
+def pytest_itemcollected(item: pytest.Item) -> None:
     """They need root like other tests of kernels."""
     item.add_marker(pytest.mark.kernel)
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session):
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Outside: the machines begin, in the first process of the test run."""
     config = session.config
     worker = getattr(config, "workerinput", None)
@@ -41,7 +43,7 @@ def pytest_collection_finish(session):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item, nextitem):  # noqa: ARG001
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:  # noqa: ARG001
     """Outside: the machine runs the test."""
     if INSIDE or not _is_ours(item):
         return None
@@ -53,7 +55,7 @@ def pytest_runtest_protocol(item, nextitem):  # noqa: ARG001
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item):
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     """Inside: write the report down."""
     report = (yield).get_result()
     if INSIDE:
@@ -63,7 +65,7 @@ def pytest_runtest_makereport(item):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session):
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """End the machines. Other processes of this test run may wait for their reports, unless it is over early."""
     spread = hasattr(session.config, "workerinput")
     for boots in session.config.stash.get(_BOOTS, {}).values():
@@ -80,7 +82,7 @@ def _boots_of(item: pytest.Item) -> Boots:
     boots = config.stash.setdefault(_BOOTS, {})
     if group not in boots:
         names = [each.nodeid for each in item.session.items if _is_ours(each) and _group_of(each) == group]
-        base = config._tmp_path_factory.getbasetemp()
+        base = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         shared = (base.parent if hasattr(config, "workerinput") else base) / group
         boots[group] = Boots(shared, names, config.rootpath, GROUPS.index(group))
     return boots[group]

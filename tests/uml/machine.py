@@ -60,9 +60,9 @@ class Machine:
         command runs; it may load others. Machines of different `turn` have different processors as far as there are
         any; by default it is the process that decides."""
         self.shared = shared
-        self._task = {
+        self._task: dict[str, object] = {
             "argv": list(argv),
-            "env": {"PATH": PATH, "LANG": "C.UTF-8", "HOME": "/root", **(env or {})},
+            "env": {"PATH": PATH, "LANG": "C.UTF-8", "HOME": "/root", **dict(env or {})},
             "cwd": str(cwd or Path.cwd()),
             "modules": list(modules),
             "alternatives": [[name, f"/usr/sbin/{name}-legacy"] for name in LEGACY],

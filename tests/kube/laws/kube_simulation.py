@@ -2,6 +2,7 @@
 
 import math
 from datetime import UTC, datetime
+from typing import Any
 
 from narthex.kube.exchange import (
     BytesReceived,
@@ -28,15 +29,15 @@ BOOKMARK_SECONDS = 60.0
 class Link:
     """One request and its answer. `fate` is what becomes of it: (what, a number)."""
 
-    def __init__(self, server, request, fate, now):
+    def __init__(self, server: "Server", request: Any, fate: tuple[str, int], now: float) -> None:
         what, self.number = fate
         self.frozen = what == "silence"
         self.cut = self.number if what == "cut" else math.inf
         self.garble = what == "garbage"
         self.splitter = LineSplitter()
         self.ends_at = self.bookmark_at = math.inf
-        self.cursor = None
-        self.first = []
+        self.cursor: Any = None
+        self.first: list[Any] = []
         if self.frozen:
             return
         if what == "refuse":
@@ -46,7 +47,7 @@ class Link:
         else:
             self._answer(server, request, now)
 
-    def _answer(self, server, request, now):
+    def _answer(self, server: "Server", request: Any, now: float) -> Any:
         reply = server.answer(request)
         if isinstance(reply, WatchCursor):
             self.cursor = reply
@@ -64,7 +65,7 @@ class Link:
                 ResponseBody(reply.body[: len(reply.body) // 2] if self.garble else reply.body),
             ]
 
-    def spoil(self, fate):
+    def spoil(self, fate: tuple[str, int]) -> None:
         """Let something happen to a stream that is open."""
         what, number = fate
         self.frozen = self.frozen or what == "silence"
@@ -73,11 +74,11 @@ class Link:
         if what in ("refuse", "status"):
             self.cut = 0
 
-    def next(self):
+    def next(self) -> float:
         """When something comes by itself."""
         return math.inf if self.frozen else min(self.ends_at, self.bookmark_at)
 
-    def inputs(self, now):
+    def inputs(self, now: float) -> Any:
         """What the client sees now."""
         if self.frozen:
             return
@@ -105,45 +106,47 @@ class Link:
 class Server:
     """Data, and what the server can do."""
 
-    def __init__(self, abilities=PRESENT):
+    def __init__(self, abilities: Any = PRESENT) -> None:
         self.api = ApiHandler(Registry(lambda: datetime(2026, 1, 1, tzinfo=UTC), bytes), abilities)
 
     @property
-    def data(self):
+    def data(self) -> Any:
         return self.api.registry.store
 
     @data.setter
-    def data(self, data):
+    def data(self, data: Any) -> None:
         self.api.registry.store = data
 
     @property
-    def abilities(self):
+    def abilities(self) -> Any:
         return self.api.abilities
 
     @abilities.setter
-    def abilities(self, abilities):
+    def abilities(self, abilities: Any) -> None:
         self.api.abilities = abilities
 
-    def answer(self, request):
+    def answer(self, request: Any) -> Any:
         return self.api.answer(ApiRequest("GET", request.path, dict(request.query), {}))
 
 
 class Client:
     """One Watch and its connection."""
 
-    def __init__(self, server, resource, chance, fates=lambda: ("", 0), **options):
+    def __init__(
+        self, server: Server, resource: Any, chance: Any, fates: Any = lambda: ("", 0), **options: Any
+    ) -> None:
         self.server = server
         self.watch = Watch(resource, chance, **options)
         self.fates = fates
-        self.link = None
-        self.events = []
-        self.requests = []
+        self.link: Any = None
+        self.events: list[Any] = []
+        self.requests: list[Any] = []
         self.inputs = 0
 
-    def start(self, now):
+    def start(self, now: float) -> None:
         self._do(self.watch.take(WatchStarted(), now), now)
 
-    def _do(self, step, now):
+    def _do(self, step: Any, now: float) -> Any:
         self.events.extend(step.events)
         if step.request is not None:
             self.requests.append(step.request)
@@ -152,7 +155,7 @@ class Client:
             self.link = None
         return step.over
 
-    def settle(self, now):
+    def settle(self, now: float) -> None:
         """Take in all that can be had at this moment."""
         while self.link is not None:
             link = self.link
@@ -163,11 +166,11 @@ class Client:
             if self.link is link:
                 return
 
-    def next(self):
+    def next(self) -> float:
         """When something happens by itself."""
         return min(self.watch.wake_at, self.link.next() if self.link else math.inf)
 
-    def turn(self, now):
+    def turn(self, now: float) -> None:
         self.settle(now)
         if now >= self.watch.wake_at:
             self._do(self.watch.take(DeadlineReached(), now), now)
@@ -177,7 +180,7 @@ class Client:
 class World:
     """A server, and clients that follow it; `now` moves by `run` only."""
 
-    def __init__(self, server, clients):
+    def __init__(self, server: Server, clients: list[Client]) -> None:
         self.server = server
         self.clients = clients
         self.now = 0.0
@@ -187,7 +190,7 @@ class World:
             client.start(0.0)
         self.run(0.0)
 
-    def run(self, seconds):
+    def run(self, seconds: float) -> None:
         """Let time pass."""
         end, due = self.now + seconds, self.clients
         while True:

@@ -4,8 +4,11 @@ import os
 import subprocess
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from narthex.lab.api.admission import admit
 from narthex.lab.api.api import ApiHandler
@@ -22,32 +25,43 @@ TOKEN = "a-token-of-the-lab"
 class Program:
     """A process of this machine, as one of a pod."""
 
-    def __init__(self, argv, stdin):
+    def __init__(self, argv: Sequence[str], stdin: bool) -> None:
         feed = subprocess.PIPE if stdin else subprocess.DEVNULL
         self._process = subprocess.Popen(argv, stdin=feed, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.stdin, self.stdout, self.stderr = self._process.stdin, self._process.stdout, self._process.stderr
 
-    def resize(self, rows, columns):
+    def resize(self, rows: int, columns: int) -> None:
         """There is no terminal."""
 
-    def wait(self):
+    def wait(self) -> int:
         return self._process.wait()
 
-    def kill(self):
+    def kill(self) -> None:
         self._process.kill()
         self._process.wait()
         for end in (self.stdout, self.stderr):
-            end.close()
+            if end is not None:
+                end.close()
 
 
 class Pods:
     """What containers write, and programs beside them."""
 
-    def __init__(self):
-        self.asked = []
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
         self.more = threading.Event()
 
-    def logs(self, namespace, pod, container, tail, sync, since, previous, timestamps):
+    def logs(
+        self,
+        namespace: str,
+        pod: str,
+        container: str,
+        tail: Any,
+        sync: Any,
+        since: Any,
+        previous: bool,
+        timestamps: bool,
+    ) -> Iterator[bytes]:
         self.asked.append((namespace, pod, container, tail, sync, since is not None, previous, timestamps))
         yield b"first line\n"
         while sync and not self.more.is_set():
@@ -55,7 +69,7 @@ class Pods:
             time.sleep(0.01)
         yield b"second line\n"
 
-    def exec(self, namespace, pod, container, argv, stdin, tty):
+    def exec(self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool) -> Any:
         self.asked.append((namespace, pod, container, tuple(argv), stdin, tty))
         try:
             return Program(argv, stdin)
@@ -68,11 +82,11 @@ class Pods:
 class Bare:
     """A server, its registry, and a kubeconfig."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path) -> None:
         self.lock = threading.RLock()
         allocation = ServiceAllocator()
 
-        def admission(registry, kind, held, new, subresource):
+        def admission(registry: Any, kind: Any, held: Any, new: Any, subresource: str) -> Any:
             return allocation.admit(registry, kind, held, admit(registry, kind, held, new, subresource), subresource)
 
         self.registry = Registry(lambda: datetime.now(UTC), os.urandom, admit=admission)
@@ -89,14 +103,14 @@ class Bare:
         self.kubeconfig = folder / "kubeconfig"
         self.kubeconfig.write_text(kubeconfig("bare", self.url, self.certificate, TOKEN))
 
-    def create(self, kind, raw):
+    def create(self, kind: str, raw: dict[str, Any]) -> Any:
         """Make an object as controllers do."""
         with self.lock:
             made = self.registry.create(kind, raw)
         self.server.wake()
         return made
 
-    def update(self, kind, raw, **how):
+    def update(self, kind: str, raw: dict[str, Any], **how: Any) -> Any:
         """Write one as controllers do."""
         with self.lock:
             made = self.registry.update(kind, raw, **how)
@@ -105,7 +119,7 @@ class Bare:
 
 
 @contextmanager
-def bare(folder):
+def bare(folder: Path) -> Iterator["Bare"]:
     """A server that runs."""
     server = Bare(folder)
     try:

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from typing import Any
 
 from narthex.lab.api.errors import forbidden
 from narthex.lab.api.registry import Registry
@@ -15,17 +16,17 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 class World:
     """Objects go in by `put`, time by `wait`; after each, the controllers have come to rest."""
 
-    def __init__(self, nodes=3, control=None, begin=True):
+    def __init__(self, nodes: int = 3, control: Any = None, begin: bool = True) -> None:
         self.now = START
         numbers = count(1)
-        self.forbidden = set()
+        self.forbidden: set[Any] = set()
         """Kinds of which nothing may be made."""
         self.checks = True
         """Whether the API looks at what is written."""
         self._checked, self._unchecked = admission(), ServiceAllocator().admit
         self.registry = Registry(lambda: self.now, lambda n: next(numbers).to_bytes(n, "big"), admit=self._admit)
         self.control = control if control is not None else lab_controllers()
-        self.refused = []
+        self.refused: list[Any] = []
         for name in ("shop", "other", "default", "kube-node-lease"):
             self.registry.create("Namespace", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         for index in range(1, nodes + 1):
@@ -33,17 +34,17 @@ class World:
         if begin:
             self.settle()
 
-    def _admit(self, registry, kind, held, new, subresource):
+    def _admit(self, registry: Any, kind: Any, held: Any, new: Any, subresource: str) -> Any:
         if kind.name in self.forbidden and held is None:
             raise forbidden(kind.plural, kind.group, new["metadata"]["name"], "no more room")
         admit = self._checked if self.checks else self._unchecked
         return admit(registry, kind, held, new, subresource)
 
-    def settle(self):
+    def settle(self) -> None:
         run_until_stable(self.control, self.registry, self.now)
         self.refused += self.control.problems.values()
 
-    def wait(self, seconds=0.0):
+    def wait(self, seconds: float = 0.0) -> None:
         """Let time pass, as the loop of the lab would: from one thing that is due to the next."""
         end = self.now + timedelta(seconds=seconds)
         self.settle()
@@ -57,10 +58,10 @@ class World:
 
     # Users.
 
-    def put(self, obj):
+    def put(self, obj: dict[str, Any]) -> Any:
         """Create it, or change what there is of that name."""
         metadata = obj["metadata"]
-        held = self.registry.get(obj["kind"], metadata.get("namespace", ""), metadata["name"])
+        held: Any = self.registry.get(obj["kind"], metadata.get("namespace", ""), metadata["name"])
         if held is None:
             self.registry.create(obj["kind"], obj)
         else:
@@ -69,23 +70,23 @@ class World:
         self.settle()
         return self.get(obj["kind"], metadata["name"], metadata.get("namespace", ""))
 
-    def patch(self, kind, name, namespace="shop", **spec):
-        held = self.registry.get(kind, namespace, name)
+    def patch(self, kind: str, name: str, namespace: str = "shop", **spec: Any) -> Any:
+        held: Any = self.registry.get(kind, namespace, name)
         self.registry.update(kind, {**held, "spec": {**held["spec"], **spec}})
         self.settle()
         return self.get(kind, name, namespace)
 
-    def delete(self, kind, name, namespace="shop", grace=None):
+    def delete(self, kind: str, name: str, namespace: str = "shop", grace: Any = None) -> None:
         self.registry.delete(kind, namespace, name, grace=grace)
         self.settle()
 
-    def get(self, kind, name, namespace="shop"):
+    def get(self, kind: str, name: str, namespace: str = "shop") -> Any:
         return self.registry.get(kind, namespace, name)
 
-    def list(self, kind, namespace="shop"):
+    def list(self, kind: str, namespace: str = "shop") -> Any:
         return self.registry.list(kind, namespace)
 
-    def events(self, reason=None, namespace="shop"):
+    def events(self, reason: str | None = None, namespace: str = "shop") -> Any:
         return [
             (each["reason"], each["message"])
             for each in self.registry.list("Event", namespace)
@@ -94,7 +95,7 @@ class World:
 
     # The kubelet.
 
-    def run_pods(self, *, ready=True):
+    def run_pods(self, *, ready: bool = True) -> None:
         """Pods with a node get an address and run; those that leave are gone."""
         for pod in self.registry.list("Pod"):
             if is_terminating(pod):
@@ -104,9 +105,9 @@ class World:
                 self.set_ready(pod, ready, settle=False)
         self.settle()
 
-    def set_ready(self, pod, ready=True, *, settle=True, phase="Running"):
+    def set_ready(self, pod: Any, ready: bool = True, *, settle: bool = True, phase: str = "Running") -> None:
         metadata = pod["metadata"]
-        held = self.registry.get("Pod", metadata["namespace"], metadata["name"])
+        held: Any = self.registry.get("Pod", metadata["namespace"], metadata["name"])
         conditions = with_condition(
             (held.get("status") or {}).get("conditions") or [],
             {"type": "Ready", "status": "True" if ready else "False"},
@@ -127,7 +128,7 @@ class World:
         if settle:
             self.settle()
 
-    def converge(self, rounds=60):
+    def converge(self, rounds: int = 60) -> None:
         """Until nothing changes any more."""
         for _ in range(rounds):
             before = self.registry.version
@@ -138,7 +139,7 @@ class World:
         raise AssertionError("does not come to rest")
 
 
-def node(name, *, ready=True, **spec):
+def node(name: str, *, ready: bool = True, **spec: Any) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -153,7 +154,7 @@ def node(name, *, ready=True, **spec):
     }
 
 
-def template(labels=None, image="echo:1", **spec):
+def template(labels: dict[str, str] | None = None, image: str = "echo:1", **spec: Any) -> dict[str, Any]:
     return {
         "metadata": {"labels": labels or {"app": "web"}},
         "spec": {
@@ -163,7 +164,9 @@ def template(labels=None, image="echo:1", **spec):
     }
 
 
-def deployment(replicas=3, name="web", *, image="echo:1", labels=None, **spec):
+def deployment(
+    replicas: int = 3, name: str = "web", *, image: str = "echo:1", labels: dict[str, str] | None = None, **spec: Any
+) -> dict[str, Any]:
     labels = labels or {"app": name}
     return {
         "apiVersion": "apps/v1",
@@ -178,11 +181,13 @@ def deployment(replicas=3, name="web", *, image="echo:1", labels=None, **spec):
     }
 
 
-def replica_set(replicas=3, name="web", **spec):
+def replica_set(replicas: int = 3, name: str = "web", **spec: Any) -> dict[str, Any]:
     return {**deployment(replicas, name, **spec), "kind": "ReplicaSet"}
 
 
-def pod(name="web", labels=None, namespace="shop", **spec):
+def pod(
+    name: str = "web", labels: dict[str, str] | None = None, namespace: str = "shop", **spec: Any
+) -> dict[str, Any]:
     made = template(labels, **spec)
     return {
         "apiVersion": "v1",
@@ -192,7 +197,7 @@ def pod(name="web", labels=None, namespace="shop", **spec):
     }
 
 
-def service(name="web", *, namespace="shop", ports=None, **spec):
+def service(name: str = "web", *, namespace: str = "shop", ports: Any = None, **spec: Any) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",

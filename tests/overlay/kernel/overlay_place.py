@@ -11,6 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from narthex.kube.messages import prepare_decoders
 from narthex.linux import namespaces as netns
@@ -28,7 +31,9 @@ DONT_FRAGMENT = {socket.AF_INET: (socket.IPPROTO_IP, 10, 2), socket.AF_INET6: (s
 OVERHEAD = {socket.AF_INET: 28, socket.AF_INET6: 48}
 
 
-def manifest(name, number, six=False, annotations=None, ip=None):
+def manifest(
+    name: str, number: int, six: bool = False, annotations: dict[str, str] | None = None, ip: str | None = None
+) -> dict[str, Any]:
     cidrs = [f"10.244.{number}.0/24", *([f"fd44:{number}::/64"] if six else [])]
     ips = [ip or f"192.0.2.{number}", *([f"fd02::{number}"] if six else [])]
     return {
@@ -43,7 +48,9 @@ def manifest(name, number, six=False, annotations=None, ip=None):
 class OverlayPlace:
     """Namespaces for nodes and pods, and a directory of Nodes. `conf` is net-conf.json."""
 
-    def __init__(self, directory, nodes=NODES, pods=PODS, six=False, **conf):
+    def __init__(
+        self, directory: Path, nodes: Sequence[str] = NODES, pods: int = PODS, six: bool = False, **conf: Any
+    ) -> None:
         self.prefix = f"nxo{os.getpid()}x{next(_numbers)}"
         self.nodes = {name: number for number, name in enumerate(nodes, 1)}
         self.pods = pods
@@ -51,17 +58,17 @@ class OverlayPlace:
         self.directory = directory
         self.manifests = directory / "manifests"
         self.conf = directory / "net-conf.json"
-        networks = {"Network": "10.244.0.0/16"}
+        networks: dict[str, object] = {"Network": "10.244.0.0/16"}
         if six:
             networks |= {"EnableIPv6": True, "IPv6Network": "fd44::/16"}
         self.write_conf(**{**networks, **conf})
-        self._parts = {}
-        self._sockets = {}
+        self._parts: dict[str, Any] = {}
+        self._sockets: dict[Any, socket.socket] = {}
 
-    def write_conf(self, **conf):
+    def write_conf(self, **conf: Any) -> None:
         self.conf.write_text(json.dumps(conf))
 
-    def __enter__(self):
+    def __enter__(self) -> "OverlayPlace":
         # Several overlays read objects in this process.
         prepare_decoders()
         self.manifests.mkdir()
@@ -72,7 +79,7 @@ class OverlayPlace:
             raise
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         for name in list(self._parts):
             self.end(name)
         for sock in self._sockets.values():
@@ -81,18 +88,18 @@ class OverlayPlace:
             if name == self.prefix or name.startswith(f"{self.prefix}-"):
                 netns.delete(name)
 
-    def ns(self, name):
+    def ns(self, name: str) -> str:
         """The namespace of a node ("a") or a pod ("a1")."""
         return f"{self.prefix}-{name}"
 
-    def _build(self):
+    def _build(self) -> None:
         netns.create(self.ns("link"))
         batch(self.ns("link"), ["link add br0 type bridge", "link set br0 up"])
         for name, number in self.nodes.items():
             self.put(manifest(name, number, self.six))
             self._build_node(name, number)
 
-    def _build_node(self, name, number):
+    def _build_node(self, name: str, number: int) -> None:
         node = self.ns(name)
         netns.create(node)
         batch(
@@ -124,26 +131,26 @@ class OverlayPlace:
                 ]
             batch(inside, commands)
 
-    def put(self, node):
+    def put(self, node: dict[str, Any]) -> None:
         """Write a Node."""
         (self.manifests / f"{node['metadata']['name']}.json").write_text(json.dumps(node))
 
-    def settings(self, name, **more):
+    def settings(self, name: str, **more: Any) -> OverlaySettings:
         (self.directory / name).mkdir(exist_ok=True)
         return OverlaySettings(
             node=name, net_conf=str(self.conf), subnet_file=str(self.directory / name / "subnet.env"), **more
         )
 
-    def start(self, *names, origin=None, **more):
+    def start(self, *names: str, origin: Any = None, **more: Any) -> "OverlayPlace":
         """Run overlays, each in a thread inside its node; wait until they are ready."""
         for name in names or self.nodes:
             self.begin(name, origin, **more)
         for name in names or self.nodes:
             part = self.part(name)
-            until(lambda part=part: part.ready, f"overlay on {name}", WAIT, lambda part=part: str(part.metrics.state()))
+            until(lambda part=part: part.ready, f"overlay on {name}", WAIT, lambda part=part: str(part.metrics.state()))  # type: ignore[misc]
         return self
 
-    def begin(self, name, origin=None, **more):
+    def begin(self, name: str, origin: Any = None, **more: Any) -> OverlayPart:
         """Run an overlay."""
         part = OverlayPart(self.settings(name, **more), origin or directory_origin(self.manifests))
         thread = threading.Thread(target=self._run, args=(name, part), daemon=True)
@@ -151,21 +158,21 @@ class OverlayPlace:
         thread.start()
         return part
 
-    def _run(self, name, part):
+    def _run(self, name: str, part: OverlayPart) -> None:
         with netns.entered(self.ns(name)):
             part.run()
 
-    def part(self, name):
+    def part(self, name: str) -> Any:
         return self._parts[name][0]
 
-    def end(self, name):
+    def end(self, name: str) -> None:
         part, thread = self._parts.pop(name)
         part.stop()
         thread.join(WAIT)
         assert not thread.is_alive()
 
     @contextlib.contextmanager
-    def process(self, name, *argv):
+    def process(self, name: str, *argv: str) -> Iterator[Any]:
         """A command on a node as a process; `narthex overlay` when no other is given."""
         own = (
             "overlay",
@@ -176,30 +183,30 @@ class OverlayPlace:
             "--subnet-file",
             self.directory / f"{name}.env",
         )
-        argv = [sys.executable, "-m", "narthex", *(argv or own), "--manifests", self.manifests]
+        command: list[Any] = [sys.executable, "-m", "narthex", *(argv or own), "--manifests", self.manifests]
         with netns.entered(self.ns(name)):
-            running = subprocess.Popen(list(map(str, argv)), stderr=subprocess.PIPE, text=True)
+            running = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
         try:
             yield running
         finally:
             running.send_signal(signal.SIGKILL)
             running.communicate()
 
-    def ip(self, name, words):
+    def ip(self, name: str, words: str) -> list[str]:
         """What `ip WORDS` prints on a node, by line."""
         return [line.rstrip() for line in run(["ip", *words.split()], namespace=self.ns(name)).splitlines()]
 
-    def fdb(self, name):
+    def fdb(self, name: str) -> list[str]:
         """What `bridge fdb` prints of entries that lead to other machines."""
         return [
             line.rstrip() for line in run(["bridge", "fdb"], namespace=self.ns(name)).splitlines() if " dst " in line
         ]
 
-    def address(self, name, pod, family=socket.AF_INET):
+    def address(self, name: str, pod: int, family: socket.AddressFamily = socket.AF_INET) -> str:
         number = self.nodes[name]
         return f"10.244.{number}.{pod + 1}" if family == socket.AF_INET else f"fd44:{number}::{pod + 1}"
 
-    def udp(self, name, pod, family=socket.AF_INET):
+    def udp(self, name: str, pod: int, family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
         """A UDP socket in a pod, port 7, whose packets may not be fragmented."""
         key = name, pod, family
         if key not in self._sockets:
@@ -211,7 +218,13 @@ class OverlayPlace:
             self._sockets[key] = sock
         return self._sockets[key]
 
-    def reach(self, size=1450, family=socket.AF_INET, seconds=20.0, nodes=None):
+    def reach(
+        self,
+        size: int = 1450,
+        family: socket.AddressFamily = socket.AF_INET,
+        seconds: float = 20.0,
+        nodes: Sequence[str] | None = None,
+    ) -> Any:
         """Pairs of pods between which no packet of this size, IP header included, got through within a time."""
         pods = [(name, pod) for name in nodes or self.nodes for pod in range(1, self.pods + 1)]
         socks = {self.udp(*pod, family): pod for pod in pods}
@@ -219,7 +232,7 @@ class OverlayPlace:
         by_address = {self.address(*pod, family): pod for pod in pods}
         payload = bytes(size - OVERHEAD[family])
 
-        def once():
+        def once() -> bool:
             for one, other in sorted(missing):
                 try:
                     self.udp(*one, family).sendto(payload, (self.address(*other, family), 7))

@@ -1,5 +1,7 @@
 """Plans made by hand, for the tests of the nftables backend."""
 
+from typing import Any
+
 from immutables import Map
 
 from narthex.model.names import NamespacedName, ServicePortName
@@ -30,36 +32,45 @@ NOTHING_LOCAL = CLUSTER, CLUSTER_MASQ, DROP
 REFUSED = REJECT, REJECT, REJECT
 
 
-def port_name(text, port="http", protocol=TCP):
+def port_name(text: str, port: str = "http", protocol: Protocol = TCP) -> ServicePortName:
     return ServicePortName(NamespacedName("shop", text), port, protocol)
 
 
-def pool(*numbers, local=()):
+def pool(*numbers: int, local: tuple[int, ...] = ()) -> Pool:
     return Pool(endpoints=tuple(Endpoint(f"10.64.1.{number}", 8080, number in local) for number in numbers))
 
 
-def frontend(address, port, row, kind=FrontendKind.CLUSTER_IP, protocol=TCP, allow_from=None):
+def frontend(
+    address: str | None,
+    port: int,
+    row: Any,
+    kind: FrontendKind = FrontendKind.CLUSTER_IP,
+    protocol: Protocol = TCP,
+    allow_from: Any = None,
+) -> Frontend:
     pod, node, other = row
     return Frontend(
         kind=kind, address=address, protocol=protocol, port=port, pod=pod, node=node, other=other, allow_from=allow_from
     )
 
 
-def node_port(port, row, **fields):
+def node_port(port: int, row: Any, **fields: Any) -> Frontend:
     return frontend(None, port, row, kind=FrontendKind.NODE_PORT, **fields)
 
 
-def balancer(address, port, row, **fields):
+def balancer(address: str, port: int, row: Any, **fields: Any) -> Frontend:
     return frontend(address, port, row, kind=FrontendKind.LOAD_BALANCER, **fields)
 
 
-def service(text, *frontends, cluster=None, local=None, affinity=None, port="http"):
+def service(
+    text: str, *frontends: Frontend, cluster: Any = None, local: Any = None, affinity: Any = None, port: str = "http"
+) -> ServicePlan:
     return ServicePlan(
         name=port_name(text, port), frontends=frontends, cluster=cluster, local=local, affinity_seconds=affinity
     )
 
 
-def plan(*services, pods=None, **fields):
+def plan(*services: ServicePlan, pods: Any = None, **fields: Any) -> Plan:
     return Plan(
         family=IPFamily.IPV4,
         services=Map({one.name: one for one in services}),
@@ -70,9 +81,9 @@ def plan(*services, pods=None, **fields):
     )
 
 
-def after(before, *services, removed=()):
+def after(before: Plan, *services: ServicePlan, removed: Any = ()) -> Plan:
     """The next plan: these Services instead of, or beside, those of the plan before."""
-    held = before.services
+    held: Any = before.services
     for name in removed:
         held = held.delete(name)
     for one in services:
@@ -88,7 +99,7 @@ def after(before, *services, removed=()):
     )
 
 
-def everything(affinity=None):
+def everything(affinity: Any = None) -> ServicePlan:
     """One Service with every kind of frontend, three endpoints, one of them here."""
     return service(
         "web",

@@ -10,7 +10,9 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
@@ -36,38 +38,38 @@ _SETTINGS = {
 class Shot:
     """A packet to send."""
 
-    def __init__(self, source, destination, protocol, port=0, source_port=0):
+    def __init__(self, source: str, destination: str, protocol: str, port: int = 0, source_port: int = 0) -> None:
         self.source, self.destination, self.protocol = source, destination, protocol
         self.port, self.source_port = port, source_port
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"{self.protocol} {self.source}:{self.source_port} -> {self.destination}:{self.port}"
 
-    def packed(self, number):
+    def packed(self, number: int) -> bytes:
         """The whole packet."""
         body = {"tcp": self._tcp, "udp": self._udp, "icmp": self._icmp}[self.protocol](number)
         ends = socket.inet_aton(self.source), socket.inet_aton(self.destination)
         head = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + len(body), number, 0, 64, _PROTOCOLS[self.protocol], 0, *ends)
         return head[:10] + _sum(head) + head[12:] + body
 
-    def _pseudo(self, length):
+    def _pseudo(self, length: int) -> bytes:
         ends = socket.inet_aton(self.source) + socket.inet_aton(self.destination)
         return ends + struct.pack(">BBH", 0, _PROTOCOLS[self.protocol], length)
 
-    def _tcp(self, number):
+    def _tcp(self, number: int) -> bytes:
         body = struct.pack(">HHIIBBHHH", self.source_port, self.port, number, 0, 0x50, 2, 1024, 0, 0)
         return body[:16] + _sum(self._pseudo(len(body)) + body) + body[18:]
 
-    def _udp(self, _number):
+    def _udp(self, _number: int) -> bytes:
         body = struct.pack(">HHHH", self.source_port, self.port, 12, 0) + b"shot"
         return body[:6] + _sum(self._pseudo(len(body)) + body) + body[8:]
 
-    def _icmp(self, number):
+    def _icmp(self, number: int) -> bytes:
         body = struct.pack(">BBHHH", 8, 0, 0, number, 1)
         return body[:2] + _sum(body) + body[4:]
 
 
-def _sum(data):
+def _sum(data: bytes) -> bytes:
     total = sum(struct.unpack(f">{len(data) // 2}H", data))
     total = (total >> 16) + (total & 0xFFFF)
     return struct.pack(">H", ~(total + (total >> 16)) & 0xFFFF)
@@ -76,12 +78,12 @@ def _sum(data):
 class Range:
     """The three namespaces."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         name = f"nxr-{os.getpid()}-{next(_numbers)}"
         self.sender, self.node, self.receiver = (f"{name}-{part}" for part in ("c", "n", "s"))
-        self._made = []
+        self._made: list[str] = []
 
-    def __enter__(self):
+    def __enter__(self) -> "Range":
         try:
             self._lay()
         except BaseException:
@@ -89,11 +91,11 @@ class Range:
             raise
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         for name in self._made:
             netns.delete(name)
 
-    def _lay(self):
+    def _lay(self) -> None:
         for name in (self.sender, self.node, self.receiver):
             netns.create(name)
             self._made.append(name)
@@ -123,15 +125,15 @@ class Range:
             for path, value in _SETTINGS.items():
                 Path(f"/proc/sys/{path}").write_text(value)
 
-    def _ip(self, namespace, *lines):
+    def _ip(self, namespace: str, *lines: str) -> None:
         run(["ip", "-batch", "-"], stdin="".join(line + "\n" for line in lines), namespace=namespace)
 
-    def shoot(self, shots):
+    def shoot(self, shots: Sequence[Shot]) -> list[Any]:
         """Send all; for each what was seen: ("there" or "here", destination, port, source), "refused", or "nothing"."""
-        seen = [None] * len(shots)
+        seen: list[Any] = [None] * len(shots)
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {min(before)})
-        sockets = [*self._ears()]
+        sockets: list[Any] = [*self._ears()]
         try:
             with netns.entered(self.sender):
                 gun = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
@@ -154,7 +156,7 @@ class Range:
                 each.close()
         return [each or "nothing" for each in seen]
 
-    def _ears(self):
+    def _ears(self) -> Iterator["Ear"]:
         for namespace, where in ((self.receiver, "there"), (self.node, "here"), (self.sender, "refused")):
             with netns.entered(namespace):
                 if where == "here":
@@ -166,7 +168,7 @@ class Range:
                 ear.setblocking(False)
                 yield Ear(ear, where)
 
-    def _listen(self, ears, seen, shots):
+    def _listen(self, ears: Sequence["Ear"], seen: list[Any], shots: Sequence[Shot]) -> bool:
         done = False
         for ear in ears:
             for data in ear.heard():
@@ -184,13 +186,13 @@ class Range:
 class Ear:
     """A socket, and what it means when it hears something."""
 
-    def __init__(self, made, where):
+    def __init__(self, made: socket.socket, where: str) -> None:
         self.socket, self.where = made, where
 
-    def close(self):
+    def close(self) -> None:
         self.socket.close()
 
-    def heard(self):
+    def heard(self) -> Iterator[bytes]:
         """All packets since the last time."""
         while True:
             try:
@@ -200,19 +202,19 @@ class Ear:
             if self.socket.family != socket.AF_PACKET or peer[2] != socket.PACKET_OUTGOING:
                 yield data
 
-    def number(self, data):
+    def number(self, data: bytes) -> int:
         """Which shot a packet is, or answers; 0 for none of them."""
         if self.where != "refused":
-            return struct.unpack_from(">H", data, 4)[0]
+            return int(struct.unpack_from(">H", data, 4)[0])
         head = (data[0] & 15) * 4
         if data[9] == 1 and data[head] == 3:
-            return struct.unpack_from(">H", data, head + 8 + 4)[0]
+            return int(struct.unpack_from(">H", data, head + 8 + 4)[0])
         if data[9] == 6 and data[head + 13] & 4:
-            return struct.unpack_from(">I", data, head + 8)[0] - 1
+            return int(struct.unpack_from(">I", data, head + 8)[0] - 1)
         return 0
 
 
-def _told(where, data):
+def _told(where: str, data: bytes) -> tuple[str, str, int, str]:
     head = (data[0] & 15) * 4
     port = 0 if data[9] == 1 else struct.unpack_from(">H", data, head + 2)[0]
     return where, socket.inet_ntoa(data[16:20]), port, socket.inet_ntoa(data[12:16])

@@ -5,9 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
@@ -31,8 +33,10 @@ PORT, NODE_PORT = 8080, 30080
 BEYOND, CLIENTS, CALLERS, SERVERS = range(4)
 
 
-def layout():
-    both = lambda addresses: tuple(address for version in (4, 6) for address in addresses[version])  # noqa: E731
+def layout() -> Layout:
+    def both(addresses: dict[int, list[str]]) -> tuple[str, ...]:
+        return tuple(address for version in (4, 6) for address in addresses[version])
+
     sites = (
         Site(interface="eth0", addresses=both(THERE)),
         Site(interface="eth0", addresses=(*OUTSIDE.values(), *CROWD), loopback_out=True),
@@ -44,7 +48,7 @@ def layout():
     return Layout(node_ips=NODE_IPS, interfaces=("eth0", "cni0"), sites=sites, homes=homes, senders=senders)
 
 
-def service(name="web", number=1, node_port=NODE_PORT, **spec):
+def service(name: str = "web", number: int = 1, node_port: int = NODE_PORT, **spec: Any) -> dict[str, Any]:
     """A dual-stack NodePort Service with one port, as a manifest."""
     ips = [f"10.110.0.{number}", f"fd6e::{number:x}"]
     port = {"name": "http", "port": 80, "targetPort": PORT, "nodePort": node_port}
@@ -57,7 +61,7 @@ def service(name="web", number=1, node_port=NODE_PORT, **spec):
     }
 
 
-def slices(states, name="web"):
+def slices(states: dict[str, str], name: str = "web") -> list[dict[str, Any]]:
     """The slices of a Service; `states` gives `ready`, `terminating` or `unready` by the endpoint's address."""
     conditions = {
         "ready": {"ready": True, "serving": True, "terminating": False},
@@ -92,7 +96,7 @@ def slices(states, name="web"):
     return made
 
 
-def node_object(ips=NODE_IPS, **labels):
+def node_object(ips: tuple[str, ...] = NODE_IPS, **labels: str) -> dict[str, Any]:
     addresses = [{"type": "InternalIP", "address": ip} for ip in ips]
     metadata = {"name": "worker-a", "labels": labels}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": {"addresses": addresses}}
@@ -101,38 +105,38 @@ def node_object(ips=NODE_IPS, **labels):
 class SmallCluster:
     """A world, manifests in a directory, a proxy in the node's namespace. Use it in a `with` block."""
 
-    def __init__(self, directory, mode):
+    def __init__(self, directory: Path, mode: str) -> None:
         self.mode = mode
         self.world = World(layout())
         self.answers = EchoEndpoints()
         self.manifests = directory / "manifests"
         self.manifests.mkdir()
         self.log_path = directory / "log"
-        self.process = None
+        self.process: Any = None
         self.put("node", node_object())
 
-    def __enter__(self):
+    def __enter__(self) -> "SmallCluster":
         self.world.__enter__()
         self.answers.__enter__()
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: Any) -> None:
         self.kill()
         self.answers.__exit__(*error)
         self.world.__exit__(*error)
 
     # ---- objects and endpoints -------------------------------------------------------------------------------------
 
-    def put(self, name, *objects):
+    def put(self, name: str, *objects: Any) -> None:
         """Write a file of the cluster, in one step as editors and controllers do."""
         fresh = self.manifests / f".{name}"
         fresh.write_text(yaml.safe_dump_all(objects))
         fresh.rename(self.manifests / f"{name}.yaml")
 
-    def remove(self, name):
+    def remove(self, name: str) -> None:
         (self.manifests / f"{name}.yaml").unlink()
 
-    def serve(self, *addresses, port=PORT):
+    def serve(self, *addresses: str, port: int = PORT) -> None:
         """Start endpoints."""
         for address in addresses:
             site = NODE_IPS if address in NODE_IPS else None
@@ -141,18 +145,22 @@ class SmallCluster:
 
     # ---- ways to the Service ---------------------------------------------------------------------------------------
 
-    def from_pod(self, version=4, address=None, port=80):
+    def from_pod(self, version: int = 4, address: str | None = None, port: int = 80) -> ClientRoute:
         return self.way("pod to ClusterIP", CALLERS, POD[version], address or CLUSTER_IP[version], port)
 
-    def from_outside(self, version=4, address=None, port=NODE_PORT, source=None):
+    def from_outside(
+        self, version: int = 4, address: str | None = None, port: int = NODE_PORT, source: str | None = None
+    ) -> ClientRoute:
         where = address or NODE_IP[version]
         return self.way("outside to node port", CLIENTS, source or OUTSIDE[version], where, port)
 
-    def from_node(self, version=4, address=None, port=NODE_PORT, source=None):
+    def from_node(
+        self, version: int = 4, address: str | None = None, port: int = NODE_PORT, source: str | None = None
+    ) -> ClientRoute:
         where = address or NODE_IP[version]
         return self.way("node to node port", None, source or NODE_IP[version], where, port)
 
-    def way(self, label, site, source, destination, port):
+    def way(self, label: str, site: Any, source: str, destination: str, port: int) -> ClientRoute:
         where = self.world.node if site is None else self.world.namespace(site)
         version = 6 if ":" in source else 4
         return ClientRoute(
@@ -161,7 +169,7 @@ class SmallCluster:
 
     # ---- the proxy -------------------------------------------------------------------------------------------------
 
-    def start(self, *flags):
+    def start(self, *flags: str) -> "SmallCluster":
         """Start the proxy with a log of its own."""
         argv = [sys.executable, "-m", "narthex", "proxy", "--manifests", str(self.manifests), "-v4"]
         argv += ["--hostname-override", "worker-a", "--proxy-mode", self.mode]
@@ -171,11 +179,11 @@ class SmallCluster:
             self.process = subprocess.Popen(argv, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         return self
 
-    def ready(self):
+    def ready(self) -> "SmallCluster":
         self.wait(lambda: "ready: the first sync is done" in self.log, "the first sync")
         return self
 
-    def kill(self):
+    def kill(self) -> None:
         """kill -9, as the machine does when memory runs out."""
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
@@ -183,28 +191,28 @@ class SmallCluster:
             self.process = None
 
     @property
-    def log(self):
+    def log(self) -> str:
         return self.log_path.read_text()
 
-    def wait(self, condition, what):
+    def wait(self, condition: Callable[[], Any], what: str) -> None:
         """Wait until something is so; the log is told when it does not come."""
 
-        def holds():
+        def holds() -> Any:
             assert self.process is None or self.process.poll() is None, f"the proxy ended:\n{self.log}"
             return condition()
 
         until(holds, what, also=lambda: self.log)
 
-    def synced(self, text):
+    def synced(self, text: str) -> None:
         """Wait until the rules name a text."""
         self.wait(lambda: text in self.rules(), f"{text} among the rules")
 
-    def wrote(self):
+    def wrote(self) -> list[str]:
         """What the syncs of the present process wrote, by its log."""
         lines = [line for line in self.log.splitlines() if ": synced " in line or " synced " in line]
         return [line.rpartition("; ")[2] for line in lines]
 
-    def get(self, port, path):
+    def get(self, port: int, path: str) -> tuple[int, str]:
         """GET of a status port; status and body."""
         with netns.entered(self.world.node):
             sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -216,7 +224,7 @@ class SmallCluster:
         head, _, body = answer.partition(b"\r\n\r\n")
         return int(head.split()[1]), body.decode()
 
-    def rules(self, handles=False):
+    def rules(self, handles: bool = False) -> str:
         """All rules of the node, without what changes by itself."""
         if self.mode == "nftables":
             return run(["nft", *(["-a"] if handles else []), "-s", "list", "ruleset"], namespace=self.world.node)

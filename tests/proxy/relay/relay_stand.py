@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import random
 import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 from narthex.proxy.relay.relay import Relay
 from narthex.proxy.relay.wire import RelayOrder, RelayPort
@@ -14,31 +16,38 @@ LOOPBACK = "127.0.0.1"
 class Stand:
     """Everything in one loop, closed at the end."""
 
-    def __init__(self, loop, family=socket.AF_INET, **options):
+    def __init__(self, loop: asyncio.AbstractEventLoop, family: int = socket.AF_INET, **options: Any) -> None:
         self.loop = loop
         self.family = family
         self.host = LOOPBACK if family == socket.AF_INET else "::1"
         self.relay = Relay(loop, family, host=self.host, rng=random.Random(7), **options)
-        self.servers = []
+        self.servers: list[Any] = []
 
-    def listen(self, *endpoints, protocol="tcp", service=("shop", "web", ""), affinity=None, port=0):
+    def listen(
+        self,
+        *endpoints: Any,
+        protocol: str = "tcp",
+        service: tuple[str, str, str] = ("shop", "web", ""),
+        affinity: Any = None,
+        port: int = 0,
+    ) -> Any:
         """Let the relay lead to these; the address to connect to."""
         entry = RelayPort(protocol, port, service, tuple(endpoints), affinity)
         answer = self.relay.obey(RelayOrder(listen=(entry,)))
         assert not answer.failed, answer.failed
         return self.host, self.relay.port_of((protocol, port))
 
-    async def server(self, handler):
+    async def server(self, handler: Any) -> Any:
         """A TCP endpoint; its address."""
         server = await asyncio.start_server(handler, self.host, 0, family=self.family, limit=1 << 22)
         self.servers.append(server)
         return server.sockets[0].getsockname()[:2]
 
-    async def named(self, *names):
+    async def named(self, *names: str) -> list[Any]:
         """TCP endpoints that say their names and close."""
 
-        def saying(name):
-            async def handler(_reader, writer):
+        def saying(name: str) -> Any:
+            async def handler(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 writer.write(name.encode())
                 writer.close()
 
@@ -46,13 +55,13 @@ class Stand:
 
         return [await self.server(saying(name)) for name in names]
 
-    def dead(self, kind=socket.SOCK_STREAM):
+    def dead(self, kind: int = socket.SOCK_STREAM) -> Any:
         """An address where nobody listens."""
         with socket.socket(self.family, kind) as sock:
             sock.bind((self.host, 0))
             return sock.getsockname()[:2]
 
-    async def ask(self, where):
+    async def ask(self, where: Any) -> str:
         """Connect and read to the end."""
         reader, writer = await asyncio.open_connection(*where)
         try:
@@ -61,10 +70,10 @@ class Stand:
             writer.close()
 
 
-def run(test, **options):
+def run(test: Callable[["Stand"], Awaitable[None]], **options: Any) -> None:
     """Run a coroutine function with a Stand, within a generous time."""
 
-    async def within():
+    async def within() -> None:
         stand = Stand(asyncio.get_running_loop(), **options)
         try:
             return await asyncio.wait_for(test(stand), 60)
@@ -79,7 +88,7 @@ def run(test, **options):
     return asyncio.run(within())
 
 
-async def until(condition, patience=20.0):
+async def until(condition: Callable[[], Any], patience: float = 20.0) -> None:
     """Wait for a condition."""
     async with asyncio.timeout(patience):
         while not condition():
@@ -87,7 +96,7 @@ async def until(condition, patience=20.0):
 
 
 @contextlib.contextmanager
-def udp_socket(where=None, family=socket.AF_INET):
+def udp_socket(where: Any = None, family: int = socket.AF_INET) -> Iterator[socket.socket]:
     """A UDP socket on loopback, perhaps connected."""
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)

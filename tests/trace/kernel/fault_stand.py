@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from tests.proxy.kernel.small_cluster import (
@@ -79,11 +80,11 @@ def node_port(name: str) -> int:
     return 30080 + NUMBERS[name]
 
 
-def service(name: str, **fields: object) -> Service:
+def service(name: str, **fields: Any) -> Service:
     protocol = fields.pop("protocol", Protocol.TCP)
     target = fields.pop("target", TARGET)
     port = ServicePort(name="http", port=80, protocol=protocol, node_port=node_port(name), target_port=target)
-    made = {
+    made: dict[str, Any] = {
         "namespace": "shop", "name": name, "type": "NodePort", "ports": (port,), "selector": (("app", name),),
         "cluster_ips": (cluster_ip(name), cluster_ip(name, 6)), "ip_families": (IPFamily.IPV4, IPFamily.IPV6), **fields,
     }  # fmt: skip
@@ -118,9 +119,12 @@ def pod(name: str, *ips: str, node: str = NODE, **labels: str) -> Pod:
                ready=True, phase="Running")  # fmt: skip
 
 
-def objects() -> list[object]:
+def objects() -> list[Any]:
     """A cluster in which some Services work and some do not."""
-    both = lambda table, number: (table[4][number], table[6][number])  # noqa: E731
+
+    def both(table: dict[int, list[str]], number: int) -> tuple[str, str]:
+        return table[4][number], table[6][number]
+
     return [
         Node(name=NODE, internal_ips=NODE_IPS, pod_cidrs=("10.64.1.0/24", "fd64:0:0:1::/64")),
         Node(name=OTHER, internal_ips=(OTHER_IP,), pod_cidrs=("10.64.2.0/24", "fd64:0:0:2::/64")),
@@ -147,7 +151,7 @@ def objects() -> list[object]:
     ]  # fmt: skip
 
 
-def snapshot(*changes: object) -> Snapshot:
+def snapshot(*changes: Any) -> Snapshot:
     """The cluster; changes are objects to put in, or keys (class, name) to take out."""
     store = Store()
     for each in objects():
