@@ -61,7 +61,7 @@ def run_nft(text: str, namespace: str | None = None, terse: bool = False) -> str
 
 
 class OwnedTables:
-    """Tables with `flags owner`: nobody else can change them, and the kernel removes them with the process (Linux 5.12)."""
+    """Tables with `flags owner`: others cannot change them, and they end with the process (Linux 5.12)."""
 
     def __init__(self, text: str) -> None:
         """Load the tables in the network namespace of the calling thread. Raises NftError, NftMissingError."""
