@@ -308,7 +308,7 @@ def test_a_block_of_lines_is_what_its_lines_are_one_after_another(begin, place, 
     watch, other = block.watch, single.watch
     assert (block.events, block.asked) == (single.events, single.asked)
     assert (watch.wake_at, watch.synced, watch.trouble) == (other.wake_at, other.synced, other.trouble)
-    assert watch.ownership.problems == other.ownership.problems
+    assert watch.cache.problems == other.cache.problems
     assert msgspec.structs.replace(watch.counts, heard=0) == msgspec.structs.replace(other.counts, heard=0)
 
 
@@ -468,7 +468,7 @@ def test_what_has_not_changed_is_held_once():
     first = table.events[0].object
     table(GONE, ResponseOpened(), page(50, cidr("a", 3), cidr("b", 49)))
     assert len(table.events) == 3
-    assert table.watch.ownership._objects[first.key] is first
+    assert table.watch.cache._objects[first.key] is first
 
 
 def test_much_is_listed_more_seldom():
@@ -706,9 +706,9 @@ def test_a_broken_object_is_reported_and_the_others_are_used():
     table = listing()
     table(ResponseOpened(), page(5, cidr("a"), cidr("bad", cidrs=["nonsense"]), {"metadata": "x"}, cidr("c")))
     assert list(table.held) == ["a", "c"]
-    problems = table.watch.ownership.problems
+    problems = table.watch.cache.problems
     assert any(each.object == "ServiceCIDR bad" and each.field == "spec.cidrs[0]" for each in problems)
-    assert table.watch.ownership.broken == 2
+    assert table.watch.cache.broken == 2
 
 
 def test_an_object_that_the_decoder_breaks_on_is_reported_and_the_others_are_used(monkeypatch):
@@ -722,29 +722,29 @@ def test_an_object_that_the_decoder_breaks_on_is_reported_and_the_others_are_use
     monkeypatch.setitem(decode._KINDS, "ServiceCIDR", msgspec.structs.replace(kind, make=make))
     table = watching(5, cidr("a"), cidr("cursed"), cidr("c"))
     assert list(table.held) == ["a", "c"]
-    (problem,) = table.watch.ownership.problems
+    (problem,) = table.watch.cache.problems
     assert problem.object == "ServiceCIDR cursed" and "ZeroDivisionError" in problem.message
     table(line("ADDED", cidr("cursed", 6)), line("ADDED", cidr("d", 7)))
     assert list(table.held) == ["a", "c", "d"]
     table(line("DELETED", cidr("cursed", 8)))
-    assert table.watch.ownership.problems == ()
+    assert table.watch.cache.problems == ()
 
 
 def test_an_object_that_breaks_is_gone_until_it_is_mended():
     table = watching(5, cidr("a"))
     table(line("MODIFIED", cidr("a", 6, ["nonsense"])))
     assert list(table.held) == ["a", "-a"]
-    assert len(table.watch.ownership.problems) == 1
+    assert len(table.watch.cache.problems) == 1
     table(line("MODIFIED", cidr("a", 7)))
     assert isinstance(table.events[-1], Upsert)
-    assert table.watch.ownership.problems == ()
+    assert table.watch.cache.problems == ()
 
 
 def test_a_broken_object_that_is_deleted_is_no_problem_any_more():
     table = watching(5, cidr("bad", cidrs=["nonsense"]))
-    assert table.watch.ownership.problems
+    assert table.watch.cache.problems
     table(line("DELETED", cidr("bad", 6, cidrs=["nonsense"])))
-    assert table.watch.ownership.problems == ()
+    assert table.watch.cache.problems == ()
 
 
 def test_a_deleted_object_without_a_name_is_garbled():

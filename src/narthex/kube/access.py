@@ -175,14 +175,14 @@ def _with_exec(config: SingleConfig, raw: dict[str, Any]) -> SingleConfig:
             spec["cluster"]["certificate-authority-data"] = config.cluster.certificate_auth_data
     info = {"apiVersion": plugin.apiVersion, "kind": "ExecCredential", "spec": spec}
     command = plugin.command if "/" not in plugin.command else str(config.abs_file(plugin.command))
-    told = msgspec.structs.replace(
+    exec_user = msgspec.structs.replace(
         plugin,
         # lightkube knows v1beta1; what it reads of the plugin's answer is the same in v1.
         apiVersion=f"{_EXEC}/v1beta1",
         command=command,
         env=[*(plugin.env or []), NameValue("KUBERNETES_EXEC_INFO", msgspec.json.encode(info).decode())],
     )
-    return config._replace(user=msgspec.structs.replace(user, exec=told))
+    return config._replace(user=msgspec.structs.replace(user, exec=exec_user))
 
 
 def _files(kubeconfig: str, config: SingleConfig) -> tuple[Path, ...]:

@@ -67,7 +67,7 @@ class _Follower:
                     await asyncio.sleep(self._watch.wake_at - self._now())
                     step = self._watch.take(DeadlineReached(), self._now())
         finally:
-            # The watch counts them as told.
+            # The watch counts them as seen.
             if self._events:
                 self._publish(WatchStep())
 
@@ -94,7 +94,7 @@ class _Follower:
     async def _lines(self, answer: StreamedResponse, limit: asyncio.Timeout) -> WatchStep:
         splitter = LineSplitter()
         counts = self._watch.counts
-        told = counts.bookmarks, counts.lists
+        seen = counts.bookmarks, counts.lists
         async for chunk in answer.chunks():
             lines = splitter.feed(chunk)
             step = self._take(LinesReceived(lines) if lines else BytesReceived())
@@ -102,8 +102,8 @@ class _Follower:
                 return step
             self._events.extend(step.events)
             # A streaming list is thousands of chunks of which nothing follows before the last.
-            if self._events or told != (counts.bookmarks, counts.lists):
-                told = counts.bookmarks, counts.lists
+            if self._events or seen != (counts.bookmarks, counts.lists):
+                seen = counts.bookmarks, counts.lists
                 events, self._events = tuple(self._events), []
                 self._tell(self._watch, events)
             self._put_off(limit)

@@ -63,4 +63,4 @@ async def _read(
             why = watch.trouble.message if watch.trouble else f"no answer within {seconds:g} s"
             raise Unreachable(f"{access.origin}: {watch.resource.paths[0]}: {why}")
     unseen = tuple(watch.trouble for watch in watches if watch.trouble is not None)
-    return events, unseen + tuple(problem for watch in watches for problem in watch.ownership.problems)
+    return events, unseen + tuple(problem for watch in watches for problem in watch.cache.problems)

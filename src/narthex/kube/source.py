@@ -132,7 +132,7 @@ class KubeSource:
         self._waiting.extend(events)
         self._note(watch)
         problems = tuple(each.trouble for each in self._watches if each.trouble is not None)
-        problems += tuple(problem for each in self._watches for problem in each.ownership.problems)
+        problems += tuple(problem for each in self._watches for problem in each.cache.problems)
         changed, self._problems = problems != self._problems, problems
         if not self._synced and all(each.synced for each in self._watches):
             self._synced = True
@@ -153,7 +153,7 @@ class KubeSource:
         if counts.lists != before.lists:
             noted.last_list = now
         self._seen[index] = msgspec.structs.replace(counts)
-        noted.objects, noted.broken = len(watch.ownership), watch.ownership.broken
+        noted.objects, noted.broken = len(watch.cache), watch.cache.broken
         noted.synced, noted.trouble = watch.synced, watch.trouble is not None
 
 

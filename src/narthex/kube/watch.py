@@ -74,7 +74,7 @@ class Watch:
     def __init__(
         self,
         resource: WatchedResource,
-        chance: Callable[[], float],
+        random: Callable[[], float],
         times: WatchTimes = WATCH_TIMES,
         *,
         streaming: bool = True,
@@ -82,19 +82,19 @@ class Watch:
     ) -> None:
         """Prepare a watch of `resource`.
 
-        `chance` returns random numbers from 0 to 1, for jitter. `streaming` tries WatchList first. `newest` makes the
+        `random` returns random numbers from 0 to 1, for jitter. `streaming` tries WatchList first. `newest` makes the
         first list a consistent read instead of a read from the server's cache.
         """
         self.resource = resource
         self.counts = WatchCounts()
         self._shape = shape_of(resource.kind)
-        self.ownership = ListCache(resource.kind)
+        self.cache = ListCache(resource.kind)
         self.synced = False
         """A list has been complete once, or the server lacks it."""
         self.wake_at = -math.inf
         self.trouble: Problem | None = None
         """The reason why the list cannot be kept up to date at present."""
-        self._chance = chance
+        self._random = random
         self._times = times
         self._streaming = streaming
         """False once the server has refused WatchList."""
@@ -190,7 +190,7 @@ class Watch:
 
     def _watch_request(self, now: float, version: str, *, initial: bool) -> WatchRequest:
         # Not all watches of all nodes are to end at the same moment.
-        seconds = math.ceil(self._times.watch * (1 + self._chance()))
+        seconds = math.ceil(self._times.watch * (1 + self._random()))
         self._closes_at = now + seconds + self._times.watch_grace
         query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
         if initial:
@@ -247,15 +247,15 @@ class Watch:
             # Another server, that lags behind. If it is the newest there is, asking for the newest will show.
             self._floor = _NEWEST
             raise MalformedResponse(f"the list is of version {version}, older than what is known already")
-        events = self.ownership.replace(self._fresh)
+        events = self.cache.replace(self._fresh)
         self._fresh = ListCache(self.resource.kind)
         self._version = self._floor = version
         self._whole = self._stream_failed = False
         self.synced = True
         self.trouble = None
         self.counts.lists += 1
-        share = 1 + len(self.ownership) / self._times.relist_objects
-        self._relist_at = now + self._times.relist * share * (0.9 + 0.2 * self._chance())
+        share = 1 + len(self.cache) / self._times.relist_objects
+        self._relist_at = now + self._times.relist * share * (0.9 + 0.2 * self._random())
         return tuple(events)
 
     def _lines(self, data: bytes, now: float) -> WatchStep:
@@ -263,8 +263,8 @@ class Watch:
         events: list[Event] = []
         self._heard(now)
         try:
-            for told in read_lines(data, self._shape):
-                step = self._told(told, now)
+            for event in read_lines(data, self._shape):
+                step = self._process_event(event, now)
                 events += step.events
                 if step.over:
                     break
@@ -274,29 +274,29 @@ class Watch:
             step = self._garbled(error, now)
         return WatchStep((*events, *step.events), step.request, over=True) if events else step
 
-    def _told(self, told: WatchEvent[Any], now: float) -> WatchStep:
+    def _process_event(self, event: WatchEvent[Any], now: float) -> WatchStep:
         """Process one watch event."""
-        if told.type == "ERROR":
-            return self._refused(read_status(told.object), None, now)
-        if told.type not in TYPES:
-            raise MalformedResponse(f"the watch has an event of type {quoted(told.type)}")
-        if told.type == "BOOKMARK" and not self._has_bookmarks:
+        if event.type == "ERROR":
+            return self._refused(read_status(event.object), None, now)
+        if event.type not in TYPES:
+            raise MalformedResponse(f"the watch has an event of type {quoted(event.type)}")
+        if event.type == "BOOKMARK" and not self._has_bookmarks:
             self._has_bookmarks = True
             self._heard(now)
         if self._phase is _Phase.STREAMING:
-            return self._initial(told.type, told.object, now)
-        version, _ = version_of(told.object)
+            return self._initial(event.type, event.object, now)
+        version, _ = version_of(event.object)
         if is_older(version, self._version):
             self._floor = _NEWEST
             return self._rest("older", f"the server went back from version {self._version} to {version}", now)
-        event = None
-        if told.type == "BOOKMARK":
+        change = None
+        if event.type == "BOOKMARK":
             self.counts.bookmarks += 1
         else:
-            event = self._change(self.ownership, told.type, told.object)
+            change = self._change(self.cache, event.type, event.object)
             self.counts.events += 1
         self._version = self._floor = version
-        return WatchStep((event,)) if event is not None else _GO_ON
+        return WatchStep((change,)) if change is not None else _GO_ON
 
     def _initial(self, type: str, object: Any, now: float) -> WatchStep:
         """Process one event of the initial list of WatchList."""
@@ -380,7 +380,7 @@ class Watch:
         self.trouble = (
             self._problem("the server does not let us see them" + _HINTS[403], "warning") if code == 403 else None
         )
-        self.wake_at = now + self._times.relist * (0.9 + 0.2 * self._chance())
+        self.wake_at = now + self._times.relist * (0.9 + 0.2 * self._random())
         return WatchStep(over=True)
 
     def _ended(self, reason: str, now: float) -> WatchStep:
@@ -400,7 +400,7 @@ class Watch:
             return self._list(now)
         if self._phase is not _Phase.WATCHING or self._opened_at == math.inf:
             return self._rest("silent", "the server does not answer", now, relist=self._phase is not _Phase.WATCHING)
-        # A half-closed stream; or the server has gone back, and waits for the version that we told it.
+        # A half-closed stream; or the server has gone back, and waits for the version that we event it.
         self._count("silent")
         self._has_bookmarks = False
         return self._probe(now)
@@ -413,13 +413,13 @@ class Watch:
             # Better a list than none, whatever is wrong with the stream (client-go does so, too).
             self._stream_failed = True
         self._failures += 1
-        rest = self._times.backoff.delay(self._failures, self._chance())
+        rest = self._times.backoff.delay(self._failures, self._random())
         # One lost watch is nothing to speak of: they all go when a server is restarted.
         if self._failures > 1 or not self.synced:
             self.trouble = self.trouble or self._problem(what, "error")
         self._then_list = relist
         self._phase = _Phase.RESTING
-        self.wake_at = now + max(rest, (after or 0.0) * (1 + 0.1 * self._chance()))
+        self.wake_at = now + max(rest, (after or 0.0) * (1 + 0.1 * self._random()))
         return WatchStep(over=True)
 
     def _calm(self, now: float) -> None:

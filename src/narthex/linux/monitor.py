@@ -323,6 +323,6 @@ def watch_rules(concern: RuleScope, families: Sequence[IPFamily], *, iptables: b
             return RulePoller(sizes, families, sizes.close)
         return NftablesMonitor(concern, families)
     except OSError as error:
-        _LOGGER.warning("the kernel does not tell of changed rules (%s): it is asked again and again instead", error)
+        _LOGGER.warning("the kernel sends no notifications of changed rules (%s): the rules are polled instead", error)
         netlink = NfNetlink()
         return RulePoller(netlink.generation, families, netlink.close)

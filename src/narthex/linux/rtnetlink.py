@@ -134,9 +134,13 @@ class RtNetlink(Netlink):
         """
         numbers: dict[str, int] = {}
         requests: list[tuple[LinkChange, int, int, bytes]] = []
-        for wish in wanted:
+        for change in wanted:
             link = (
-                wish.bridge if isinstance(wish, changes.AddVeth) else wish.link if isinstance(wish, _ON_A_LINK) else ""
+                change.bridge
+                if isinstance(change, changes.AddVeth)
+                else change.link
+                if isinstance(change, _ON_A_LINK)
+                else ""
             )
             if link and link not in numbers:
                 found = self.link(link)
@@ -146,16 +150,16 @@ class RtNetlink(Netlink):
                     requests = []
                     found = self.link(link)
                 if found is None:
-                    raise LinkChangeRefused(wish, NetlinkError(errno.ENODEV, f"there is no interface {link}"))
+                    raise LinkChangeRefused(change, NetlinkError(errno.ENODEV, f"there is no interface {link}"))
                 numbers[link] = found.index
-            requests.append((wish, *_message(wish, numbers, peers_namespace)))
+            requests.append((change, *_message(change, numbers, peers_namespace)))
         self._transact(requests)
 
     def _transact(self, requests: Sequence[tuple[LinkChange, int, int, bytes]]) -> None:
         answers = self.batch([(kind, flags, body) for _, kind, flags, body in requests])
-        for (wish, *_), error in zip(requests, answers, strict=True):
-            if error is not None and error.errno not in _HARMLESS.get(type(wish), ()):
-                raise LinkChangeRefused(wish, error)
+        for (change, *_), error in zip(requests, answers, strict=True):
+            if error is not None and error.errno not in _HARMLESS.get(type(change), ()):
+                raise LinkChangeRefused(change, error)
 
 
 _ON_A_LINK = (changes.AddAddress, changes.DeleteAddress, changes.AddRoute, changes.ForgetNeighbour)
@@ -173,63 +177,63 @@ _HARMLESS: dict[type, tuple[int, ...]] = {
 class LinkChangeRefused(OSError):
     """The kernel refused a change."""
 
-    def __init__(self, wish: LinkChange, error: NetlinkError) -> None:
-        super().__init__(error.errno, f"{described(wish)}: {error.strerror}")
-        self.wish = wish
+    def __init__(self, change: LinkChange, error: NetlinkError) -> None:
+        super().__init__(error.errno, f"{described(change)}: {error.strerror}")
+        self.change = change
 
 
-def described(wish: LinkChange) -> str:
+def described(change: LinkChange) -> str:
     """Return a short description of a change, for a message."""
-    kind = type(wish).__name__
+    kind = type(change).__name__
     words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind).strip()
-    on = getattr(wish, "link", "") or getattr(wish, "name", "")
-    what = getattr(wish, "network", None) or getattr(wish, "destination", None) or ""
+    on = getattr(change, "link", "") or getattr(change, "name", "")
+    what = getattr(change, "network", None) or getattr(change, "destination", None) or ""
     return " ".join(filter(None, (words, str(what), "on" if what else "", on)))
 
 
-def _message(wish: LinkChange, numbers: Mapping[str, int], namespace: int) -> tuple[int, int, bytes]:
+def _message(change: LinkChange, numbers: Mapping[str, int], namespace: int) -> tuple[int, int, bytes]:
     """Return type, flags, and body of the message for a change."""
-    match wish:
+    match change:
         case changes.AddBridge():
             info = attr(_IFLA_LINKINFO, attr(_INFO_KIND, b"bridge"))
-            head = _IFINFO.pack(0, 0, 0, _UP, _UP) + _named(wish.name, wish.mac, wish.mtu)
+            head = _IFINFO.pack(0, 0, 0, _UP, _UP) + _named(change.name, change.mac, change.mtu)
             return _NEWLINK, _CREATE | _EXCL, head + info
         case changes.AddVeth():
-            return _NEWLINK, _CREATE | _EXCL, _veth(wish, numbers, namespace)
+            return _NEWLINK, _CREATE | _EXCL, _veth(change, numbers, namespace)
         case changes.PortFlags():
-            port = attr(_BRPORT_HAIRPIN, bytes([wish.hairpin])) + attr(_BRPORT_ISOLATED, bytes([wish.isolated]))
+            port = attr(_BRPORT_HAIRPIN, bytes([change.hairpin])) + attr(_BRPORT_ISOLATED, bytes([change.isolated]))
             info = attr(_INFO_SLAVE_KIND, b"bridge") + attr(_INFO_SLAVE_DATA | _NESTED, port)
-            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(wish.link) + attr(_IFLA_LINKINFO | _NESTED, info)
+            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(change.link) + attr(_IFLA_LINKINFO | _NESTED, info)
         case changes.Promiscuous():
-            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, _PROMISC, _PROMISC) + _named(wish.link)
+            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, _PROMISC, _PROMISC) + _named(change.link)
         case changes.SetUp():
-            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, _UP, _UP) + _named(wish.link)
+            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, _UP, _UP) + _named(change.link)
         case changes.SetDown():
-            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, _UP) + _named(wish.link)
+            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, _UP) + _named(change.link)
         case changes.SetHardwareAddress():
-            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(wish.link, wish.mac)
+            return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(change.link, change.mac)
         case changes.DeleteLink():
-            return _DELLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(wish.link)
+            return _DELLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(change.link)
         case changes.AddAddress():
-            return _NEWADDR, _CREATE | _EXCL, _address(wish, numbers[wish.link])
+            return _NEWADDR, _CREATE | _EXCL, _address(change, numbers[change.link])
         case changes.DeleteAddress():
-            network = wish.network
-            head = _IFA.pack(_FAMILIES[len(network.address)], network.prefix, 0, 0, numbers[wish.link])
+            network = change.network
+            head = _IFA.pack(_FAMILIES[len(network.address)], network.prefix, 0, 0, numbers[change.link])
             return _DELADDR, 0, head + attr(_IFA_LOCAL, network.address)
         case changes.AddRoute():
-            return _NEWROUTE, _CREATE | (_REPLACE if wish.replace else _EXCL), _route(wish, numbers[wish.link])
+            return _NEWROUTE, _CREATE | (_REPLACE if change.replace else _EXCL), _route(change, numbers[change.link])
         case changes.ForgetNeighbour():
-            head = _ND.pack(_FAMILIES[len(wish.address)], numbers[wish.link], 0, 0, 0)
-            return _DELNEIGH, 0, head + attr(_NDA_DST, wish.address)
+            head = _ND.pack(_FAMILIES[len(change.address)], numbers[change.link], 0, 0, 0)
+            return _DELNEIGH, 0, head + attr(_NDA_DST, change.address)
 
 
-def _veth(wish: changes.AddVeth, numbers: Mapping[str, int], namespace: int) -> bytes:
-    peer = _IFINFO.pack(0, 0, 0, 0, 0) + _named(wish.peer, wish.peer_mac, wish.mtu)
+def _veth(change: changes.AddVeth, numbers: Mapping[str, int], namespace: int) -> bytes:
+    peer = _IFINFO.pack(0, 0, 0, 0, 0) + _named(change.peer, change.peer_mac, change.mtu)
     peer += attr(_IFLA_NET_NS_FD, struct.pack("=I", namespace))
     info = attr(_INFO_KIND, b"veth") + attr(_INFO_DATA | _NESTED, attr(_VETH_INFO_PEER | _NESTED, peer))
-    body = _IFINFO.pack(0, 0, 0, _UP, _UP) + _named(wish.name, wish.mac, wish.mtu)
-    if wish.bridge:
-        body += attr(_IFLA_MASTER, struct.pack("=I", numbers[wish.bridge]))
+    body = _IFINFO.pack(0, 0, 0, _UP, _UP) + _named(change.name, change.mac, change.mtu)
+    if change.bridge:
+        body += attr(_IFLA_MASTER, struct.pack("=I", numbers[change.bridge]))
     return body + attr(_IFLA_LINKINFO | _NESTED, info)
 
 
@@ -240,9 +244,9 @@ def _named(name: str, mac: bytes = b"", mtu: int | None = None) -> bytes:
     return parts + (attr(_IFLA_MTU, struct.pack("=I", mtu)) if mtu else b"")
 
 
-def _address(wish: changes.AddAddress, index: int) -> bytes:
-    network = wish.network
-    flags = (0 if wish.detect else _IFA_F_NODAD) | (0 if wish.connected else _IFA_F_NOPREFIXROUTE)
+def _address(change: changes.AddAddress, index: int) -> bytes:
+    network = change.network
+    flags = (0 if change.detect else _IFA_F_NODAD) | (0 if change.connected else _IFA_F_NOPREFIXROUTE)
     body = _IFA.pack(_FAMILIES[len(network.address)], network.prefix, 0, 0, index)
     body += attr(_IFA_LOCAL, network.address) + attr(_IFA_ADDRESS, network.address)
     if len(network.address) == 4:
@@ -252,15 +256,15 @@ def _address(wish: changes.AddAddress, index: int) -> bytes:
     return body + attr(_IFA_FLAGS, struct.pack("=I", flags))
 
 
-def _route(wish: changes.AddRoute, index: int) -> bytes:
-    network, numbers = wish.destination, dict(wish.numbers)
+def _route(change: changes.AddRoute, index: int) -> bytes:
+    network, numbers = change.destination, dict(change.numbers)
     size = len(network.address)
-    scope = numbers.get("scope", _SCOPE_GLOBAL if wish.gateway or size == 16 else _SCOPE_LINK)
+    scope = numbers.get("scope", _SCOPE_GLOBAL if change.gateway or size == 16 else _SCOPE_LINK)
     body = _RT.pack(_FAMILIES[size], network.prefix, 0, 0, _TABLE_MAIN, _PROTOCOL_BOOT, scope & 0xFF, _UNICAST, 0)
     body += attr(_RTA_DST, network.first) if network.prefix else b""
     body += attr(_RTA_OIF, struct.pack("=I", index))
-    body += attr(_RTA_GATEWAY, wish.gateway) if wish.gateway else b""
-    body += attr(_RTA_PREFSRC, wish.source) if wish.source else b""
+    body += attr(_RTA_GATEWAY, change.gateway) if change.gateway else b""
+    body += attr(_RTA_PREFSRC, change.source) if change.source else b""
     for name, kind in (("priority", _RTA_PRIORITY), ("table", _RTA_TABLE)):
         if name in numbers:
             body += attr(kind, struct.pack("=I", numbers[name]))

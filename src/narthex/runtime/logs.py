@@ -103,7 +103,7 @@ class ProblemLog:
     def __init__(self) -> None:
         self._said: dict[Any, None] = {}
 
-    def tell(self, present: Sequence[Any]) -> None:
+    def update(self, present: Sequence[Any]) -> None:
         """Log the differences to the previous problems."""
         now = dict.fromkeys(present)
         for problem in now:

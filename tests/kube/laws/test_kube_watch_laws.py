@@ -132,7 +132,7 @@ def test_after_any_faults_the_clients_hold_what_a_fresh_list_holds(group):
         assert held(world.store) == held(fresh.store), f"seed {seed}"
         plans = [plan_once(each.store.snapshot, CONFIG, IPFamily.IPV4) for each in (world, fresh)]
         assert plans[0].services == plans[1].services, f"seed {seed}"
-        assert [client.watch.ownership.problems for client in world.clients] == [
-            client.watch.ownership.problems for client in fresh.clients
+        assert [client.watch.cache.problems for client in world.clients] == [
+            client.watch.cache.problems for client in fresh.clients
         ], f"seed {seed}"
         assert not any(client.watch.trouble for client in world.clients), f"seed {seed}"

@@ -250,7 +250,7 @@ class DnsServer:
         for event in self._feed.take():
             self._note_trigger(event, since)
             self._store.apply(event)
-        self._problems.tell(self._feed.problems)
+        self._problems.update(self._feed.problems)
         snapshot = self._store.snapshot
         services, pods = self._store.take_changed(), self._store.take_changed_pods()
         if snapshot is before:

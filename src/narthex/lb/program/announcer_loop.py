@@ -104,7 +104,7 @@ class AnnouncerLoop:
             self._look_at = now + RESCAN_SECONDS
             self._look(now)
         self._announcing.apply_events(self._feed.take())
-        self._problems.tell(self._feed.problems)
+        self._problems.update(self._feed.problems)
         self._announcing.handle_heartbeats(list(self._heartbeats.received()), list(self._heartbeats.refusals()), now)
 
     def _look(self, now: float) -> None:

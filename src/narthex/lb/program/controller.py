@@ -166,7 +166,7 @@ class _Term:
         """Allocate and write differences; return the seconds until the next run."""
         for event in self._feed.take():
             self._store.apply(event)
-        self._problems.tell(self._feed.problems)
+        self._problems.update(self._feed.problems)
         snapshot = self._store.snapshot
         objects = self._objects(snapshot)
         if not snapshot.synced or objects is None:

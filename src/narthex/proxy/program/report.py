@@ -33,7 +33,7 @@ class SyncReporter:
 
     def problems(self, present: Sequence[Any]) -> None:
         """Log new and resolved problems of objects."""
-        self._problems.tell(present)
+        self._problems.update(present)
 
     def node(self, snapshot: Snapshot) -> None:
         """Log whether this node has a Node object."""

@@ -141,7 +141,7 @@ def dns(raw: Fields, path: Callable[[str], str]) -> DnsConfiguration:
         corefile=raw.read("corefile", path),
     )
     if made.corefile and (zones or made.upstreams != usual.upstreams):
-        raw.report.warning("corefile", "says which zones and upstreams there are; those beside it are ignored")
+        raw.report.warning("corefile", "replaces zones and upstreams, which are ignored")
     return made
 
 
