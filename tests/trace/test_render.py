@@ -105,7 +105,7 @@ def test_many_ways_are_folded_and_the_failing_one_stays() -> None:
     drawing = draw(journey(ways=100, bad=70))
     assert len(drawing.trunk.lanes) == MOST_LANES
     assert any("dropped" in lane.end for lane in drawing.trunk.lanes)
-    assert "92 more ways, 92 %" in drawing.trunk.folded
+    assert "92 more branches, 92 %" in drawing.trunk.folded
 
 
 @pytest.mark.parametrize("steps", [10, 30_000])

@@ -228,7 +228,7 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> bool:
-        """True if the kernel treated the probe in another way than predicted."""
+        """True if the kernel treated the probe differently than predicted."""
         return self.tried is not None and not self.tried.alignment.agrees
 
 

@@ -162,9 +162,9 @@ def known_of(name: str) -> KnownCluster:
     )
 
 
-def look_into_pods(name: str, known: KnownCluster, journey: PacketPath) -> None:
+def look_into_pods(name: str, known: KnownCluster, path: PacketPath) -> None:
     """Add routes and listeners of the pods at the ends of the path to the views of their nodes."""
-    ends = [journey.packet.source, *(leaf.end.address for leaf in journey.leaves())]
+    ends = [path.packet.source, *(leaf.end.address for leaf in path.leaves())]
     wanted = set(list(dict.fromkeys(ends))[: _MOST_PODS + 1])
     views = {view.name: view for view in known.views}
     for pod in _open(name).pods:

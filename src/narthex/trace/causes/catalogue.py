@@ -74,7 +74,7 @@ _GROUPS: dict[str, dict[str, str]] = {
         "link-down": "The link that it would leave by is down",
         "neighbour-missing": "The next hop does not respond on the link",
         "fdb-missing": "The overlay does not know where the other node is",
-        "mtu": "Large packets do not fit a link on the way",
+        "mtu": "Large packets do not fit a link on the path",
     },
     "The endpoint and its answer": {
         "not-listening": "The endpoint does not listen on the port",

@@ -20,13 +20,13 @@ _ORDER = {name: number for number, name in enumerate(CAUSES)}
 _KINDS = (of_objects, of_proxies, of_drops, of_routes, of_memory, of_answers)
 
 
-def find(journey: PacketPath, views: Mapping[str, NodeView], cluster: Snapshot | None = None) -> list[CauseFinding]:
+def find(path: PacketPath, views: Mapping[str, NodeView], cluster: Snapshot | None = None) -> list[CauseFinding]:
     """Return what is wrong with a path; nothing for a healthy path.
 
     Causes of the failure come before others, certain ones before likely ones, then in the order in which a packet meets them.
     `views` are by node name.
     """
-    scene = DiagnosisContext(journey, views, cluster)
+    scene = DiagnosisContext(path, views, cluster)
     found: dict[tuple[str, str], CauseFinding] = {}
     for kind in _KINDS:
         for each in kind(scene):

@@ -260,7 +260,7 @@ def _by_comments(scene: DiagnosisContext) -> Iterator[CauseFinding]:
             cause = "source-range"
         if not cause:
             continue
-        service = scene.journey.service or join_port(scene.packet.destination, scene.packet.port)
+        service = scene.path.service or join_port(scene.packet.destination, scene.packet.port)
         sentences = {
             "no-endpoints": f"the rules of {scene.node_words} say that {service} has no endpoints",
             "local-policy": f"the rules of {scene.node_words} say that {service} has no endpoint on it, and its policy is Local",

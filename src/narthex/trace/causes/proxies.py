@@ -109,13 +109,13 @@ def is_proxys(table: str, chain: str) -> bool:
 
 def _in_the_way(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     front = scene.front
-    if front is None and not scene.journey.service:
+    if front is None and not scene.path.service:
         return
     for leaf in scene.leaves:
         step = scene.rewritten(leaf)
         if step is None or is_proxys(step.table, step.chain) or not step.chain:
             continue
-        service = str(front.service.key) if front else scene.journey.service
+        service = str(front.service.key) if front else scene.path.service
         yield finding(
             "rule-in-the-way",
             f"a rule of chain {step.chain} rewrites the packet ({step.verdict}) before the rules of Service {service} see it",

@@ -180,7 +180,7 @@ def _no_fdb(link: NodeLink, reason: str, evidence: tuple[str, ...], node: str) -
     )
 
 
-# ---- what the journey takes for good ------------------------------------------------------------------------------
+# ---- what the path takes for good ------------------------------------------------------------------------------
 
 
 def _hop(
@@ -271,9 +271,9 @@ def _sizes(scene: DiagnosisContext) -> Iterator[CauseFinding]:
         if leaf.steps and leaf.steps[-1].stage is Stage.MTU:
             yield finding(
                 "mtu",
-                f"the packet is too large for a link on its way: {leaf.end.reason}",
+                f"the packet is too large for a link on its path: {leaf.end.reason}",
                 evidence=leaf.steps[-1].evidence,
-                advice="Give the pods' links the smallest MTU of the way.",
+                advice="Give the pods' links the smallest MTU of the path.",
                 node=leaf.end.node,
             )
             return

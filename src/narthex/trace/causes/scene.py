@@ -71,13 +71,13 @@ class ServiceEndpoint(msgspec.Struct, frozen=True):
 class DiagnosisContext:
     """A path, the views of its nodes, and the cluster's objects."""
 
-    def __init__(self, journey: PacketPath, views: Mapping[str, NodeView], cluster: Snapshot | None) -> None:
+    def __init__(self, path: PacketPath, views: Mapping[str, NodeView], cluster: Snapshot | None) -> None:
         """Combine a path with the views by node name, and the objects if they are known."""
-        self.journey = journey
-        self.packet = journey.packet
+        self.path = path
+        self.packet = path.packet
         self.views = views
         self.cluster = cluster
-        self.leaves: tuple[PathLeaf, ...] = journey.leaves()
+        self.leaves: tuple[PathLeaf, ...] = path.leaves()
         self.explained = False
         """Something that comes earlier explains the failure already."""
 
@@ -108,10 +108,10 @@ class DiagnosisContext:
             return False
         pending, fates = [reply], []
         while pending:
-            way = pending.pop()
-            pending += way.branches
-            if way.end is not None:
-                fates.append(way.end.fate)
+            branch = pending.pop()
+            pending += branch.branches
+            if branch.end is not None:
+                fates.append(branch.end.fate)
         return bool(fates) and all(fate in BAD for fate in fates)
 
     # ---- the node ------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class DiagnosisContext:
         for step in steps:
             if not step.namespace and step.stage in HOOKS and step.node:
                 return step.node
-        return self.journey.start or next((step.node for step in steps if step.node), "")
+        return self.path.start or next((step.node for step in steps if step.node), "")
 
     @cached_property
     def view(self) -> NodeView | None:
@@ -230,13 +230,13 @@ class DiagnosisContext:
     def from_cluster(self) -> bool:
         """True if the sender is a pod or a node of the cluster."""
         source = self.packet.source
-        if self.is_own(source) or self.journey.source.name.startswith(("pod ", "node ")):
+        if self.is_own(source) or self.path.source.name.startswith(("pod ", "node ")):
             return True
         if self.cluster is None:
             return False
         return any(contains(cidr, source) for node in self.cluster.nodes.values() for cidr in node.pod_cidrs)
 
-    # ---- the ways --------------------------------------------------------------------------------------------------
+    # ---- alternatives ------------------------------------------------------------------------------------------------
 
     def rewritten(self, leaf: PathLeaf) -> PathStep | None:
         """Return the step that rewrites the destination."""

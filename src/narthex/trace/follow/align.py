@@ -57,12 +57,12 @@ class _Move(msgspec.Struct, frozen=True):
         return self.table, self.chain, self.what
 
 
-def align(journey: PacketPath, trace: KernelTrace | None, node: str = "") -> Alignment:
+def align(path: PacketPath, trace: KernelTrace | None, node: str = "") -> Alignment:
     """Compare one node's part of a path with its kernel's trace; an empty `node` stands for the whole path.
 
     Rules of iptables-legacy are left out, because nft's tracing doesn't report them.
     """
-    leaves = journey.leaves()
+    leaves = path.leaves()
     legacy = any(_is_legacy(step) for leaf in leaves for step in leaf.steps)
     notes = ("the kernel's tracing does not tell of iptables-legacy: those rules are left out",) if legacy else ()
     if trace is None:

@@ -303,13 +303,13 @@ class ProbeComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def send(
-    journey: PacketPath, *, sender: str | None, node: str | None, node_name: str = "", deadline: float = DEADLINE
+    path: PacketPath, *, sender: str | None, node: str | None, node_name: str = "", deadline: float = DEADLINE
 ) -> ProbeComparison:
     """Send the path's packet. Raises TraceError.
 
     `sender` and `node` are named network namespaces, None the current one; `node_name` says which node's part of the path is compared.
     """
-    packet = journey.packet
+    packet = path.packet
     asked = KernelProbe(
         source=packet.source,
         destination=packet.destination,
@@ -322,7 +322,7 @@ def send(
         probed = probe(asked, deadline)
     except KernelProbeError as error:
         raise TraceError(f"the probe: {error}") from error
-    return ProbeComparison(probed=probed, alignment=align.align(journey, probed.trace, node_name))
+    return ProbeComparison(probed=probed, alignment=align.align(path, probed.trace, node_name))
 
 
 def sender_of(address: str, node: str | None) -> str | None:

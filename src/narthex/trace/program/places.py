@@ -192,32 +192,32 @@ def by_name(places: OwnerIndex, source: AddressOwner, name: str, domain: str) ->
         )
     namespace = pod.name.partition("/")[0]
     try:
-        way = look_up(name, pod_search(namespace, domain), places.snapshot, domain)
+        resolution = look_up(name, pod_search(namespace, domain), places.snapshot, domain)
     except ValueError as error:
         raise TraceError(f"the name {name!r} or the domain {domain!r} {error}") from error
-    told = tuple(NameLookup(question=each.name, answer=_answer(each)) for each in way.asked)
-    if not way.addresses:
-        questions = [f"{each.question}: {each.answer}" for each in told]
+    lookup = tuple(NameLookup(question=each.name, answer=_answer(each)) for each in resolution.asked)
+    if not resolution.addresses:
+        questions = [f"{each.question}: {each.answer}" for each in lookup]
         services = map(str, sorted(places.snapshot.services))
-        found = name_not_found(name, f"pod {pod.name}", questions, services, _advice(way))
+        found = name_not_found(name, f"pod {pod.name}", questions, services, _advice(resolution))
         asked = "".join(f"\n  {question}" for question in questions)
         raise TraceError(f"{found.sentence}; it asks for{asked}\n{found.advice}\nMore in {found.cause.page}.")
-    if way.musl_stops:
-        told += (
+    if resolution.musl_stops:
+        lookup += (
             NameLookup(
                 question="note",
-                answer=f"a resolver of musl (Alpine) stops at {way.musl_stops}, which exists but is empty",
+                answer=f"a resolver of musl (Alpine) stops at {resolution.musl_stops}, which exists but is empty",
             ),
         )
-    service = places.of(way.addresses[0])
-    first = places.at(way.addresses[0])
+    service = places.of(resolution.addresses[0])
+    first = places.at(resolution.addresses[0])
     return AddressOwner(
         kind="Service" if service else first.kind if first else "address",
         name=name,
-        addresses=way.addresses,
+        addresses=resolution.addresses,
         node=first.node if first and not service else "",
         service=service,
-        lookup=told,
+        lookup=lookup,
     )
 
 
@@ -230,11 +230,11 @@ def _answer(asked: CandidateLookup) -> str:
     }.get(asked.answer, asked.answer)
 
 
-def _advice(way: NameResolution) -> str:
-    last = way.asked[-1]
+def _advice(resolution: NameResolution) -> str:
+    last = resolution.asked[-1]
     if last.alias:
         return f"Trace to the address that {last.alias} has."
-    if any(each.answer == "nothing" for each in way.asked):
+    if any(each.answer == "nothing" for each in resolution.asked):
         return "A name that exists has no address: a namespace alone, or a Service of another IP family."
     return (
         "No Service goes by this name, or it is headless and nothing is ready. A Service is NAME, NAME.NAMESPACE or "

@@ -88,33 +88,33 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
     good: bool
 
 
-def draw(journey: PacketPath) -> Drawing:
+def draw(path: PacketPath) -> Drawing:
     """Return the layout of a path.
 
     A failing branch is drawn completely and the others next to it faded; if none fails, the most probable branch is complete.
     """
-    chosen = _chosen(journey.tree)
-    trunk = _Layout(journey.tree, chosen).lane(journey.tree, "", chosen is not None)
-    lines = [("from", _party(journey.source.address, journey.source.name))]
-    lines.append(("to", _party(journey.destination.address, journey.destination.name)))
-    if journey.service:
-        lines.append(("Service", journey.service))
-    lines += [("read from", source) for source in journey.sources]
+    chosen = _chosen(path.tree)
+    trunk = _Layout(path.tree, chosen).lane(path.tree, "", chosen is not None)
+    lines = [("from", _party(path.source.address, path.source.name))]
+    lines.append(("to", _party(path.destination.address, path.destination.name)))
+    if path.service:
+        lines.append(("Service", path.service))
+    lines += [("read from", source) for source in path.sources]
     lines += [("not known", f"{each.node + ': ' if each.node else ''}{each.part}{f' ({each.why})' if each.why else ''}")
-              for each in journey.missing]  # fmt: skip
-    ends = journey.ends()
+              for each in path.missing]  # fmt: skip
+    ends = path.ends()
     failing = sum((probability for key, probability in ends.items() if key[0] not in GOOD), Fraction(0))
     return Drawing(
-        title=clean(str(journey.packet)),
+        title=clean(str(path.packet)),
         lines=tuple((name, clean(value)) for name, value in lines),
         trunk=trunk,
-        result=_result(journey, failing),
+        result=_result(path, failing),
         good=failing == 0,
     )
 
 
-def _result(journey: PacketPath, failing: Fraction) -> str:
-    fates = {leaf.end.fate for leaf in journey.leaves()}
+def _result(path: PacketPath, failing: Fraction) -> str:
+    fates = {leaf.end.fate for leaf in path.leaves()}
     if failing == 0:
         return (
             "delivered" if fates == {Fate.DELIVERED} else "leaves this machine" if Fate.LEAVES in fates else "delivered"
@@ -138,7 +138,7 @@ def percent(probability: Fraction) -> str:
     return f"{float(probability) * 100:.3g} % ({fraction_text(probability)})"
 
 
-def _chosen(way: PathBranch) -> frozenset[int] | None:
+def _chosen(branch: PathBranch) -> frozenset[int] | None:
     """Return the ids of the branches from the top to the end that is drawn completely."""
     found: list[tuple[bool, Fraction, tuple[int, ...]]] = []
 
@@ -150,47 +150,47 @@ def _chosen(way: PathBranch) -> frozenset[int] | None:
         for below in each.branches:
             visit(below, probability, path)
 
-    visit(way, Fraction(1), ())
+    visit(branch, Fraction(1), ())
     best = max(found, key=lambda one: one[:2])
     return frozenset(best[2])
 
 
 class _Layout:
-    def __init__(self, way: PathBranch, chosen: frozenset[int] | None) -> None:
+    def __init__(self, branch: PathBranch, chosen: frozenset[int] | None) -> None:
         self._chosen = chosen or frozenset()
-        self._some_fail = any(end.fate not in GOOD for end in _ends(way))
+        self._some_fail = any(end.fate not in GOOD for end in _ends(branch))
         self._boxes_left = MOST_BOXES
 
-    def lane(self, way: PathBranch, label: str, whole: bool) -> BranchLane:
+    def lane(self, branch: PathBranch, label: str, whole: bool) -> BranchLane:
         """Return a branch with everything below it; unless `whole`, only how it ends."""
-        areas = self._areas(way.steps) if whole else ()
-        shown = self._shown(way.branches) if whole else ()
+        areas = self._areas(branch.steps) if whole else ()
+        shown = self._shown(branch.branches) if whole else ()
         lanes = [self.lane(each, percent(each.probability), whole and id(each) in self._chosen) for each in shown]
-        rest = [each for each in way.branches if each not in shown] if whole else []
+        rest = [each for each in branch.branches if each not in shown] if whole else []
         folded = ""
         if rest:
             together = percent(sum((each.probability for each in rest), Fraction(0)))
-            folded = f"{len(rest)} more ways, {together} together: {_summary(rest)}"
-        end = way.end
+            folded = f"{len(rest)} more branches, {together} together: {_summary(rest)}"
+        end = branch.end
         reply: tuple[NamespaceArea, ...] = ()
         if end is not None and end.reply is not None and whole:
-            reply = self._areas(_first_way(end.reply))
+            reply = self._areas(_first_branch(end.reply))
         return BranchLane(
             label=label,
             areas=areas,
             lanes=tuple(lanes),
             folded=clean(folded),
-            end=clean(end_text(end)) if end else "" if whole else clean(_summary([way])),
-            fate=end.fate if end else None if whole else next(iter(_ends(way))).fate,
+            end=clean(end_text(end)) if end else "" if whole else clean(_summary([branch])),
+            fate=end.fate if end else None if whole else next(iter(_ends(branch))).fate,
             taken=whole or not self._some_fail,
             reply=reply,
             reply_end=clean(_reply_text(end)) if end and whole else "",
         )
 
-    def _shown(self, ways: Sequence[PathBranch]) -> list[PathBranch]:
+    def _shown(self, branches: Sequence[PathBranch]) -> list[PathBranch]:
         """Return the branches to draw; the chosen one is always among them."""
-        first = list(ways[:MOST_LANES])
-        chosen = [each for each in ways if id(each) in self._chosen]
+        first = list(branches[:MOST_LANES])
+        chosen = [each for each in branches if id(each) in self._chosen]
         return first if all(each in first for each in chosen) else [*first[:-1], *chosen]
 
     def _areas(self, steps: Sequence[PathStep]) -> tuple[NamespaceArea, ...]:
@@ -301,24 +301,24 @@ def _reply_text(end: PathEnd) -> str:
                                      for each in _ends(end.reply)))  # fmt: skip
 
 
-def _first_way(way: PathBranch) -> tuple[PathStep, ...]:
-    steps = list(way.steps)
-    while way.branches:
-        way = max(way.branches, key=lambda each: each.probability)
-        steps += way.steps
+def _first_branch(branch: PathBranch) -> tuple[PathStep, ...]:
+    steps = list(branch.steps)
+    while branch.branches:
+        branch = max(branch.branches, key=lambda each: each.probability)
+        steps += branch.steps
     return tuple(steps)
 
 
-def _ends(way: PathBranch) -> Iterator[PathEnd]:
-    if way.end is not None:
-        yield way.end
-    for each in way.branches:
+def _ends(branch: PathBranch) -> Iterator[PathEnd]:
+    if branch.end is not None:
+        yield branch.end
+    for each in branch.branches:
         yield from _ends(each)
 
 
-def _summary(ways: Sequence[PathBranch]) -> str:
+def _summary(branches: Sequence[PathBranch]) -> str:
     """Return how several branches end."""
-    ends = [end_text(end) for way in ways for end in _ends(way)]
+    ends = [end_text(end) for branch in branches for end in _ends(branch)]
     texts = list(dict.fromkeys(ends))
     return "; ".join(texts[:3]) + (f"; and {len(texts) - 3} other ends" if len(texts) > 3 else "")
 

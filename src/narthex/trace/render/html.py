@@ -50,9 +50,9 @@ section.cause { border-color: #f85149; background: #301418; } section.cause.othe
 """
 
 
-def page(journey: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
+def page(path: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
     """Return the page, ending with a newline."""
-    drawing = draw(journey)
+    drawing = draw(path)
     html = ET.Element("html", {"xmlns": "http://www.w3.org/1999/xhtml", "lang": "en"})
     head = ET.SubElement(html, "head")
     ET.SubElement(head, "title").text = f"{drawing.title}: {drawing.result}"
@@ -61,11 +61,11 @@ def page(journey: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
     _summary(main, drawing, bool(findings and findings[0].explains))
     for number, finding in enumerate(findings):
         _cause(main, finding, "Why not" if not number else "Also")
-    _put(main, "h2", "The way")
+    _put(main, "h2", "The path")
     figure = ET.SubElement(main, "figure", {"class": "picture", "style": "margin: 0"})
     figure.append(render_svg.element(drawing, findings, head=False))
     _put(main, "h2", "Step by step")
-    leaves = journey.leaves()
+    leaves = path.leaves()
     for leaf in leaves[:MOST_LEAVES]:
         _leaf(main, leaf, folded=len(leaves) > 1)
     if len(leaves) > MOST_LEAVES:

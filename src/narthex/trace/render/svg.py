@@ -180,7 +180,7 @@ class _Painter:
             y += _LINE
         return y + 4
 
-    # ---- the way ---------------------------------------------------------------------------------------------------
+    # ---- lanes -----------------------------------------------------------------------------------------------------
 
     def _lane(self, into: ET.Element, lane: BranchLane, x: float, y: float, depth: int) -> float:
         """Draw a lane and everything below it; return the y coordinate of its end."""
@@ -295,8 +295,8 @@ class _Painter:
         """Draw the path of the reply in short form, with whether the sender accepts it."""
         good = lane.reply_end == Fate.DELIVERED.value
         group = ET.SubElement(into, "g", role="group")
-        ET.SubElement(group, "title").text = "The answer's way back"
-        self._text(group, x + _AREA_LEFT, y + 10, "the answer's way back", "strong")
+        ET.SubElement(group, "title").text = "The path of the reply"
+        self._text(group, x + _AREA_LEFT, y + 10, "the path of the reply", "strong")
         y += 20
         spine = self._line(group, "")
         top = y

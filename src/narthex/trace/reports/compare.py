@@ -66,20 +66,23 @@ def compare(before: ServingState, factors: Sequence[Factor], host: Host) -> Iter
     """Return all changes that the factors cause together, in a stable order, for one node and IP family."""
     if not factors:
         return
-    ways = _Ways(before, factors, host)
-    probes = SamplePackets([ways.before.atlas, ways.after.atlas], host)
+    states = _States(before, factors, host)
+    probes = SamplePackets([states.before.atlas, states.after.atlas], host)
     known: dict[Shape, list[PathChange]] = {}
     for name in probes.names():
         shape = probes.shape(name)
         if shape not in known:
-            known[shape] = [*ways.changes(probes.of_service(name)), *ways.of_returns(probes.of_returning_clients(name))]
+            known[shape] = [
+                *states.changes(probes.of_service(name)),
+                *states.of_returns(probes.of_returning_clients(name)),
+            ]
         yield from _for(str(name), known[shape])
     for shape, address, kind, services in probes.places():
         if shape not in known:
-            known[shape] = list(ways.changes(probes.of_place(address, kind)))
+            known[shape] = list(states.changes(probes.of_place(address, kind)))
         for service in services:
             yield from _for(service, known[shape])
-    yield from ways.changes(probes.of_service_cidrs())
+    yield from states.changes(probes.of_service_cidrs())
 
 
 def _for(service: str, changes: Iterable[PathChange]) -> Iterator[PathChange]:
@@ -140,7 +143,7 @@ class _Stays(msgspec.Struct, frozen=True):
         return stays
 
 
-class _Ways:
+class _States:
     """All serving states of a comparison."""
 
     def __init__(self, before: ServingState, factors: Sequence[Factor], host: Host) -> None:

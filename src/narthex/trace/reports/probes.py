@@ -142,14 +142,14 @@ class SamplePackets:
         service = self._plans[0].services.get(name)
         if service is None or service.affinity_seconds is None:
             return
-        ways: dict[str, dict[Sender, SamplePacket]] = {}
+        samples: dict[str, dict[Sender, SamplePacket]] = {}
         for frontend in service.frontends:
             for probe in self._of_frontend([service], frontend):
                 forwarded = isinstance(frontend.decision(probe.sender), Forward) and probe.allowed is not False
                 if forwarded and probe.itself is None:
-                    ways.setdefault(probe.arrival, {}).setdefault(probe.sender, probe)
-        for first in ways.values():
-            for second in ways.values():
+                    samples.setdefault(probe.arrival, {}).setdefault(probe.sender, probe)
+        for first in samples.values():
+            for second in samples.values():
                 yield from ((first[sender], second[sender]) for sender in first if sender in second)
 
     def places(self) -> Iterator[tuple[Shape, str, str, list[str]]]:
