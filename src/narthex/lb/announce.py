@@ -49,7 +49,6 @@ class NodeAnnouncerState(msgspec.Struct, frozen=True, kw_only=True):
 
     state: PeerState = PeerState.ALIVE
     leaving: bool = False
-    """It is shutting down."""
     links: tuple[str, ...] | None = None
     """Links on which it can answer; None if unknown, which means any."""
     standing_back: bool = False
@@ -105,7 +104,6 @@ class AddressElection(msgspec.Struct, frozen=True, kw_only=True):
     interfaces: tuple[str, ...] | None = None
     """Links that the holder may use, from its advertisements; None means all."""
     notes: tuple[str, ...] = ()
-    """Additional information for users."""
 
     @property
     def holder(self) -> str:

@@ -63,9 +63,7 @@ class PeerState(enum.Enum):
     """Never heard by this process."""
     ALIVE = "alive"
     LOST = "lost"
-    """Timed out."""
     LEFT = "left"
-    """Announced its shutdown."""
 
 
 class PeerLink(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +101,6 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     leaving: bool
     """Shutting down: it announces its addresses until others take over."""
     gone: bool
-    """It has shut down."""
     standing_back: bool
     version: int
     """Version of `payload`; increases with each change."""
@@ -150,7 +147,6 @@ class HeartbeatCounts(msgspec.Struct):
     unknown_senders: int = 0
     """Valid heartbeats whose sender is not a node."""
     lost: int = 0
-    """Peers that timed out."""
 
 
 Datagram = tuple[str, bytes]

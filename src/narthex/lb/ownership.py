@@ -40,7 +40,6 @@ class OwnedAddress(msgspec.Struct, kw_only=True):
     rivals: dict[str, float] = {}
     """Peers that also answer without yielding, and since when."""
     reported: set[str] = set()
-    """Rivals that have been reported."""
 
 
 class OwnershipChanges(msgspec.Struct, frozen=True, kw_only=True):

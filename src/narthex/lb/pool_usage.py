@@ -29,7 +29,6 @@ class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
     """Services that have an address of the pool."""
     auto_assign: bool = True
     advertisements: tuple[str, ...] = ()
-    """L2Advertisements that cover the pool."""
     refused: str = ""
     """Why the pool cannot be used; empty if it can."""
 

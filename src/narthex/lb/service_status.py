@@ -111,7 +111,6 @@ class AllocationDecision(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     """Why addresses are removed from the status; empty if none are."""
     note: str = ""
-    """Additional information for users."""
     foreign: bool = False
     """Another controller writes the status: it is left alone."""
 
@@ -132,7 +131,6 @@ class ServiceChanges(msgspec.Struct, frozen=True, kw_only=True):
     """What must be written to implement a decision. The patches contain the version that the decision was based on."""
 
     status: dict[str, Any] | None = None
-    """Merge patch of the status."""
     pool: str | None = None
     """New value of the annotation ALLOCATED_FROM, empty to remove it; None: unchanged."""
     events: tuple[ServiceEvent, ...] = ()

@@ -11,7 +11,6 @@ from narthex.lb.announce import AddressElection, AnnouncementReason
 from narthex.lb.service_status import ServiceCondition
 
 CONDITION = "narthex/Announced"
-"""Type of the Service condition."""
 FOREIGN = "AlsoAnsweredByOthers"
 """Reason of the condition if hosts that are not announcers answer for the address, too."""
 _MOST_TEXT = 1500

@@ -9,7 +9,6 @@ class KernelSetting(NamedTuple):
     """One required sysctl value."""
 
     path: str
-    """Path below /proc/sys."""
     value: int
     field: str
     """What requires the value: a configuration field or a mode."""

@@ -20,7 +20,6 @@ class OverlayPeer(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     family: IPFamily
     subnet: str
-    """Its Pod subnet."""
     public_ip: str
     mac: str = ""
     """MAC address of its VXLAN device; empty with host-gw."""

@@ -44,11 +44,9 @@ class IpamConfig(Value):
     sets: tuple[tuple[IpamRange, ...], ...]
     """Each range set provides one address."""
     requested: tuple[bytes, ...]
-    """Requested addresses."""
     routes: tuple[PodRoute, ...]
     resolv_conf: str
     directory: str
-    """Directory of the network's reservations."""
 
 
 def directory_of(config: Mapping[str, object]) -> str:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from narthex.model.links import LinkChange
 
 DEFAULTS = {4: Network(bytes(4), 0), 6: Network(bytes(16), 0)}
-"""The default destinations."""
 
 
 def settings(interface: str, ips: tuple[IPConfig, ...], detect: bool) -> tuple[SysctlSetting, ...]:

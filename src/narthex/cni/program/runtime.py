@@ -29,7 +29,6 @@ class NetworkConfigList(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     version: str
-    """Version of the specification."""
     plugins: tuple[Mapping[str, Any], ...]
 
 

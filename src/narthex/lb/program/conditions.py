@@ -21,7 +21,6 @@ from narthex.model.names import NamespacedName
 from narthex.runtime.logs import LOGGER, printable
 
 _PAUSE_SECONDS = 0.2
-"""Pause between two Services."""
 _SETTLE_SECONDS = 1.0
 """A change is written once it has been stable for this long, so that handovers cause no intermediate writes."""
 _AFTER_FAILURE_SECONDS = 10.0

@@ -42,7 +42,6 @@ class _Attempt(msgspec.Struct):
     until: float
     """No new write before this, unless a new version arrives."""
     failures: int = 0
-    """Consecutive failed writes."""
     at: float = -1e9
     """Time of the last successful write."""
     quarrels: int = 0

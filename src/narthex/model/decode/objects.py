@@ -227,7 +227,6 @@ def _made(shaped: Any, known: _Kind, kind: str, origin: str) -> Decoded:
 
 
 DecodeFunction = Callable[[Any, str, Callable[[str], str] | None], Decoded]
-"""Signature of `decode`."""
 
 
 def load(data: bytes, origin: str, decoding: DecodeFunction = decode) -> Loaded:
