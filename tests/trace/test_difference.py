@@ -103,4 +103,4 @@ def test_two_modes_of_the_same_objects() -> None:
     assert status == json.loads(told)["status"]
     status, told = diff("nftables", "nonsense", *MODE)
     assert status == 2
-    assert "'nonsense' is no bundle" in told
+    assert "'nonsense' is not a bundle" in told

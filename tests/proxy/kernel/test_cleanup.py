@@ -188,7 +188,7 @@ def test_everything_goes_and_the_rest_stays_to_the_byte(namespace):
     assert run(["sysctl", "-n", LOCALNET], namespace=namespace).strip() == "0"
 
     again = narthex(namespace, "cleanup")
-    assert (again.returncode, again.stdout) == (0, "Nothing of Narthex or kube-proxy is here.\n")
+    assert (again.returncode, again.stdout) == (0, "There are no rules of Narthex or kube-proxy.\n")
     assert dump(namespace) == before
 
 

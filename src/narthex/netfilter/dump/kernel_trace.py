@@ -101,15 +101,18 @@ class _TraceCollector:
         self._visits: dict[str, list[tuple[TracedPacket, list[KernelStep]]]] = {}
 
     def packet(self, number: str, packet: TracedPacket) -> None:
+        """Add the arrival of a packet in a base chain."""
         self._visits.setdefault(number, []).append((packet, []))
 
     def step(self, number: str, step: KernelStep) -> None:
+        """Add an event to the latest base chain of a packet."""
         visits = self._visits.setdefault(number, [])
         if not visits:
             visits.append((TracedPacket(), []))
         visits[-1][1].append(step)
 
     def traces(self) -> tuple[KernelTrace, ...]:
+        """Return the traces in order of appearance."""
         return tuple(
             KernelTrace(
                 number=number, visits=tuple(ChainVisit(packet=seen, steps=tuple(steps)) for seen, steps in visits)

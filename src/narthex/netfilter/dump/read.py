@@ -89,6 +89,7 @@ class _DumpReader:
         self._listed_servers = ipvs.IpvsadmListParser()
 
     def read(self) -> Dump:
+        """Read all lines."""
         number = 0
         lines = self._lines
         while number < len(lines):
