@@ -1,6 +1,6 @@
-"""What the API server writes into objects where nothing is said (pkg/apis/*/v1/defaults.go, and admission).
+"""Defaults that the API server sets (pkg/apis/*/v1/defaults.go, and admission).
 
-Each function gets a copy that it may change, but for what is nested in it.
+Each function gets a shallow copy, which it may modify.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import msgspec
 
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.requests import ApiRequest, ExecRequest
-from narthex.lab.server.pods import ExecProcess, PodRuntime
+from narthex.lab.server.pods import PodProcess, PodRuntime
 from narthex.lab.server.threads import ThreadedReader
 from narthex.lab.server.websocket import CLOSE, ERROR, RESIZE, STDERR, STDIN, STDOUT, BadFrame, ChannelSocket
 from narthex.runtime.http.connection import HttpConnection
@@ -57,7 +57,7 @@ async def serve_exec(
         process.kill()
 
 
-def _start(pods: PodRuntime, command: ExecRequest) -> ExecProcess:
+def _start(pods: PodRuntime, command: ExecRequest) -> PodProcess:
     return pods.exec(command.namespace, command.pod, command.container, command.argv, command.stdin, command.tty)
 
 
@@ -94,7 +94,7 @@ class _Channels:
             data = b""
 
 
-async def _converse(channels: _Channels, process: ExecProcess) -> None:
+async def _converse(channels: _Channels, process: PodProcess) -> None:
     """Carry the channels until the program ends or the client goes, which ends the program."""
     loop = asyncio.get_running_loop()
     inputs = _Inputs(process)
@@ -173,7 +173,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 class _Inputs:
     """The program's standard input, written by a thread."""
 
-    def __init__(self, process: ExecProcess) -> None:
+    def __init__(self, process: PodProcess) -> None:
         self._process = process
         self._received: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         if process.stdin is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, Protocol
 
 
-class ExecProcess(Protocol):
+class PodProcess(Protocol):
     """A program that was started in a pod.
 
     With a terminal, `stdin` and `stdout` are the terminal's master, and `stderr` is None.
@@ -71,8 +71,6 @@ class PodRuntime(Protocol):
         """
         ...
 
-    def exec(
-        self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool
-    ) -> ExecProcess:
+    def exec(self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool) -> PodProcess:
         """Start a program in a container."""
         ...

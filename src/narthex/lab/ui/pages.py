@@ -19,7 +19,7 @@ import msgspec
 
 from narthex.lab.ui.board import Board
 from narthex.lab.ui.path import Tracer, path
-from narthex.runtime.http.messages import HttpRequest, HttpResponse, SlowResponse, StreamedResponse
+from narthex.runtime.http.messages import ChunkedResponse, HttpRequest, HttpResponse, SlowResponse
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -40,7 +40,7 @@ _MAX_ENDPOINT = 300
 _POLL_SECONDS = 0.2
 _KEEPALIVE_POLLS = 50
 
-_PageResponse = HttpResponse | SlowResponse | StreamedResponse
+_PageResponse = HttpResponse | SlowResponse | ChunkedResponse
 
 
 class PageResponder:
@@ -58,7 +58,7 @@ class PageResponder:
         self._files = {each.name: each.read_bytes() for each in files}
         self._routes: dict[str, Callable[[HttpRequest], _PageResponse]] = {
             "/": lambda _: self._file("index.html"),
-            "/events": lambda _: StreamedResponse(_events(board), "text/event-stream; charset=utf-8", _HEADERS),
+            "/events": lambda _: ChunkedResponse(_events(board), "text/event-stream; charset=utf-8", _HEADERS),
             "/path": self._path,
             **{f"/{name}": self._static for name in self._files if name != "index.html"},
         }

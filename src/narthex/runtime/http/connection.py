@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from narthex.runtime.http.framing import HeaderFields, HttpLimits, MalformedRequest, RequestFraming
-from narthex.runtime.http.messages import HttpRequest, HttpResponse, Responder, SlowResponse, StreamedResponse
+from narthex.runtime.http.messages import ChunkedResponse, HttpRequest, HttpResponse, Responder, SlowResponse
 from narthex.runtime.logs import LOGGER
 
 _RECEIVE_BYTES = 64 * 1024
@@ -91,12 +91,12 @@ async def answer_once(connection: HttpConnection, responder: Responder, seconds:
         except MalformedRequest as error:
             if error.status != 400:
                 return
-            response: HttpResponse | StreamedResponse = HttpResponse(400, b"not an HTTP/1.1 request\n")
+            response: HttpResponse | ChunkedResponse = HttpResponse(400, b"not an HTTP/1.1 request\n")
         else:
             if request is None:
                 return
             response = await _response(responder, request)
-        if isinstance(response, StreamedResponse):
+        if isinstance(response, ChunkedResponse):
             limit.reschedule(None)
             await _stream(connection, response)
             return
@@ -109,7 +109,7 @@ async def answer_once(connection: HttpConnection, responder: Responder, seconds:
         await connection.close()
 
 
-async def _response(responder: Responder, request: HttpRequest) -> HttpResponse | StreamedResponse:
+async def _response(responder: Responder, request: HttpRequest) -> HttpResponse | ChunkedResponse:
     try:
         response = responder(request)
         return await asyncio.to_thread(response.make) if isinstance(response, SlowResponse) else response
@@ -118,7 +118,7 @@ async def _response(responder: Responder, request: HttpRequest) -> HttpResponse 
         return HttpResponse(500, b"internal error; see the log\n")
 
 
-async def _stream(connection: HttpConnection, response: StreamedResponse) -> None:
+async def _stream(connection: HttpConnection, response: ChunkedResponse) -> None:
     """Send pieces until there are no more, or the client stops sending."""
     await connection.begin(200, [*_headers(response), ("Transfer-Encoding", "chunked")])
     async for piece in response.pieces:
@@ -129,7 +129,7 @@ async def _stream(connection: HttpConnection, response: StreamedResponse) -> Non
     await connection.close()
 
 
-def _headers(response: HttpResponse | StreamedResponse) -> list[tuple[str, str]]:
+def _headers(response: HttpResponse | ChunkedResponse) -> list[tuple[str, str]]:
     return [
         ("Content-Type", response.content_type),
         ("X-Content-Type-Options", "nosniff"),

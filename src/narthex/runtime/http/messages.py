@@ -37,7 +37,7 @@ class SlowResponse(NamedTuple):
     """Called in a thread of its own, so that other requests are not delayed."""
 
 
-class StreamedResponse(NamedTuple):
+class ChunkedResponse(NamedTuple):
     """A response that is sent as it is produced, without a time limit."""
 
     pieces: AsyncIterator[bytes]
@@ -45,7 +45,7 @@ class StreamedResponse(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Responder = Callable[[HttpRequest], HttpResponse | SlowResponse | StreamedResponse]
+Responder = Callable[[HttpRequest], HttpResponse | SlowResponse | ChunkedResponse]
 """Answers one request. Called in the server's thread, so it must not block."""
 
 
