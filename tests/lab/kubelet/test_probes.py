@@ -1,6 +1,6 @@
 """What the results of probes come to, in made-up time."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ from narthex.lab.kubelet.probes import (
     probes_of,
 )
 
-from .world import START
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def at(seconds):
