@@ -66,7 +66,7 @@ def test_a_part_that_ends_is_started_again_later_each_time(log):
     rests, keeper = kept(*[(1, fault)] * 8, (1, "stop"))
     assert rests == [1, 2, 4, 8, 16, 32, 60, 60]
     assert keeper.report().failures == 8
-    assert "part dns ended: ValueError: no such zone; it is started again in 60 s, the other parts go on" in log.text
+    assert "part dns ended: ValueError: no such zone; restarting in 60 s, other parts continue" in log.text
 
 
 def test_after_a_long_good_run_the_rests_begin_anew():
@@ -78,7 +78,7 @@ def test_after_a_long_good_run_the_rests_begin_anew():
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("return", "it returned without being told to"),
+        ("return", "it returned without being stopped"),
         (SystemExit(3), "SystemExit: 3"),
         (MemoryError(), "MemoryError: "),
     ],
@@ -109,7 +109,7 @@ def test_a_part_made_anew_is_no_failure_and_comes_at_once(log):
     # Only after the second run there was a rest.
     assert [later - earlier for earlier, later in itertools.pairwise(runs)] == [0, 1, 0]
     assert keeper.report().failures == 1
-    assert "part dns begins anew, for other settings" in log.text
+    assert "part dns restarts with the new settings" in log.text
 
 
 def test_what_fails_while_a_part_is_made_is_its_failure_too():
@@ -227,5 +227,5 @@ def test_a_part_that_does_not_end_holds_nobody_up_for_long(log):
     with Running(("good", lambda: good), ("deaf", lambda: deaf), patience=0.01) as running:
         until(lambda: all(report.running for report in running.report().values()), "both parts")
     assert ended == ["good"]
-    assert "part deaf does not end within 0.01 s" in log.text
+    assert "part deaf did not stop within 0.01 s" in log.text
     deaf.over.set()

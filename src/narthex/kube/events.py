@@ -86,7 +86,7 @@ class EventWriter:
         try:
             self._waiting.put_nowait((happening, self._clock.wall()))
         except queue.Full:
-            LOGGER.warning("the event %s is not told: %d wait already", happening.reason, self._waiting.maxsize)
+            LOGGER.warning("the event %s is dropped: %d are queued already", happening.reason, self._waiting.maxsize)
 
     def running(self, seconds: float = 2.0) -> AbstractContextManager[None]:
         """Write events while the block runs, then retry the queued ones once, for at most `seconds`."""

@@ -77,7 +77,7 @@ class Leader:
                     runner.run(self._stand(notice))
                 except Exception as error:
                     # Without this thread the controller would wait for ever, and nobody would know.
-                    LOGGER.error("the election broke off: %s: %s", type(error).__name__, printable(str(error)))
+                    LOGGER.error("leader election failed: %s: %s", type(error).__name__, printable(str(error)))
                     self._stop.wait(self._elector.times.retry)
 
     async def _stand(self, notice: Callable[[], None]) -> None:

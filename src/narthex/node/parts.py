@@ -86,7 +86,7 @@ class PartSupervisor:
             if self._stopping:
                 return
             if self._renewed:
-                LOGGER.info("part %s begins anew, for other settings", self.name)
+                LOGGER.info("part %s restarts with the new settings", self.name)
                 continue
             if self._clock.now() - begun >= STEADY:
                 in_a_row = 0
@@ -94,9 +94,7 @@ class PartSupervisor:
             in_a_row += 1
             rest = RESTART_BACKOFF.delay(in_a_row)
             self._error = error
-            LOGGER.error(
-                "part %s ended: %s; it is started again in %g s, the other parts go on", self.name, error, rest
-            )
+            LOGGER.error("part %s ended: %s; restarting in %g s, other parts continue", self.name, error, rest)
             self._sleep(rest)
 
     def _sleep(self, seconds: float) -> None:
@@ -146,7 +144,7 @@ class PartSupervisor:
             return f"{type(error).__name__}: {error}"
         finally:
             self._part = None
-        return "it returned without being told to"
+        return "it returned without being stopped"
 
 
 class NodeSupervisor:
@@ -183,7 +181,7 @@ class NodeSupervisor:
             keeper.stop()
             thread.join(self._patience)
             if thread.is_alive():
-                LOGGER.error("part %s does not end within %g s; it ends with the process", keeper.name, self._patience)
+                LOGGER.error("part %s did not stop within %g s; it ends with the process", keeper.name, self._patience)
 
     def stop(self) -> None:
         """End `run`."""

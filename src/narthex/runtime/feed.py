@@ -68,6 +68,6 @@ class EventFeed:
                     notice()
             except Exception as error:
                 # A fault here must not leave a proxy that is deaf and does not know it.
-                LOGGER.error("watching the source of objects broke off: %s: %s", type(error).__name__, error)
-                LOGGER.debug("where watching broke off", exc_info=error)
+                LOGGER.error("following the source of objects failed: %s: %s", type(error).__name__, error)
+                LOGGER.debug("where following failed", exc_info=error)
                 self._stop.wait(_AGAIN_SECONDS)

@@ -133,7 +133,7 @@ def test_with_its_capabilities_and_no_others_traffic_works_and_changes_are_taken
             assert cluster.get(port["containerPort"], asked["path"])[0] == 200
         assert {addressed(way) for way in cluster.ways() for _ in range(8)} <= {*cluster.ends}
         run(["nft", "flush", "ruleset"], namespace=cluster.world.node)
-        cluster.wait(lambda: "somebody else had changed our IPv4 rules" in cluster.log, "the mending")
+        cluster.wait(lambda: "another program changed our IPv4 rules" in cluster.log, "the mending")
         cluster.put("web", service(), *slices({cluster.ends[0]: "ready", cluster.ends[2]: "ready"}))
         gone = [cluster.ends[1], cluster.ends[3]]
         cluster.wait(lambda: not any(end in cluster.rules() for end in gone), "the end of two endpoints")

@@ -181,11 +181,11 @@ def test_edits_of_the_file_are_taken_over_or_begin_a_new_process(cluster):
     cluster.start().ready()
     cluster.configure(metricsBindAddress="127.0.0.1:20249")
     cluster.wait(lambda: cluster.asked("/proxyMode", 20249) == (200, "nftables"), "the other port")
-    assert "in force from now on" in cluster.log
+    assert "now in force" in cluster.log
     before = cluster.process.pid
     cluster.configure(mode="iptables")
     cluster.wait(lambda: cluster.asked("/proxyMode", 10249) == (200, "iptables"), "the other mode")
-    assert "the process starts anew in its place" in cluster.log
+    assert "the process replaces itself" in cluster.log
     assert cluster.process.pid == before
     cluster.wait(lambda: cluster.asked("/healthz")[0] == 200, "health")
 

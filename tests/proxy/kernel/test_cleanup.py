@@ -323,7 +323,7 @@ def test_a_change_of_mode_under_load(world, former, mode):
     finally:
         load.close()
     assert "removed what another mode or kube-proxy had left" in world.log
-    assert "somebody else had changed" not in world.log
+    assert "another program changed" not in world.log
 
 
 def test_old_and_new_rules_side_by_side(world):

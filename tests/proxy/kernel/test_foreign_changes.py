@@ -113,7 +113,7 @@ def test_nftables_damage_of_all_kinds_is_mended(nftables):
     assert sorted(seconds)[len(seconds) // 2] < AT_ONCE
     # A flush of everything is one for each family.
     assert len(damages) <= counted(nftables, "narthex_drift_healed") - before <= len(damages) + 2
-    assert "somebody else had changed our IPv4 rules" in nftables.log
+    assert "another program changed our IPv4 rules" in nftables.log
 
 
 def test_iptables_damage_of_all_kinds_is_mended(iptables):

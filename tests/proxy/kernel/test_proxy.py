@@ -180,7 +180,7 @@ def test_rules_that_somebody_flushed_come_back(proxy, mode):
     else:
         run(["iptables", "-t", "nat", "-F"], namespace=proxy.namespace)
     # That may be mended sooner than one can look.
-    proxy.wait(lambda: "somebody else had changed our IPv4 rules" in proxy.log, "the word about it")
+    proxy.wait(lambda: "another program changed our IPv4 rules" in proxy.log, "the word about it")
     proxy.wait(lambda: "10.110.0.1" in proxy.rules(mode), "the mending")
 
 

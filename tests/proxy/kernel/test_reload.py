@@ -76,7 +76,7 @@ def test_decisions_change_in_the_running_process(cluster, load):
         other.close()
     settled(load)
     assert cluster.process.pid == process
-    assert "the configuration has changed: nodePortAddresses; in force from now on" in cluster.log
+    assert "the configuration has changed: nodePortAddresses; now in force" in cluster.log
     assert cluster.log.count("ready: ") == 1
     assert cluster.configz()["nodePortAddresses"] == ["10.20.0.0/16", "fd20::/64"]
 
@@ -84,12 +84,12 @@ def test_decisions_change_in_the_running_process(cluster, load):
 def test_a_file_that_cannot_be_used_changes_nothing(cluster, load):
     before = cluster.rules(handles=True)
     cluster.configure("kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\nclusterCIDR: here\n")
-    cluster.wait(lambda: "the one before stays in force" in cluster.log, "the word about it")
+    cluster.wait(lambda: "the previous one stays in force" in cluster.log, "the word about it")
     cluster.configure(mode="ipvs")
-    cluster.wait(lambda: cluster.log.count("the one before stays in force") == 2, "the word about the mode")
+    cluster.wait(lambda: cluster.log.count("the previous one stays in force") == 2, "the word about the mode")
     assert cluster.rules(handles=True) == before
     cluster.configure(mode=cluster.mode, nodePortAddresses=["10.20.0.0/16", "fd20::/64"])
-    cluster.wait(lambda: "in force from now on" in cluster.log, "the file that can be used")
+    cluster.wait(lambda: "now in force" in cluster.log, "the file that can be used")
     settled(load)
 
 
@@ -103,7 +103,7 @@ def test_ports_logging_and_kernel_settings_change_in_the_running_process(cluster
             logging={"format": "json", "verbosity": 4},
             conntrack={"tcpCloseWaitTimeout": "77s"},
         )
-        cluster.wait(lambda: "in force from now on" in cluster.log, "the word about it")
+        cluster.wait(lambda: "now in force" in cluster.log, "the word about it")
     settled(load)
     assert cluster.process.pid == process
     assert cluster.log.count("ready: ") == 1
@@ -124,7 +124,7 @@ def test_what_needs_a_new_process_gets_one_in_its_place(cluster, load):
         cluster.wait(lambda: cluster.log.count("ready: ") == 2, "the new process")
     settled(load)
     assert cluster.process.poll() is None
-    assert "has changed: clientConnection.kubeconfig; the process starts anew in its place" in cluster.log
+    assert "has changed: clientConnection.kubeconfig; the process replaces itself" in cluster.log
     assert cluster.get(10249, "/proxyMode") == (200, cluster.mode)
     assert cluster.rules(handles=True) == before
 

@@ -134,7 +134,7 @@ def test_a_server_that_hangs_holds_nobody_up(log):
     with writer.running(seconds=0.05):
         for _ in range(200):
             writer.tell(starting("a"))
-    assert "the event Starting is not told: 100 wait already" in log.text
+    assert "the event Starting is dropped: 100 are queued already" in log.text
     release.set()
 
 

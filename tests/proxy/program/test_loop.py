@@ -208,7 +208,7 @@ def test_drift_is_healed_at_the_sync_period(log):
     assert bench.writes == 1
     bench.run_for(2)
     assert target.applied[1:] == [FakeChanges(put=(WEB_LINE,))]
-    assert len(said(log, "somebody else had changed our IPv4 rules", "WARNING")) == 1
+    assert len(said(log, "another program changed our IPv4 rules", "WARNING")) == 1
 
 
 def test_a_flushed_kernel_is_filled_again(log):
@@ -217,7 +217,7 @@ def test_a_flushed_kernel_is_filled_again(log):
     bench.targets[IPFamily.IPV4].rules = None
     bench.run_for(31)
     assert bench.kernel == dict([WEB_LINE])
-    assert said(log, "somebody else had changed our IPv4 rules", "WARNING")
+    assert said(log, "another program changed our IPv4 rules", "WARNING")
 
 
 def test_a_read_back_that_finds_all_well_writes_and_says_nothing(log):

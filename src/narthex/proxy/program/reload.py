@@ -64,7 +64,7 @@ class ConfigurationFile:
         try:
             told = self._read()
         except SettingsError as error:
-            LOGGER.error("the configuration is not taken over, the one before stays in force: %s", error)
+            LOGGER.error("the new configuration is invalid, the previous one stays in force: %s", error)
             return present
         for warning in told.warnings:
             LOGGER.warning("%s", warning)
@@ -75,14 +75,14 @@ class ConfigurationFile:
         if not changed:
             return told
         if in_place(present, told) and take(told):
-            LOGGER.info("the configuration has changed: %s; in force from now on", changed)
+            LOGGER.info("the configuration has changed: %s; now in force", changed)
             return told
         try:
             self._check(told.mode)
         except RuntimeError as error:
-            LOGGER.error("the configuration is not taken over, the one before stays in force: %s", error)
+            LOGGER.error("this machine cannot run the new configuration, the previous one stays in force: %s", error)
             return present
-        LOGGER.info("the configuration has changed: %s; the process starts anew in its place, the rules stay", changed)
+        LOGGER.info("the configuration has changed: %s; the process replaces itself, the rules stay", changed)
         self.replace = True
         return told
 

@@ -92,7 +92,7 @@ class SyncReporter:
         if self._failing.pop(family, None) is not None:
             LOGGER.info("the %s sync works again", family.label)
         if done.drift:
-            LOGGER.warning("somebody else had changed our %s rules; they are mended", family.label)
+            LOGGER.warning("another program changed our %s rules; they are repaired", family.label)
         words = written(done.changes)
         log = LOGGER.info if done.wrote or done.first else LOGGER.debug
         log(
