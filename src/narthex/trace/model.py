@@ -145,7 +145,7 @@ class PathStep(msgspec.Struct, frozen=True, kw_only=True):
     """File and line of the dump; empty if not known."""
     verdict: str = ""
     """`accept`, `drop`, `reject`, `jump KUBE-SERVICES`, `dnat 10.1.0.5:80`, `masquerade`, `local`, …"""
-    probability: Fraction = msgspec.field(default_factory=_certain, name="chance")
+    probability: Fraction = msgspec.field(default_factory=_certain, name="chance")  # codespell:ignore chance
     """Of this step, given that the packet reached the step before."""
     before: Header | None = None
     after: Header | None = None
@@ -196,7 +196,7 @@ class PathBranch(msgspec.Struct, frozen=True, kw_only=True):
     """Steps in order, then an end or several branches."""
 
     steps: tuple[PathStep, ...] = ()
-    probability: Fraction = msgspec.field(default_factory=_certain, name="chance")
+    probability: Fraction = msgspec.field(default_factory=_certain, name="chance")  # codespell:ignore chance
     """Of this branch, given that the packet reached its start."""
     branches: tuple[PathBranch, ...] = msgspec.field(default=(), name="ways")
     """The alternatives after the steps; their probabilities add up to 1."""

@@ -116,13 +116,13 @@ def findings_text(findings: Sequence[CauseFinding]) -> str:
     """Return the first cause, then the others, as text that ends with a newline; empty without findings."""
     lines: list[str] = []
     for number, finding in enumerate(findings[:_MOST]):
-        lines += _told(finding, "Why not" if not number and finding.explains else "Also")
+        lines += _finding_lines(finding, "Why not" if not number and finding.explains else "Also")
     if len(findings) > _MOST:
         lines.append(f"Also: {len(findings) - _MOST} more; -o json has them all")
     return "".join(f"{visible(line)}\n" for line in lines)
 
 
-def _told(finding: CauseFinding, word: str) -> Iterator[str]:
+def _finding_lines(finding: CauseFinding, word: str) -> Iterator[str]:
     likely = "" if finding.certain else " (likely)"
     yield from _wrapped(f"{word}{likely}: {finding.sentence}", "", "   ")
     for line in finding.evidence:

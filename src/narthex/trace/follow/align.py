@@ -69,7 +69,7 @@ def align(path: PacketPath, trace: KernelTrace | None, node: str = "") -> Alignm
         expected = any(True for leaf in leaves for _ in _predicted(leaf, node))
         parting = "the kernel's hooks never saw the packet, though the prediction has it there" if expected else ""
         return Alignment(agrees=not expected, pairs=(), parting=parting, notes=notes)
-    kernel = list(_told(trace))
+    kernel = list(_kernel_moves(trace))
     best: tuple[bool, int, list[_Move]] = (False, -1, [])
     for leaf in leaves:
         predicted = list(_predicted(leaf, node))
@@ -86,7 +86,7 @@ def _is_legacy(step: PathStep) -> bool:
     return "iptables-legacy" in step.place or "ip6tables-legacy" in step.place
 
 
-def _told(trace: KernelTrace) -> Iterator[_Move]:
+def _kernel_moves(trace: KernelTrace) -> Iterator[_Move]:
     for step in trace.steps:
         what = _kernel_move(step)
         if what:

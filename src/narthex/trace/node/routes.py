@@ -46,7 +46,7 @@ def _route(entry: dict[str, Any], family: IPFamily) -> NodeRoute:
         mtu=int(metrics.get("mtu", 0)),
         protocol=str(entry.get("protocol", "")),
         scope=str(entry.get("scope", "")),
-        text=_told(entry),
+        text=_route_text(entry),
     )
 
 
@@ -62,12 +62,12 @@ def _hop(entry: dict[str, Any]) -> NextHop:
     )
 
 
-def _told(entry: dict[str, Any]) -> str:
+def _route_text(entry: dict[str, Any]) -> str:
     words = [] if entry.get("type", "unicast") == "unicast" else [entry["type"]]
     words.append(entry["dst"])
     for hop in entry.get("nexthops", ()):
-        words += ["nexthop", *_told_hop(hop), *(["weight", hop["weight"]] if "weight" in hop else [])]
-    words += _told_hop(entry)
+        words += ["nexthop", *_hop_words(hop), *(["weight", hop["weight"]] if "weight" in hop else [])]
+    words += _hop_words(entry)
     for key, name in (
         ("table", "table"),
         ("protocol", "proto"),
@@ -80,7 +80,7 @@ def _told(entry: dict[str, Any]) -> str:
     return " ".join(map(str, (*words, *entry.get("flags", ()))))
 
 
-def _told_hop(entry: dict[str, Any]) -> list[str]:
+def _hop_words(entry: dict[str, Any]) -> list[str]:
     via = entry.get("gateway") or entry.get("via", {}).get("host", "")
     return [*(["via", via] if via else []), *(["dev", entry["dev"]] if "dev" in entry else [])]
 

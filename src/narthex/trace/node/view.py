@@ -218,7 +218,7 @@ class DumpedRules:
     def place(self, table: str, chain: str, rule: int, what: str = "") -> tuple[str, str]:
         """Return position ("nat.txt:214") and text of a rule, both empty if not known.
 
-        Both iptables-legacy and iptables-nft may have the chain; `what`, the rule as text, tells them apart.
+        Both iptables-legacy and iptables-nft may have the chain; `what`, the rule as text, distinguishes the two.
         """
         having = [each for each in self.ruleset.tables if each.name == table and chain in each.chains]
         if not having:

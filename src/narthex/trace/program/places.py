@@ -162,8 +162,8 @@ class OwnerIndex:
 
 def _is(place: AddressOwner, text: str) -> bool:
     kind, _, rest = text.partition("/")
-    wanted = {"svc": "service"}.get(kind, kind)
-    if rest and wanted in ("pod", "service", "node") and wanted == place.kind.lower():
+    expected = {"svc": "service"}.get(kind, kind)
+    if rest and expected in ("pod", "service", "node") and expected == place.kind.lower():
         text = rest
     return place.name == text or ("/" in place.name and place.name.split("/", 1)[1] == text)
 
@@ -247,13 +247,13 @@ def name_not_found(name: str, asker: str, asked: Iterable[str], services: Iterab
 
     `asker` is the pod, `asked` are its questions with their answers, `services` are `NAMESPACE/NAME`.
     """
-    wanted = name.rstrip(".").split(".")
+    labels = name.rstrip(".").split(".")
     known = {f"{service}.{namespace}": f"{namespace}/{service}"
              for namespace, _, service in (each.partition("/") for each in services)}  # fmt: skip
     namespace = asker.removeprefix("pod ").partition("/")[0]
-    full = ".".join(wanted[:2]) if len(wanted) > 1 else f"{wanted[0]}.{namespace}"
+    full = ".".join(labels[:2]) if len(labels) > 1 else f"{labels[0]}.{namespace}"
     near = get_close_matches(full, known, n=3, cutoff=0.75)
-    near += [each for each in known if each.partition(".")[0] == wanted[0] and each not in near][:3]
+    near += [each for each in known if each.partition(".")[0] == labels[0] and each not in near][:3]
     if near:
         advice += f" Names that are close: {', '.join(near)}."
     return finding("dns-name", f"{asker} finds no address for {name!r}", evidence=tuple(asked), advice=advice)

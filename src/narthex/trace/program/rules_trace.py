@@ -209,7 +209,7 @@ def _announced(inputs: NodeInputs, address: str, known: Mapping[str, NodeAnnounc
         return ()
     here, said = inputs.config.node_name, f"{decision.holder} answers for {address}"
     if not decision.holder:
-        said = f"nobody answers for {address}, so no packet comes"
+        said = f"no node answers for {address}, so no packet arrives"
     elif decision.holder != here:
         said += f", so packets come to {decision.holder} and not to {here}"
     return (said, *(f"{each.node}: {each.reason.value}: {each.text}" for each in decision.verdicts), *decision.notes)

@@ -56,7 +56,7 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
         source=Party(address=header.source, name=atlas.name_of(header.source) or _kind(source)),
         destination=Party(address=header.destination, name=atlas.name_of(header.destination)),
         start=view.name,
-        service=_service(places, known, header) or _told_by_rules(tree),
+        service=_service(places, known, header) or _service_by_comments(tree),
         tree=tree,
         lookup=target.lookup,
         sources=tuple(
@@ -115,7 +115,7 @@ def _service(places: OwnerIndex, known: KnownCluster, header: Header) -> str:
 _COMMENT = re.compile(r"([a-z0-9-]+/[a-z0-9.-]+(?::[a-z0-9-]*)?)(?: (?:cluster IP|external IP|loadbalancer IP))?$")
 
 
-def _told_by_rules(tree: PathBranch) -> str:
+def _service_by_comments(tree: PathBranch) -> str:
     """Return the Service port in the comments of kube-proxy's rules."""
     chains = ("KUBE-SERVICES", "KUBE-NODEPORTS")
     found = (_COMMENT.match(step.why) for step in branch_steps(tree) if step.chain in chains)

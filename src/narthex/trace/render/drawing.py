@@ -246,7 +246,7 @@ def _rows(step: PathStep) -> Iterator[BoxRow]:
 
 
 def _row(step: PathStep) -> BoxRow:
-    # Chain and counters stand beside it, or say nothing of this packet.
+    # The chain is in a column of its own, and counters say nothing about this packet.
     text = _BEFORE_RULE.sub("", step.rule) if step.chain and step.rule else step.what
     notes = [step.why, step.unknown and f"not known: {step.unknown}"]
     if step.probability != 1:

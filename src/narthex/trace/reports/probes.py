@@ -202,7 +202,7 @@ class SamplePackets:
             everybody.append(self._made_here(frontend.address))
         for arrival, destination in self._destinations(frontend):
             seen = set()
-            # Loopback addresses do not leave a machine, and nobody reaches them from outside.
+            # Loopback addresses do not leave a machine, and can't be reached from outside.
             loopback = contains(self._family.loopback, destination)
             for source in everybody:
                 if loopback is not contains(self._family.loopback, source.address):
@@ -413,4 +413,4 @@ def _places(service: ServicePlan) -> Iterable[tuple[str, tuple[Endpoint, ...]]]:
     yield "cluster", service.cluster.endpoints if service.cluster else ()
     yield "local", service.local.endpoints if service.local else ()
     yield "serving", service.serving
-    yield "resting", service.not_serving
+    yield "not serving", service.not_serving
