@@ -98,7 +98,7 @@ def test_entries_say_who_is_masqueraded():
     assert not any(entry.startswith("10.64.2.10") for entry in held(rules, names.LOOP_BACK))
     local = BACKEND.render(plan(*shop(external_policy_local=True, health_check_node_port=32080)))
     assert held(local, names.EXTERNAL_IP_LOCAL) and not held(local, names.EXTERNAL_IP)
-    assert held(local, names.BALANCER_LOCAL) == held(local, names.BALANCER)
+    assert held(local, names.LOAD_BALANCER_IP_LOCAL) == held(local, names.LOAD_BALANCER_IP)
     assert held(local, names.NODE_PORT_LOCAL_TCP) == {"31006"}
     assert held(local, names.HEALTH_CHECK) == {"32080"}
 
@@ -122,12 +122,12 @@ def test_real_servers_under_local_policy():
 def test_source_ranges_as_entries():
     rules = BACKEND.render(plan(*shop(source_ranges=("10.20.0.0/24", "198.51.100.7/32"))))
     at = "203.0.113.10,tcp:80"
-    assert at in held(rules, names.BALANCER_FW)
-    assert f"{at},10.20.0.0/24" in held(rules, names.BALANCER_SOURCE_CIDR)
+    assert at in held(rules, names.LOAD_BALANCER_IP_FW)
+    assert f"{at},10.20.0.0/24" in held(rules, names.LOAD_BALANCER_IP_SOURCE_CIDR)
     # The node is listed, so that it may speak from the balancer's own address.
-    assert {f"{at},198.51.100.7", f"{at},203.0.113.10"} <= held(rules, names.BALANCER_SOURCE_IP)
+    assert {f"{at},198.51.100.7", f"{at},203.0.113.10"} <= held(rules, names.LOAD_BALANCER_IP_SOURCE_IP)
     halves = BACKEND.render(plan(*shop(source_ranges=("0.0.0.0/1", "128.0.0.0/1"))))
-    assert {f"{at},0.0.0.0/1", f"{at},128.0.0.0/1"} <= held(halves, names.BALANCER_SOURCE_CIDR)
+    assert {f"{at},0.0.0.0/1", f"{at},128.0.0.0/1"} <= held(halves, names.LOAD_BALANCER_IP_SOURCE_CIDR)
 
 
 @pytest.mark.row("24.6")

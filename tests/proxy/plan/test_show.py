@@ -46,7 +46,7 @@ def test_table_does_not_depend_on_the_order_of_arrival() -> None:
 def test_empty_plan() -> None:
     assert table(Plan(family=IPFamily.IPV6, services={})).splitlines() == [
         "node (no name), IPv6: 0 service ports, 0 frontends",
-        "pods: not told from others (detection is off)",
+        "pods: not distinguished from others (detection is off)",
         "node ports: on every address of the node",
         "service CIDRs: none known",
     ]

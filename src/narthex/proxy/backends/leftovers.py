@@ -176,7 +176,7 @@ def _in_table(
     ours = {chain: None for chain in chains if owned(table, chain)}
     guard = table == "filter" and names.FIREWALL in ours
     if guard and (kubelet or not _only_guard([rule for chain, rule in rules if chain == names.FIREWALL], family)):
-        # kubelet's, or somebody uses it for rules of their own.
+        # It is kubelet's, or another program has rules in it.
         del ours[names.FIREWALL]
         guard = False
     jumps, kept = [], {}

@@ -18,7 +18,7 @@ _IN_THE_KERNEL: Traits = {
     Trait.IDLE: "as connection tracking is set (`conntrack` of the configuration)",
     Trait.VISIBLE: "nothing: no address is added, no port is open",
 }
-"""Answers that all modes share whose rules rewrite addresses in the kernel."""
+"""Answers that modes share if their rules rewrite addresses in the kernel."""
 
 NFTABLES: Traits = {
     **_IN_THE_KERNEL,
@@ -36,10 +36,10 @@ USERSPACE: Traits = {
     Trait.CONNECTIONS: "the relay, a process of the proxy's: they end when it does",
     Trait.RESTART: "open connections, and new ones until the proxy listens again",
     Trait.LEAVING: "gets nothing new; TCP connections go on until an end closes, UDP clients go to another endpoint",
-    Trait.IDLE: "TCP: as long as both ends live; UDP: as the proxy is told, 30 s unless told otherwise",
-    Trait.INVALID: "never concern the endpoint, whose connection is with the node",
+    Trait.IDLE: "TCP: as long as both ends live; UDP: as configured (`udpIdleTimeout`), 30 s by default",
+    Trait.INVALID: "never reach the endpoint: its connection is with the node",
     Trait.FIREWALL: "the relay's ports and health-check node ports are accepted",
-    Trait.VISIBLE: "open ports of the relay, which refuse whoever comes not by a Service",
+    Trait.VISIBLE: "open ports of the relay, which refuse connections that do not come through a Service",
     Trait.NEEDS: "iptables, over nf_tables or legacy",
 }
 
@@ -55,11 +55,11 @@ IPTABLES: Traits = {
 
 IPVS: Traits = {
     **_IN_THE_KERNEL,
-    Trait.CHOICE: "as the scheduler says (`ipvs.scheduler`): in turn, unless told otherwise",
+    Trait.CHOICE: "as the scheduler says (`ipvs.scheduler`): round robin by default",
     Trait.AFFINITY: "IPVS' persistence, for each address and port apart; another mode's memory is not taken over",
     Trait.CONNECTIONS: "IPVS' connection table: they outlive the proxy, and end when the mode is left",
     Trait.LEAVING: "gets nothing new; TCP connections go on until they end, UDP and SCTP clients draw anew",
-    Trait.IDLE: "as IPVS is set (`ipvs.tcpTimeout` and the like), 15 minutes for TCP unless told otherwise",
+    Trait.IDLE: "as IPVS is set (`ipvs.tcpTimeout` and the like), 15 minutes for TCP by default",
     Trait.INVALID: "pass",
     Trait.FIREWALL: "the packets of connections to Services and health-check node ports are accepted",
     Trait.VISIBLE: "the Services' addresses, on the link kube-ipvs0",

@@ -414,7 +414,7 @@ def _concern(chains: ChainOwnership) -> RuleScope:
 
 
 class _CounterOwners(Protocol):
-    """Tells for one plan which Service port and endpoint a counter belongs to."""
+    """Assigns counters for one plan: which Service port and endpoint a counter belongs to."""
 
     def counted(self, raw: Any) -> Iterable[ConnectionCount]: ...
 

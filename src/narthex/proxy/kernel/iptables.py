@@ -51,7 +51,7 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
         self._command = ("iptables" if family is IPFamily.IPV4 else "ip6tables") + ("-legacy" if legacy else "")
         self._in_pieces = not legacy and default_variant(family) == "nft"
         self._guarded = False
-        """The last changes wanted KUBE-FIREWALL; tells whether a shared one counts as ours."""
+        """The last changes included KUBE-FIREWALL, so a shared one counts as ours."""
 
     def read(self) -> XtablesRules | None:
         """Return our rules in the kernel. Raises ApplyError if they cannot be read."""

@@ -64,7 +64,7 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         self._listeners: RelayListeners = Map()
         """What the relay serves."""
         self._lost: RelayListeners = Map()
-        """What a relay served that has died, until somebody serves it again."""
+        """The listeners of a relay that has died, until they are served again."""
         self._died = False
         """The last relay has, and there is no other yet."""
         self._mark = 0
@@ -184,7 +184,7 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
             self._taken.update(key for key, one in failed.items() if one.taken)
             said = ", ".join(f"{one.port}/{one.protocol}: {one.reason}" for one in answer.failed[:3])
             raise ApplyError(
-                f"the relay cannot listen on {len(failed)} ports ({said}); ports that somebody else has are avoided "
+                f"the relay cannot listen on {len(failed)} ports ({said}); ports of other programs are avoided "
                 f"from now on"
             )
 

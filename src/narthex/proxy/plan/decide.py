@@ -40,7 +40,7 @@ _NOT_OURS = frozenset({PROXY_NAME_LABEL, HEADLESS_LABEL})
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """What decisions depend on besides the Service: the node and its configuration, for one family."""
+    """What decisions depend on in addition to the Service: the node and its configuration, for one family."""
 
     family: IPFamily
     place: ProxyLocation
@@ -245,7 +245,7 @@ def _outside_row(external_local: bool, selection: Selection) -> _Row:
         return _REJECTED
     if not external_local:
         return _MASKED_FOR_ALL
-    # Pods and this node go on as if they had used the ClusterIP of a Service with Cluster policy: a balancer would
+    # Pods and this node go on as if they had used the ClusterIP of a Service with Cluster policy: a load balancer would
     # only bring them back, perhaps to another node (rows 7.3 and 7.4).
     return _KEPT_LOCAL if selection.local else _LOCAL_MISSING
 

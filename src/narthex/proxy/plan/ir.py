@@ -331,7 +331,7 @@ class Deviation(enum.Enum):
     # Row 5.5; ipvs.
     CLUSTER_IP_SOURCE = (
         "cluster-ip-source",
-        "a connection from a cluster IP to a cluster IP is masqueraded, even where pods cannot be told",
+        "a connection from a cluster IP to a cluster IP is masqueraded, even where pods cannot be recognized",
     )
     # Rows 14.2, 14.6; ipvs.
     AFFINITY_PER_ADDRESS = (

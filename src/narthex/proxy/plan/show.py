@@ -98,7 +98,7 @@ def _pods(plan: Plan) -> str:
         return f"what comes in on {pods.interface}"
     if pods.interface_prefix:
         return f"what comes in on {pods.interface_prefix}*"
-    return "not told from others (detection is off)"
+    return "not distinguished from others (detection is off)"
 
 
 def _node_ports(plan: Plan) -> str:
@@ -120,7 +120,7 @@ def _rows(service: ServicePlan, limit: int | None) -> Iterable[Row]:
         cells = (decision_text(cell) for cell in (frontend.pod, frontend.node, frontend.other))
         frontends.append((frontend_text(frontend), *cells))
         if frontend.allow_from is not None:
-            frontends.append((f"  only from {', '.join(frontend.allow_from) or 'nobody'}", "", "", ""))
+            frontends.append((f"  only from {', '.join(frontend.allow_from) or 'no source'}", "", "", ""))
     sides = list(_pool_lines(service, limit))
     for number, (front, side) in enumerate(zip_longest(frontends, sides)):
         name = f"{service.name}" if number == 0 else ""

@@ -41,7 +41,7 @@ class MatchOwners:
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
-        """The plan that is known, once somebody has asked."""
+        """The plan of `_known`, after first use."""
         self._known: dict[Match, ServicePlan] = {}
 
     def of(self, plan: Plan) -> Mapping[Match, ServicePlan]:

@@ -40,7 +40,7 @@ class Trait(enum.Enum):
         "packets that connection tracking calls invalid",
         lambda service: _has_endpoints(service) and _tcp(service),
     )
-    FIREWALL = "firewall", "beside other software's firewall rules", lambda _: True
+    FIREWALL = "firewall", "next to other software's firewall rules", lambda _: True
     VISIBLE = "visible", "what the node itself shows of Services", lambda _: True
     NEEDS = "needs", "what the node needs", lambda _: True
 

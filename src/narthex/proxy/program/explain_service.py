@@ -92,7 +92,7 @@ def _fate(frontend: Frontend) -> str:
     said = "; ".join(f"{who}: {decision_text(decision)}" for who, decision in senders)
     if frontend.allow_from is None:
         return said
-    return f"only from {', '.join(frontend.allow_from) or 'nobody'}; {said}"
+    return f"only from {', '.join(frontend.allow_from) or 'no source'}; {said}"
 
 
 def _places(pool: Pool) -> str:

@@ -72,7 +72,7 @@ class StaleFlowRemover:
         half = self._halves.setdefault(done.family, _Half())
         half.changed |= done.changed
         half.owners.follow(done.plan)
-        # While somebody else had changed our rules, connections went past them.
+        # While our rules were changed by others, connections bypassed them.
         half.everything |= done.first or done.drift
         search = StaleSearch(
             done.plan,

@@ -31,14 +31,14 @@ class NodeCompleter:
 
     def complete(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with this node in it, and addresses in the node."""
-        told = snapshot.nodes.get(self._key)
-        node = told or Node(name=self._key.name)
+        known = snapshot.nodes.get(self._key)
+        node = known or Node(name=self._key.name)
         if not (node.internal_ips or node.external_ips):
             node = msgspec.structs.replace(node, internal_ips=self._primary())
         machine = self._machine()
         if machine != node.machine_ips:
             node = msgspec.structs.replace(node, machine_ips=machine)
-        if node is told:
+        if node is known:
             return snapshot
         if self._last is not None and self._last[0] is snapshot and self._last[1] == node:
             return self._last[2]

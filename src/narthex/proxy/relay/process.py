@@ -124,21 +124,21 @@ async def _show(relay: Relay, family: int) -> asyncio.Server | None:
     None: another relay shows its table already, because it is about to end or was started by mistake. Serving is more important.
     """
 
-    async def tell(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def show(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         if struct.unpack("iII", credentials)[1] == 0:
             writer.write(frame(relay.table))
         writer.close()
 
     try:
-        return await asyncio.start_unix_server(tell, shown_at(family))
+        return await asyncio.start_unix_server(show, shown_at(family))
     except OSError:
         return None
 
 
 def main(argv: list[str]) -> None:
     """Run the relay process. Arguments: number of the inherited socket, and the RelaySetup as JSON."""
-    # Whoever stops a whole service stops the proxy, too; the relay goes when the proxy is gone.
+    # A signal to the whole service ends the proxy, too; the relay ends after the proxy.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     allow_many_files()

@@ -202,7 +202,7 @@ class UdpListener:
             except BlockingIOError:
                 return
             except OSError:
-                # Refused: nobody is there (ICMP port unreachable).
+                # Refused: no socket is open there (ICMP port unreachable).
                 if self._go_on(session) and session.waiting is not None:
                     self._send(session, session.waiting)
                 return
@@ -247,7 +247,7 @@ class UdpListener:
         try:
             self._socket.sendmsg([data], ancillary, 0, session.peer)
         except OSError:
-            # No room, or an earlier answer met nobody: a datagram is lost, as on any link.
+            # The buffer is full, or an earlier reply was refused: a datagram is lost, as on any link.
             return
 
 

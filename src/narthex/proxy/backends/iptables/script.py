@@ -184,7 +184,7 @@ def _without(changes: XtablesChanges, early: set[str], found: KernelChains | Non
     """Return the remaining changes after some chains of table nat were written."""
     removed = changes.removed
     if changes.replace and found is not None:
-        # Told by name: chains of the pieces are neither to be written again nor to go.
+        # By name: chains of the pieces are neither written again nor removed.
         removed = {
             table: tuple(sorted(chain for chain in found.own[table] if chain not in changes.written.get(table, {})))
             for table in names.OWN_TABLES

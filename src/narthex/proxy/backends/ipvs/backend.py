@@ -23,7 +23,7 @@ from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import save_text
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.ipvs import names
-from narthex.proxy.backends.ipvs.frame import NOBODY, IpvsFrame, Mask
+from narthex.proxy.backends.ipvs.frame import MASK_NONE, IpvsFrame, Mask
 from narthex.proxy.backends.ipvs.rules import IpvsChanges, IpvsRules, diff, patch
 from narthex.proxy.backends.ipvs.service import (
     IpvsFragment,
@@ -279,4 +279,4 @@ def _only_mask(masks: Map[Mask, int]) -> Mask:
     """Return how ClusterIPs are masqueraded; the configuration makes it the same for all (group 5)."""
     if len(masks) > 1:
         raise ValueError(f"ClusterIPs are masqueraded in {len(masks)} ways: one rule for their set says one way only")
-    return next(iter(masks), NOBODY)
+    return next(iter(masks), MASK_NONE)

@@ -47,21 +47,21 @@ from narthex.proxy.plan.ir import Plan
 Mask = tuple[bool, bool, bool]
 """True for pods, this node, and others if their packets are masqueraded."""
 
-NOBODY: Mask = (False, False, False)
-STRANGERS: Mask = (False, True, True)
-EVERYBODY: Mask = (True, True, True)
-NODE_ONLY: Mask = (False, True, False)
+MASK_NONE: Mask = (False, False, False)
+MASK_NON_PODS: Mask = (False, True, True)
+MASK_ALL: Mask = (True, True, True)
+MASK_NODE: Mask = (False, True, False)
 
 _COMMENTS = {
     names.LOOP_BACK: "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose",
     names.CLUSTER_IP: "Kubernetes service cluster ip + port for masquerade purpose",
     names.EXTERNAL_IP: "Kubernetes service external ip + port for masquerade and filter purpose",
     names.EXTERNAL_IP_LOCAL: "Kubernetes service external ip + port with externalTrafficPolicy=local",
-    names.BALANCER: "Kubernetes service lb portal",
-    names.BALANCER_LOCAL: "Kubernetes service load balancer ip + port with externalTrafficPolicy=local",
-    names.BALANCER_FW: "Kubernetes service load balancer ip + port for load balancer with sourceRange",
-    names.BALANCER_SOURCE_IP: "Kubernetes service load balancer ip + port + source IP for packet filter purpose",
-    names.BALANCER_SOURCE_CIDR: "Kubernetes service load balancer ip + port + source cidr for packet filter purpose",
+    names.LOAD_BALANCER_IP: "Kubernetes service lb portal",
+    names.LOAD_BALANCER_IP_LOCAL: "Kubernetes service load balancer ip + port with externalTrafficPolicy=local",
+    names.LOAD_BALANCER_IP_FW: "Kubernetes service load balancer ip + port for load balancer with sourceRange",
+    names.LOAD_BALANCER_IP_SOURCE_IP: "Kubernetes service load balancer ip + port + source IP for packet filter purpose",
+    names.LOAD_BALANCER_IP_SOURCE_CIDR: "Kubernetes service load balancer ip + port + source cidr for packet filter purpose",
     names.NODE_PORT_TCP: "Kubernetes nodeport TCP port for masquerade purpose",
     names.NODE_PORT_UDP: "Kubernetes nodeport UDP port for masquerade purpose",
     names.NODE_PORT_SCTP: "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'",
@@ -140,8 +140,8 @@ class _Writer:
         chains = {
             names.SERVICES: tuple(self._services()),
             names.LOAD_BALANCER: (
-                *self._if_in(names.BALANCER_LOCAL, Jump(names.MARK_NODE)),
-                *self._if_in(names.BALANCER_LOCAL, Return()),
+                *self._if_in(names.LOAD_BALANCER_IP_LOCAL, Jump(names.MARK_NODE)),
+                *self._if_in(names.LOAD_BALANCER_IP_LOCAL, Return()),
                 rule(JUMP_MARK),
             ),
             names.NODE_PORT: tuple(self._node_port()),
@@ -155,7 +155,7 @@ class _Writer:
 
     def _services(self) -> Iterator[Rule]:
         """Yield rules in kube-proxy's order: load balancer IPs, ClusterIPs, external IPs, node ports."""
-        yield from self._if_in(names.BALANCER, Jump(names.LOAD_BALANCER))
+        yield from self._if_in(names.LOAD_BALANCER_IP, Jump(names.LOAD_BALANCER))
         if names.CLUSTER_IP in self._held:
             yield from self._mark_cluster_ips()
         yield from self._if_in(names.EXTERNAL_IP, JUMP_MARK)
@@ -164,15 +164,15 @@ class _Writer:
         yield from self._if_in(names.EXTERNAL_IP_LOCAL, Accept())
         for match in self._node_port_matches():
             yield rule(*match, Jump(names.NODE_PORT))
-        for name in (names.CLUSTER_IP, names.BALANCER):
+        for name in (names.CLUSTER_IP, names.LOAD_BALANCER_IP):
             if name in self._held:
                 yield rule(self._in(name), Accept())
 
     def _mark_cluster_ips(self) -> Rules:
         held, comment = self._in(names.CLUSTER_IP), _COMMENTS[names.CLUSTER_IP]
-        if self._mask == EVERYBODY:
+        if self._mask == MASK_ALL:
             return (rule(held, JUMP_MARK, comment=comment),)
-        if self._mask == STRANGERS:
+        if self._mask == MASK_NON_PODS:
             everyone = self._shared.everyone_is_pod
             return () if everyone else self._shared.mark_strangers(held, comment=comment)
         # A process on this node that connects to an address bound here has it as its source, too, and no answer
@@ -190,7 +190,7 @@ class _Writer:
         if not self._any(*(name for _, _, name, _ in _NODE_PORT_SETS)):
             return
         yield rule(*address_match(Field.DADDR, self._family.loopback), Return())
-        for name in (names.CLUSTER_IP, names.BALANCER):
+        for name in (names.CLUSTER_IP, names.LOAD_BALANCER_IP):
             if name in self._held:
                 yield rule(self._in(name), Return())
         for protocol, local, every, sides in _NODE_PORT_SETS:
@@ -226,9 +226,9 @@ class _Writer:
         Packets that IPVS has forwarded pass again, in output and over loopback, and are not judged twice: an endpoint may have the address and
         port of another frontend, as host network pods do.
         """
-        if self._any(names.BALANCER_FW, *_DROPS):
+        if self._any(names.LOAD_BALANCER_IP_FW, *_DROPS):
             yield rule(IpvsMatch(), Return())
-        yield from self._if_in(names.BALANCER_FW, Jump(names.SOURCE_RANGES))
+        yield from self._if_in(names.LOAD_BALANCER_IP_FW, Jump(names.SOURCE_RANGES))
         if not self._any(*_DROPS):
             return
         for pod in self._shared.pods:
@@ -242,14 +242,14 @@ class _Writer:
     def _source_ranges(self) -> Rules:
         sides = ("dst", "dst", "src")
         return (
-            *self._if_in(names.BALANCER_SOURCE_CIDR, Return(), sides=sides),
-            *self._if_in(names.BALANCER_SOURCE_IP, Return(), sides=sides),
+            *self._if_in(names.LOAD_BALANCER_IP_SOURCE_CIDR, Return(), sides=sides),
+            *self._if_in(names.LOAD_BALANCER_IP_SOURCE_IP, Return(), sides=sides),
             rule(DropPacket()),
         )
 
     def _guard(self) -> Iterator[Rule]:
         """Yield rules that keep the node's own processes from answering at addresses that only Services have (row 24.3)."""
-        for name in (names.BALANCER, names.CLUSTER_IP, names.EXTERNAL_IP, names.EXTERNAL_IP_LOCAL):
+        for name in (names.LOAD_BALANCER_IP, names.CLUSTER_IP, names.EXTERNAL_IP, names.EXTERNAL_IP_LOCAL):
             if name in self._held:
                 yield rule(self._in(name), Return())
         if names.HEALTH_CHECK in self._held:

@@ -123,13 +123,13 @@ def _way(server: VirtualServer, frontend: Frontend, address: str) -> PlacedServe
 _SETS = {
     FrontendKind.CLUSTER_IP: (names.CLUSTER_IP,),
     FrontendKind.EXTERNAL_IP: (names.EXTERNAL_IP,),
-    FrontendKind.LOAD_BALANCER: (names.BALANCER,),
+    FrontendKind.LOAD_BALANCER: (names.LOAD_BALANCER_IP,),
     FrontendKind.NODE_PORT: (),
 }
 _LOCAL_SETS = {
     **_SETS,
     FrontendKind.EXTERNAL_IP: (names.EXTERNAL_IP_LOCAL,),
-    FrontendKind.LOAD_BALANCER: (names.BALANCER, names.BALANCER_LOCAL),
+    FrontendKind.LOAD_BALANCER: (names.LOAD_BALANCER_IP, names.LOAD_BALANCER_IP_LOCAL),
 }
 _NODE_PORTS = {
     Protocol.TCP: (names.NODE_PORT_TCP, names.NODE_PORT_LOCAL_TCP),
@@ -147,7 +147,7 @@ def _entries(frontend: Frontend, address: str) -> Iterator[SetEntry]:
         if local:
             yield names.NODE_PORT_LOCAL_SCTP, at
     if frontend.allow_from is not None:
-        yield names.BALANCER_FW, at
+        yield names.LOAD_BALANCER_IP_FW, at
         yield from _allowed(at, frontend.allow_from)
     cells = (frontend.pod, names.DROP_POD), (frontend.node, names.DROP_NODE), (frontend.other, names.DROP_OTHER)
     for cell, name in cells:
@@ -164,13 +164,13 @@ def _allowed(at: str, networks: Iterable[str]) -> Iterator[SetEntry]:
     for cidr in networks:
         base, _, length = cidr.partition("/")
         if length == ("128" if ":" in cidr else "32"):
-            yield names.BALANCER_SOURCE_IP, f"{at},{base}"
+            yield names.LOAD_BALANCER_IP_SOURCE_IP, f"{at},{base}"
         elif is_zero_prefix(cidr):
             # Such a set holds no network of everything.
             for half in parsed_network(cidr).subnets():
-                yield names.BALANCER_SOURCE_CIDR, f"{at},{half}"
+                yield names.LOAD_BALANCER_IP_SOURCE_CIDR, f"{at},{half}"
         else:
-            yield names.BALANCER_SOURCE_CIDR, f"{at},{cidr}"
+            yield names.LOAD_BALANCER_IP_SOURCE_CIDR, f"{at},{cidr}"
 
 
 def _node_port(frontend: Frontend) -> Iterator[SetEntry]:

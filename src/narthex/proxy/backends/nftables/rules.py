@@ -149,7 +149,7 @@ def _advanced(previous: NftRules, settings: NftSettings, plan: Plan) -> tuple[Nf
     for touched in old.endpoints.keys() | new.endpoints.keys():
         new.endpoints.setdefault(touched, SlotMap())
         old.endpoints.setdefault(touched, SlotMap())
-    # Rows and counts share chains, so a new one has to be seen beside all the others.
+    # Rows and counts share chains, so a new one changes the chains of others.
     grown = rows != previous.rows or counts != previous.counts
     have = _partial(settings, old, previous.rows, previous.counts, with_shared=grown)
     want = _partial(settings, new, rows, counts, with_shared=grown)

@@ -33,7 +33,7 @@ from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.backends.traits import USERSPACE
 from narthex.proxy.backends.userspace import names
 from narthex.proxy.backends.userspace.chains import Ports, UserspaceFragment, fragment, scopes_of
-from narthex.proxy.backends.userspace.ports import FIRST, LAST, Whose, assign
+from narthex.proxy.backends.userspace.ports import FIRST, LAST, ListenerName, assign
 from narthex.proxy.backends.userspace.rules import (
     RelayListener,
     RelayListeners,
@@ -98,7 +98,7 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
 
     def _ports(self, plan: Plan, previous: UserspaceRules | None) -> dict[ServicePortName, dict[Scope, int]]:
         held = {(one.name, one.scope): one.port for one in previous.listeners.values()} if previous else {}
-        wanted: list[Whose] = [
+        wanted: list[ListenerName] = [
             (name, scope)
             for name, service in plan.services.items()
             if name.protocol in RELAYED
@@ -283,11 +283,11 @@ def _relayed(
     assert outcome.endpoint is not None
     port = outcome.endpoint[1]
     if listener is None:
-        nobody = WalkStep(
+        refused = WalkStep(
             where="relay", what="refused", why=f"no relay listens on port {port}: has the node proxy stopped?"
         )
         yield msgspec.structs.replace(
-            outcome, disposition=Disposition.REJECTED, endpoint=None, steps=(*outcome.steps, nobody)
+            outcome, disposition=Disposition.REJECTED, endpoint=None, steps=(*outcome.steps, refused)
         )
         return
     arrived = WalkStep(

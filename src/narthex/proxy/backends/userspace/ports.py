@@ -17,12 +17,16 @@ FIRST, LAST = 61000, 65535
 cluster.
 """
 
-Whose = tuple[ServicePortName, Scope]
+ListenerName = tuple[ServicePortName, Scope]
 
 
 def assign(
-    wanted: Iterable[Whose], held: Mapping[Whose, int], taken: Collection[tuple[object, int]], first: int, last: int
-) -> dict[Whose, int]:
+    wanted: Iterable[ListenerName],
+    held: Mapping[ListenerName, int],
+    taken: Collection[tuple[object, int]],
+    first: int,
+    last: int,
+) -> dict[ListenerName, int]:
     """Return ports for as many listeners as there are free ports.
 
     Args:
@@ -33,37 +37,37 @@ def assign(
         last: Last port of the range.
     """
     asking = sorted(set(wanted), key=_order)
-    given: dict[Whose, int] = {}
+    given: dict[ListenerName, int] = {}
     used = set(taken)
-    for whose in asking:
-        port = held.get(whose, 0)
-        key = whose[0].protocol, port
+    for listener in asking:
+        port = held.get(listener, 0)
+        key = listener[0].protocol, port
         if first <= port <= last and key not in used:
-            given[whose] = port
+            given[listener] = port
             used.add(key)
-    avoided = used | {(whose[0].protocol, port) for whose, port in held.items() if whose not in given}
-    for whose in asking:
-        if whose in given:
+    avoided = used | {(listener[0].protocol, port) for listener, port in held.items() if listener not in given}
+    for listener in asking:
+        if listener in given:
             continue
-        port = _free(whose, avoided, first, last) or _free(whose, used, first, last)
+        port = _free(listener, avoided, first, last) or _free(listener, used, first, last)
         if port:
-            given[whose] = port
-            used.add((whose[0].protocol, port))
-            avoided.add((whose[0].protocol, port))
+            given[listener] = port
+            used.add((listener[0].protocol, port))
+            avoided.add((listener[0].protocol, port))
     return given
 
 
-def _free(whose: Whose, used: Collection[tuple[object, int]], first: int, last: int) -> int:
+def _free(listener: ListenerName, used: Collection[tuple[object, int]], first: int, last: int) -> int:
     """Return the first free port after the hash; 0 if there is none."""
     size = last - first + 1
-    text = f"{whose[0]}/{whose[0].protocol.value} {whose[1].value}"
+    text = f"{listener[0]}/{listener[0].protocol.value} {listener[1].value}"
     start = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
     for step in range(size):
         port = first + (start + step) % size
-        if (whose[0].protocol, port) not in used:
+        if (listener[0].protocol, port) not in used:
             return port
     return 0
 
 
-def _order(whose: Whose) -> tuple[object, ...]:
-    return *whose[0].sort_key, whose[1].value
+def _order(listener: ListenerName) -> tuple[object, ...]:
+    return *listener[0].sort_key, listener[1].value

@@ -57,7 +57,7 @@ class IpvsServers:
                 # A virtual server that went away meanwhile has no real servers to list.
                 if error.errno not in _GONE:
                     raise self._failed("cannot read the virtual servers", error) from error
-        raise ApplyError("cannot read the virtual servers: somebody keeps changing them")
+        raise ApplyError("cannot read the virtual servers: other programs keep changing them")
 
     def _read(self, ours: Callable[[ServerKey], bool]) -> dict[ServerKey, VirtualServer]:
         held = [wire.read_server(body) for body in self._link().listing(IpvsCommand.GET_SERVER)]
@@ -186,7 +186,7 @@ class IpvsServers:
         now = time.monotonic()
         if self._leaving and now >= self._look_at:
             self._look_at = now + self._patience
-            # A kernel that refuses everything lets the next sync fail, which is told.
+            # A kernel that refuses everything lets the next sync fail, which is logged.
             with suppress(ApplyError):
                 self._release(set(self._leaving))
         return self._look_at - now if self._leaving else None
@@ -217,7 +217,7 @@ class IpvsServers:
                 if error.errno in _GONE:
                     return []
                 raise self._failed(f"cannot read {_named(key)}", error) from error
-        raise ApplyError(f"cannot read {_named(key)}: somebody keeps changing it")
+        raise ApplyError(f"cannot read {_named(key)}: other programs keep changing it")
 
     # ---- the socket ------------------------------------------------------------------------------------------------
 
