@@ -44,7 +44,7 @@ def load(cluster):
 def relays(cluster):
     """The relay processes of the node, by number."""
     found = processes.inside([cluster.world.node])
-    return [each.pid for each in found if "relay_process" in command_of(each.pid)]
+    return [each.pid for each in found if "proxy.relay.process" in command_of(each.pid)]
 
 
 def command_of(pid):
