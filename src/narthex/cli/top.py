@@ -179,6 +179,7 @@ class Keys:
         self._before: list[object] | None = None
 
     def __enter__(self) -> Keys:
+        """Switch a terminal to single keys."""
         if sys.stdin.isatty():
             self._before = list(termios.tcgetattr(sys.stdin))
             tty.setcbreak(sys.stdin)
@@ -187,6 +188,7 @@ class Keys:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Restore the terminal."""
         if self._before is not None:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]
 

@@ -31,6 +31,7 @@ class Packet(msgspec.Struct, frozen=True, kw_only=True):
     """Created by a process on this node: passes OUTPUT, not PREROUTING."""
 
     def __str__(self) -> str:
+        """Return `TCP 10.0.0.1 -> 10.96.0.1:80`."""
         where = join_port(self.destination, self.port) if self.port else self.destination
         return f"{self.protocol.value} {self.source} -> {where}"
 

@@ -97,6 +97,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """`source` is an address of the outgoing link; empty if that address is not known."""
 
     def __str__(self) -> str:
+        """Return `tcp 10.0.0.1 -> 10.96.0.1:80`."""
         to = join_port(self.destination, self.port) if self.port else self.destination
         return f"{self.protocol} {self.source or '(an address of this node)'} -> {to}"
 
@@ -121,6 +122,7 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
     """`pod shop/web-1 on worker-a`, `Service shop/web`, `node worker-a`; empty if no known object owns the address."""
 
     def __str__(self) -> str:
+        """Return the address with its owner."""
         return f"{self.address}, {self.name}" if self.name else self.address
 
 

@@ -20,6 +20,7 @@ class AddressName(msgspec.Struct, frozen=True):
     """The node that the address is on; empty if not known or not applicable."""
 
     def __str__(self) -> str:
+        """Return `pod shop/web-1 on worker-a`."""
         text = f"{self.kind} {self.name}" if self.name else self.kind
         return f"{text} on {self.node}" if self.node else text
 

@@ -134,6 +134,7 @@ class ConntrackListing:
         self._text = text
 
     def __len__(self) -> int:
+        """Return the number of connections."""
         return sum(1 for _ in LINE.finditer(self._text))
 
     def to(self, protocol: Protocol, address: str, port: int) -> tuple[TrackedConnection, ...]:

@@ -243,6 +243,7 @@ class RulesByFamily(Mapping[IPFamily, DumpedRules]):
         self._held: dict[IPFamily, DumpedRules] = {}
 
     def __getitem__(self, family: IPFamily) -> DumpedRules:
+        """Return the rules of an IP family, reading them on the first call."""
         if self._dump is None:
             self._dump = dump.merge_dumps(dump.read(text, name, _rules_family(name)) for name, text in self._texts)
         if family not in self._held:
@@ -250,9 +251,11 @@ class RulesByFamily(Mapping[IPFamily, DumpedRules]):
         return self._held[family]
 
     def __iter__(self) -> Iterator[IPFamily]:
+        """Return the IP families."""
         return iter(FAMILIES)
 
     def __len__(self) -> int:
+        """Return the number of IP families."""
         return len(FAMILIES)
 
 
