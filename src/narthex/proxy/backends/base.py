@@ -30,8 +30,8 @@ class Backend(Protocol[R, C]):
         """Return the rules for a plan, and the changes that lead from the previous rules to them.
 
         Both are computed together, so a plan that differs in one Service costs what that Service costs. `previous` lets
-        unchanged parts be taken over and slots stay where they are; it never changes what the rules mean. Without it the
-        state of the kernel is unknown or empty, and the changes replace everything.
+        unchanged parts be taken over and slots stay where they are; it never changes what the rules mean. Without it
+        the state of the kernel is unknown or empty, and the changes replace everything.
 
         The law is `patch(previous, changes) == rules`.
         """
@@ -73,7 +73,8 @@ class Target(Protocol[R, C]):  # type: ignore[misc]  # R and C are exactly the b
     def apply(self, changes: C) -> None:
         """Make the changes, all or nothing per kernel transaction.
 
-        Raises ApplyError with the message of the tool and, if known, the object; the state of the kernel is then unknown.
+        Raises ApplyError with the message of the tool and, if known, the object; the state of the kernel is then
+        unknown.
         """
         ...
 
@@ -89,7 +90,7 @@ class Target(Protocol[R, C]):  # type: ignore[misc]  # R and C are exactly the b
         return False
 
     def tend(self) -> float | None:
-        """Do the work that is due between syncs. Returns the seconds until the next call, None when there is no work."""
+        """Do the work that is due between syncs. Returns the seconds until the next call, or None."""
         return None
 
     def close(self) -> None:

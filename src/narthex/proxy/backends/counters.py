@@ -1,8 +1,8 @@
 """Counters of new connections in the kernel: which counter belongs to which Service port and endpoint.
 
-Chains and maps of nat see the first packet of each connection only, so their counters count connections. The owner of a counter
-follows from the plan alone. In mode nftables, Service ports with session affinity use chains of their own and are counted as a
-whole only.
+Chains and maps of nat see the first packet of each connection only, so their counters count connections. The owner of a
+counter follows from the plan alone. In mode nftables, Service ports with session affinity use chains of their own and
+are counted as a whole only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Finds the rules that Narthex or kube-proxy left in a kernel, of any mode and version. Rules of others are never touched.
+"""Finds the rules that Narthex or kube-proxy left in a kernel, of any mode and version.
 
-They are recognized by name: tables, and the chains that some version of kube-proxy made (rows 22.1, 24.3, 25.2). In chains of
-others, only jumps of a known form belong to them. Chains that a kubelet maintains (row 22.9) are not leftovers.
+Rules of others are never touched. Leftovers are recognized by name: tables, and the chains that some version of
+kube-proxy made (rows 22.1, 24.3, 25.2). In chains of others, only jumps of a known form belong to them. Chains that a
+kubelet maintains (row 22.9) are not leftovers.
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ def _target(rule: str) -> str:
 
 
 def _is_plain(rule: str) -> bool:
-    """Return True if the rule matches all packets, all new connections, or all packets to this node, and nothing more specific."""
+    """Return True if the rule matches all packets, all new connections, or all packets to this node."""
     words = split_words(rule)
     while len(words) >= 2:
         option, value, *words = words
@@ -245,7 +246,10 @@ def _only_guard(rules: list[str], family: IPFamily) -> bool:
 
 
 def is_virtual_server(key: ServerKey, bound: Container[str], sets: Mapping[str, IpSet]) -> bool:
-    """Return True if a virtual server belongs to kube-proxy or Narthex: its address is on their link, or a set of theirs names it."""
+    """Return True if a virtual server belongs to kube-proxy or Narthex.
+
+    Its address is on their link, or a set of theirs names it.
+    """
     address, protocol, port = key
     if address in bound:
         return True

@@ -126,7 +126,10 @@ class Cleanup:
             return path.read_text() if path.exists() else ""
 
     def _owned(self, family: IPFamily, variant: str) -> Owned:
-        """Return what to remove. The Target of the running mode maintains its chains itself, in the variant that it uses."""
+        """Return what to remove.
+
+        The Target of the running mode maintains its chains itself, in the variant that it uses.
+        """
         if variant != default_variant(family):
             return is_leftover_chain
         kept = self._kept.chains

@@ -1,8 +1,9 @@
 """The modes of the proxy. Everything that differs between modes is in this file, or is reached from it.
 
-A `Dataplane` holds for one mode its backend, its kernel targets and counters, how changes by other programs are noticed, what
-clean-up leaves alone, the kernel settings and programs that the mode needs, and what it does differently from other modes.
-`DATAPLANES` lists all modes. Only this file and the parser of the configuration compare the name of a mode.
+A `Dataplane` holds for one mode its backend, its kernel targets and counters, how changes by other programs are
+noticed, what clean-up leaves alone, the kernel settings and programs that the mode needs, and what it does differently
+from other modes. `DATAPLANES` lists all modes. Only this file and the parser of the configuration compare the name of a
+mode.
 
 Nothing of a mode is imported before it is needed: a proxy runs one mode.
 """
@@ -45,8 +46,8 @@ _PACKAGES = {"nft": "nftables", "ipset": "ipset"}
 """Package of a program; all other programs are part of iptables."""
 
 CounterReader = Callable[[Plan, bool], "Iterable[ConnectionCount]"]
-"""Reads the kernel's counters for a plan that is in force. The second argument asks for the counters of single endpoints,
-which may cost much more. Raises ApplyError. A reader has its own socket and is not thread-safe."""
+"""Reads the kernel's counters for a plan that is in force. The second argument asks for the counters of single
+endpoints, which may cost much more. Raises ApplyError. A reader has its own socket and is not thread-safe."""
 
 
 class DataplaneOptions(msgspec.Struct, frozen=True, kw_only=True):

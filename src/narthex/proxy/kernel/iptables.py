@@ -33,9 +33,9 @@ PROC_SYS = Path("/proc/sys")
 class IptablesTarget(Target[XtablesRules, XtablesChanges]):
     """Writes to the tables nat, filter, and mangle of one namespace.
 
-    The system's default variant of iptables is used (nf_tables or legacy); `legacy` selects the old one. The two do not see each other's
-    rules, so a node should use the same as other programs. `owner` says which chains are ours: other modes use iptables for a part of
-    their work, too.
+    The system's default variant of iptables is used (nf_tables or legacy); `legacy` selects the old one. The two do not
+    see each other's rules, so a node should use the same as other programs. `owner` says which chains are ours: other
+    modes use iptables for a part of their work, too.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
         return self._run([f"{self._command}-save", "--counters", "-t", table])
 
     def apply(self, changes: XtablesChanges) -> None:
-        """Write the changes, all or nothing in each table, unless they are so many that they are split. Raises ApplyError."""
+        """Write the changes, all or nothing in each table, unless many changes are split. Raises ApplyError."""
         found = self._found() if needs_look(changes) else None
         if changes.replace or names.FIREWALL in changes.written.get("filter", {}):
             self._guarded = names.FIREWALL in changes.written.get("filter", {})

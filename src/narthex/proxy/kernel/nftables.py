@@ -1,7 +1,7 @@
 """The nftables Target: writes changes of table `narthex` to one network namespace, and reads the table back.
 
-Tables, chains, rules, and declarations are sent as text through libnftables, so that `nft list` always shows what `nft -f` accepts.
-Elements, and the few rules that nft refuses as text, are sent as one netlink batch.
+Tables, chains, rules, and declarations are sent as text through libnftables, so that `nft list` always shows what `nft
+-f` accepts. Elements, and the few rules that nft refuses as text, are sent as one netlink batch.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class NftablesTarget(Target[NftRules, NftChanges]):
         self._count(known, changes)
 
     def _count(self, known: int | None, changes: NftChanges) -> None:
-        """Record the generation if only our transactions raised it: each transaction of any program raises it by one."""
+        """Record the generation if only our transactions raised it: each transaction raises it by one."""
         if known is not None and self._generation() == known + changes.transactions:
             self._seen = known + changes.transactions
 

@@ -1,7 +1,7 @@
 """The userspace Target: a relay process, and iptables rules that redirect to it, for one namespace and family.
 
-A relay shows its table on an abstract Unix socket, whose names belong to the network namespace, so that other processes can inspect it
-(`shown`). Nothing remains when the relay ends, however it ends.
+A relay shows its table on an abstract Unix socket, whose names belong to the network namespace, so that other processes
+can inspect it (`shown`). Nothing remains when the relay ends, however it ends.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _LOGGER = logging.getLogger("narthex")
 class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
     """Starts the relay with the first rules; the relay ends with this process.
 
-    If both rules and listeners change, ports are opened first, then rules are written, then ports are closed: rules never redirect to a
-    port without a listener.
+    If both rules and listeners change, ports are opened first, then rules are written, then ports are closed: rules
+    never redirect to a port without a listener.
     """
 
     def __init__(
@@ -98,7 +98,10 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         return UserspaceRules(tables=tables or XtablesRules(self._family, {}, Map()), listeners=listeners)
 
     def apply(self, changes: UserspaceChanges) -> None:
-        """Open ports, write the rules, close ports. Raises ApplyError; ports of other programs are avoided from then on."""
+        """Open ports, write the rules, close ports. Raises ApplyError.
+
+        Ports of other programs are avoided from then on.
+        """
         self._mark = changes.mark
         self._listen(changes.listen)
         if changes.tables:

@@ -13,8 +13,8 @@ _RANK = {
     FrontendKind.EXTERNAL_IP: 2,
     FrontendKind.NODE_PORT: 3,
 }
-"""Precedence of claims. What the control plane allocated takes precedence over what the author of a Service wrote, so that
-`externalIPs` cannot take over the ClusterIP of another Service (CVE-2020-8554).
+"""Precedence of claims. What the control plane allocated takes precedence over what the author of a Service wrote, so
+that `externalIPs` cannot take over the ClusterIP of another Service (CVE-2020-8554).
 """
 _KIND_OF_RANK = {rank: kind for kind, rank in _RANK.items()}
 

@@ -1,6 +1,7 @@
 """Decisions for the ports of a Service. All traffic policy is in this file and in `select`.
 
-For each frontend, three decisions say what happens to packets of pods, of this node, and of others (rows of groups 5 to 13).
+For each frontend, three decisions say what happens to packets of pods, of this node, and of others (rows of groups 5 to
+13).
 """
 
 from __future__ import annotations
@@ -213,7 +214,7 @@ def _is_not_serving(state: SliceEndpoint) -> bool:
 
 
 def _serving(found: Candidates, selection: Selection) -> tuple[Endpoint, ...]:
-    """Return all serving endpoints; the tuple of the cluster pool if it is the same, which is the usual case."""
+    """Return all serving endpoints; usually the tuple of the cluster pool."""
     serving = found.endpoints if found.all_ready else found.where(_is_serving).endpoints
     if selection.cluster is not None and selection.cluster.endpoints == serving:
         return selection.cluster.endpoints

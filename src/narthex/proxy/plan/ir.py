@@ -1,16 +1,18 @@
 """The plan: what happens to every packet to a Service, decided once. Read this file first.
 
-A plan speaks of Services, not of netfilter. For every frontend and every class of sender it holds a decision, so a backend does
-not interpret policy: it expresses these decisions for its kernel tool. One plan covers one IP family of one node. ADR 0001
-explains why the cut is here.
+A plan speaks of Services, not of netfilter. For every frontend and every class of sender it holds a decision, so a
+backend does not interpret policy: it expresses these decisions for its kernel tool. One plan covers one IP family of
+one node. ADR 0001 explains why the cut is here.
 
 The handling of a packet is one lookup:
 
-1. Find the frontend by destination address, protocol, and port. An exact address takes precedence over the node's addresses.
+1. Find the frontend by destination address, protocol, and port. An exact address takes precedence over the node's
+   addresses.
 2. If `allow_from` does not contain the source, drop the packet, whatever the decisions say.
 3. The class of the sender selects the decision: `pod`, `node`, or `other`. The first class that matches counts.
-4. Forward: select one endpoint of the pool, each with the same probability, or the remembered one when the Service has session
-   affinity. Masquerade the source if the decision says so, and always if the endpoint is the sender itself (hairpin).
+4. Forward: select one endpoint of the pool, each with the same probability, or the remembered one when the Service has
+   session affinity. Masquerade the source if the decision says so, and always if the endpoint is the sender itself
+   (hairpin).
 5. No frontend: reject at a known ClusterIP, drop at a free address of a ServiceCIDR, and leave everything else alone.
 """
 
@@ -133,16 +135,16 @@ class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     """None if no decision uses it."""
     local: Pool | None = None
     serving: tuple[Endpoint, ...] = ()
-    """All serving endpoints of the Service port, regardless of policy and topology. Established connections to them may continue
-    (rows 18.2, 18.6).
+    """All serving endpoints of the Service port, regardless of policy and topology. Established connections to them may
+    continue (rows 18.2, 18.6).
     """
     not_serving: tuple[Endpoint, ...] = ()
-    """Endpoints that are not serving. They get no new connections; established TCP and SCTP connections may still end properly (row
-    3.11).
+    """Endpoints that are not serving. They get no new connections; established TCP and SCTP connections may still end
+    properly (row 3.11).
     """
     affinity_seconds: int | None = None
-    """ClientIP session affinity: a client keeps its endpoint if it returns within this time, across all frontends of the Service
-    port on this node (rows 14.1, 14.2), as long as the endpoint is in the pool that the decision names.
+    """ClientIP session affinity: a client keeps its endpoint if it returns within this time, across all frontends of
+    the Service port on this node (rows 14.1, 14.2), as long as the endpoint is in the pool that the decision names.
     """
 
     def pool(self, scope: Scope) -> Pool:
@@ -241,16 +243,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     pods: PodDetector = PodDetector()
     node_ports: NodePorts = NodePorts()
     node_addresses: tuple[str, ...] = ()
-    """The node's own addresses of the family when the plan was made, without loopback and without addresses of Services. For
-    dataplanes that cannot ask the kernel when a packet arrives.
+    """The node's own addresses of the family when the plan was made, without loopback and without addresses of
+    Services. For dataplanes that cannot ask the kernel when a packet arrives.
     """
     service_cidrs: tuple[str, ...] = ()
     """Known ServiceCIDRs of the family. Packets to a free address in them are dropped (row 5.9)."""
     masquerade_mark: int = 0x4000
     """The only bit of the packet mark that may be changed."""
     drop_invalid: bool = True
-    """Packets that connection tracking considers invalid must not end a connection (rows 19.7, 30.9). False if the kernel is set to
-    be liberal: then such packets are not filtered.
+    """Packets that connection tracking considers invalid must not end a connection (rows 19.7, 30.9). False if the
+    kernel is set to be liberal: then such packets are not filtered.
     """
     conflicts: tuple[FrontendConflict, ...] = ()
     health_checks: Mapping[NamespacedName, ServiceHealthCheck] = {}
@@ -280,8 +282,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Deviation(enum.Enum):
     """A decision that a backend cannot express, or on purpose does not express, as the plan says.
 
-    A backend lists its deviations as data. `evaluate` takes them into account, and the tests demand exactly these. Each member has a
-    name and a sentence for people.
+    A backend lists its deviations as data. `evaluate` takes them into account, and the tests demand exactly these. Each
+    member has a name and a sentence for people.
     """
 
     words: str

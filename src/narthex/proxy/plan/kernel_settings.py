@@ -70,16 +70,16 @@ def conntrack_settings(conntrack: ConntrackOptions, cores: int) -> Iterator[Kern
 
 _IPVS = "net/ipv4/vs/"
 _REUSE_MATTERS = (4, 1), (5, 9)
-"""From the first of these kernels until before the second, IPVS delayed a connection from a recently used port by a second, or sent
-it to a real server that had left.
+"""From the first of these kernels until before the second, IPVS delayed a connection from a recently used port by a
+second, or sent it to a real server that had left.
 """
 
 
 def ipvs_settings(kernel: tuple[int, int], strict_arp: bool = False) -> Iterator[KernelSetting]:
     """Yield the settings that mode ipvs relies on, for a kernel of this version (row 24.5).
 
-    `strict_arp`: this machine answers ARP requests for an address only on the link that has it, so that other machines do not
-    send the traffic of a Service here.
+    `strict_arp`: this machine answers ARP requests for an address only on the link that has it, so that other machines
+    do not send the traffic of a Service here.
     """
     # Without connection tracking nothing that IPVS has sent on is masqueraded.
     yield KernelSetting(_IPVS + "conntrack", 1, "mode ipvs")

@@ -49,7 +49,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Names the node's address if it is set and not unspecified (row 15.6)."""
     allow_service_external_ips: bool = True
     strict_source_ranges: bool = False
-    """`loadBalancerSourceRanges` applies to node ports and external IPs, too, not only to load balancer addresses (rows 10.4, 29.16).
+    """`loadBalancerSourceRanges` applies to node ports and external IPs, too, not only to load balancer addresses (rows
+    10.4, 29.16).
     """
     drop_invalid: bool = True
     """See `Plan.drop_invalid`."""
@@ -277,8 +278,8 @@ def _detector(config: NodeConfig, family: IPFamily, snapshot: Snapshot) -> PodDe
 def _node_ports(config: NodeConfig, family: IPFamily, node_ip: str) -> NodePorts:
     """Return where node ports answer.
 
-    Unknown input fails closed: an unknown primary address, or a list that names the other family only, opens nothing. kube-proxy opens
-    everything (rows 9.4, 9.5, 29.2).
+    Unknown input fails closed: an unknown primary address, or a list that names the other family only, opens nothing.
+    kube-proxy opens everything (rows 9.4, 9.5, 29.2).
     """
     words = config.node_port_addresses
     cidrs: tuple[str, ...] | None

@@ -51,8 +51,8 @@ def candidates(
 ) -> Candidates:
     """Return the endpoints of one Service port in all its slices.
 
-    Slices match by port name and protocol (row 2.4). Of two entries for one address and port the one that is not terminating counts: the
-    address was given to a new pod at once (row 2.8).
+    Slices match by port name and protocol (row 2.4). Of two entries for one address and port the one that is not
+    terminating counts: the address was given to a new pod at once (row 2.8).
     """
     parts: list[tuple[int, tuple[SliceEndpoint, ...]]] = []
     for endpoint_slice in slices:

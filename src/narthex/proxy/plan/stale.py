@@ -1,11 +1,11 @@
 """Finds stale tracked connections: those that lead where a Service no longer leads (group 18, row 29.3).
 
-A connection keeps its endpoint for as long as the kernel tracks it, and UDP has no end. The packets of an entry whose endpoint is
-gone are lost. Compared with kube-proxy, the search is narrower in one way and wider in two:
+A connection keeps its endpoint for as long as the kernel tracks it, and UDP has no end. The packets of an entry whose
+endpoint is gone are lost. Compared with kube-proxy, the search is narrower in one way and wider in two:
 
 * Entries of a node port are searched on the node's own addresses only (row 29.4).
-* TCP and SCTP count, too, once the endpoint is gone from the Service. An endpoint that is listed but not serving may still finish
-  its connections (row 3.11); UDP, which has nothing to finish, leaves it (row 18.2).
+* TCP and SCTP count, too, once the endpoint is gone from the Service. An endpoint that is listed but not serving may
+  still finish its connections (row 3.11); UDP, which has nothing to finish, leaves it (row 18.2).
 * Entries of deleted frontends count if they lead to an endpoint that the frontend had.
 """
 

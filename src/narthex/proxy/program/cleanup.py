@@ -1,10 +1,10 @@
 """Removes leftovers of other modes and of kube-proxy: at the start of a proxy, or on request.
 
-A proxy does this after its first sync, so that there are rules at any time (rows 26.1, 26.2, 29.15). Meanwhile old and new rules exist
-side by side, and a new connection meets both. This is safe: the kernel's nat core calls the chains of one hook in turn and stops at the
-first that binds the connection, so one of the two rewrites it and the other never sees a packet of it. Both use bit 14 of the mark in
-the same way and masquerade packets that have it. The filter chains of either judge only packets that still have the address of a
-Service, so not those that the other has forwarded.
+A proxy does this after its first sync, so that there are rules at any time (rows 26.1, 26.2, 29.15). Meanwhile old and
+new rules exist side by side, and a new connection meets both. This is safe: the kernel's nat core calls the chains of
+one hook in turn and stops at the first that binds the connection, so one of the two rewrites it and the other never
+sees a packet of it. Both use bit 14 of the mark in the same way and masquerade packets that have it. The filter chains
+of either judge only packets that still have the address of a Service, so not those that the other has forwarded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Metrics from counters in the kernel: new connections per Service port and endpoint, and dropped invalid packets.
 
-The counters are read when the metrics are scraped. Kernel counters come and go with rules; the sums here only grow while a Service port
-or endpoint exists. What a counter counts between its last read and its removal is lost; nothing is counted twice.
+The counters are read when the metrics are scraped. Kernel counters come and go with rules; the sums here only grow
+while a Service port or endpoint exists. What a counter counts between its last read and its removal is lost; nothing is
+counted twice.
 """
 
 from __future__ import annotations
@@ -172,7 +173,8 @@ def _labels(name: ServicePortName, family: str) -> list[str]:
 class DroppedPacketCollector:
     """Collects packets dropped because connection tracking considers them invalid (rows 19.8, 20.18).
 
-    The sum survives when the counter of the rule restarts. Called by threads of the status server; serialized by a lock.
+    The sum survives when the counter of the rule restarts. Called by threads of the status server; serialized by a
+    lock.
     """
 
     def __init__(self, readers: Mapping[IPFamily, Callable[[], int]], clock: Clock) -> None:

@@ -29,8 +29,8 @@ class KernelSettings:
     def make(self, *, last: bool) -> bool:
         """Make the remaining settings. Returns True if none is left.
 
-        A setting that the kernel does not have waits for another call, unless this is the last: the module that provides it is loaded with the
-        first rules that need it.
+        A setting that the kernel does not have waits for another call, unless this is the last: the module that
+        provides it is loaded with the first rules that need it.
         """
         outcomes = self._apply(self._waiting)
         self._waiting = [] if last else [each.setting for each in outcomes if each.was is None]

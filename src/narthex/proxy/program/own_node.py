@@ -22,7 +22,8 @@ class NodeCompleter:
         Args:
             node_name: Name of the Node object.
             primary: Returns one address of each family, for a Node object without addresses.
-            machine: Returns all addresses, for a dataplane whose plan must list them; none for others, so that their plans do not change.
+            machine: Returns all addresses, for a dataplane whose plan must list them; none for others, so that their
+                plans do not change.
         """
         self._key = NamespacedName("", node_name)
         self._primary = primary

@@ -43,8 +43,8 @@ class Turns:
     def candidates(self, now: float, first: Place | None = None) -> Iterator[Place]:
         """Yield all endpoints in the order in which to try them for one client.
 
-        `first`, the remembered endpoint, comes first, then the others in turn, and recently failed ones last. Each call takes one turn.
-        Endpoints that are removed during the iteration are skipped.
+        `first`, the remembered endpoint, comes first, then the others in turn, and recently failed ones last. Each call
+        takes one turn. Endpoints that are removed during the iteration are skipped.
         """
         order = self._order
         turn = self._next

@@ -1,8 +1,8 @@
 """One direction of a relayed TCP connection: moves bytes from one socket to the other until the first one ends.
 
-Small amounts are read and written. Once a read fills the whole buffer, the kernel moves the bytes itself, by splice through a pipe, so
-bulk data never enters this process. While the receiving socket is full nothing more is read, so a slow reader slows down its writer
-(backpressure). Nothing blocks the event loop.
+Small amounts are read and written. Once a read fills the whole buffer, the kernel moves the bytes itself, by splice
+through a pipe, so bulk data never enters this process. While the receiving socket is full nothing more is read, so a
+slow reader slows down its writer (backpressure). Nothing blocks the event loop.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Pipes:
 class RelayDirection:
     """Moves bytes from `source` to `sink`.
 
-    `ended` is called after the end of the source once everything is delivered, `broke` if either socket fails. After either call both
-    sockets are released.
+    `ended` is called after the end of the source once everything is delivered, `broke` if either socket fails. After
+    either call both sockets are released.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class RelayDirection:
             self._fail(error)
 
     def _copy(self) -> bool:
-        """Read and write once. Returns True if more can be read at once. Raises BlockingIOError if the source is empty."""
+        """Read and write once. Returns True if more can be read. Raises BlockingIOError if the source is empty."""
         data = self._source.recv(CHUNK)
         if not data:
             self._end()

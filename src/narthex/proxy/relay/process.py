@@ -1,8 +1,9 @@
 """The relay as a process of its own, and the proxy's handle of it.
 
-It is a process, not a thread, because two threads would compete for Python's global lock: a sync of thousands of Services would delay
-every connection, and a busy relay every sync (measured in benchmarks/userspace_relay.py; ADR 0006). The process runs in the network
-namespace that it serves, and ends when the proxy's end of the socket between them closes.
+It is a process, not a thread, because two threads would compete for Python's global lock: a sync of thousands of
+Services would delay every connection, and a busy relay every sync (measured in benchmarks/userspace_relay.py; ADR
+0006). The process runs in the network namespace that it serves, and ends when the proxy's end of the socket between
+them closes.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ async def serve(control: socket.socket, setup: RelaySetup) -> None:
 async def _show(relay: Relay, family: int) -> asyncio.Server | None:
     """Show the table to root in this network namespace.
 
-    None: another relay shows its table already, because it is about to end or was started by mistake. Serving is more important.
+    None: another relay shows its table already, because it is about to end or was started by mistake. Serving is more
+    important.
     """
 
     async def show(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

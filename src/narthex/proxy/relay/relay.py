@@ -1,7 +1,7 @@
 """The relay: listens on ports, and connects each client to one of the port's endpoints.
 
-It uses one asyncio loop and one thread for one IP family. The owner of the loop sends it orders. A port keeps its socket, its round
-robin state, and its open connections when its endpoints change.
+It uses one asyncio loop and one thread for one IP family. The owner of the loop sends it orders. A port keeps its
+socket, its round robin state, and its open connections when its endpoints change.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Relay:
         return UdpListener(self._shared, self._host, entry.port, turns, self._udp_idle_seconds)
 
     def _affinity(self, entry: RelayPort) -> Affinity | None:
-        """Return the session affinity that all ports of a Service share. Clients stay known if only the time changes."""
+        """Return the session affinity of the Service; clients stay known if only the time changes."""
         if entry.affinity_seconds is None:
             return None
         memory = self._affinities.setdefault((*entry.service, entry.protocol), Affinity(entry.affinity_seconds))
@@ -151,7 +151,7 @@ class Relay:
             del self._affinities[service]
 
     def _limit(self) -> None:
-        """Limit connections to the available files. Beyond the limit clients wait; without it connections would fail midway."""
+        """Limit connections to the available files: beyond the limit clients wait instead of failing midway."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         spare = files - RESERVED_FILES - len(self._listeners)
         self._shared.most_open = max(1, spare // FILES_EACH - spare // 8)

@@ -1,6 +1,7 @@
 """UDP through the relay: each client has its own socket towards its endpoint until it has been idle for a while.
 
-Datagrams of up to 64 KB pass whole (row 25.7 cut them at 4096 bytes). A datagram that cannot be delivered at once is lost, as on any link.
+Datagrams of up to 64 KB pass whole (row 25.7 cut them at 4096 bytes). A datagram that cannot be delivered at once is
+lost, as on any link.
 """
 
 from __future__ import annotations

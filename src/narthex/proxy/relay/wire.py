@@ -1,4 +1,4 @@
-"""The protocol between relay and proxy (one order, one answer, over a socket pair), and of the table that a relay shows."""
+"""The protocol between relay and proxy (one order, one answer), and of the table that a relay shows."""
 
 from __future__ import annotations
 

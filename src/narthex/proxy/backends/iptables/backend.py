@@ -1,9 +1,9 @@
 """The iptables backend: kube-proxy's chains, names, and structure, so that existing knowledge and tools apply.
 
-Two things differ from kube-proxy on purpose, so that all modes behave alike (rows 13.4, 13.6, 29.5): a process on this node is
-refused by an external address without endpoints, and node ports without endpoints are refused only where node ports answer. In
-addition, the chains of the filter table begin with a rule that accepts what nat has already forwarded: an endpoint may have the
-address and port of another frontend, as host network pods do.
+Two things differ from kube-proxy on purpose, so that all modes behave alike (rows 13.4, 13.6, 29.5): a process on this
+node is refused by an external address without endpoints, and node ports without endpoints are refused only where node
+ports answer. In addition, the chains of the filter table begin with a rule that accepts what nat has already forwarded:
+an endpoint may have the address and port of another frontend, as host network pods do.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from narthex.proxy.plan.ir import Deviation, Plan, ServiceHealthCheck
 LARGE = 1000
 """Number of endpoints above which endpoint rules carry no comments (row 21.12)."""
 SMALL_AGAIN = 800
-"""Number of endpoints below which comments return. The gap keeps a cluster that fluctuates about one number from rewriting all endpoint
-chains at every change.
+"""Number of endpoints below which comments return. The gap keeps a cluster that fluctuates about one number from
+rewriting all endpoint chains at every change.
 """
 
 _LAST = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"

@@ -158,8 +158,8 @@ class Frame:
     def jumps(self) -> dict[tuple[str, str], Rules]:
         """Return our rules in built-in chains, in the order of kube-proxy's (rows 22.2, 22.3).
 
-        There is one more than in kube-proxy: OUTPUT to EXTERNAL-SERVICES, so that a process on this node is refused like any other client by
-        a load balancer address or external IP without endpoints (rows 13.4, 29.5).
+        There is one more than in kube-proxy: OUTPUT to EXTERNAL-SERVICES, so that a process on this node is refused
+        like any other client by a load balancer address or external IP without endpoints (rows 13.4, 29.5).
         """
         firewall = rule(NEW, Jump(names.PROXY_FIREWALL), comment="kubernetes load balancer firewall")
         external = "kubernetes externally-visible service portals"

@@ -17,8 +17,8 @@ NODE_PORTS = "KUBE-NODEPORTS"
 POSTROUTING = "KUBE-POSTROUTING"
 MARK_MASQ = "KUBE-MARK-MASQ"
 MARK_STRANGERS = "KUBE-MARK-NONPOD"
-"""Marks packets that are not from pods. Exists only if pods have more than one network, which a single negated match cannot express.
-kube-proxy has no such chain, because it uses the first network only.
+"""Marks packets that are not from pods. Exists only if pods have more than one network, which a single negated match
+cannot express. kube-proxy has no such chain, because it uses the first network only.
 """
 EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"
 FORWARD = "KUBE-FORWARD"
@@ -84,7 +84,7 @@ def chain_hash(identity: str) -> str:
 
 
 def service_id(name: ServicePortName) -> str:
-    """Return the identity that the chains of a Service port are named after: `ns/name:port` and the protocol in lower case.
+    """Return the identity that chain names are derived from: `ns/name:port` and the protocol in lower case.
 
     An unnamed port leaves no colon. kube-proxy up to 1.17 left it, so dumps of these versions have other hashes.
     """

@@ -36,8 +36,8 @@ class RefusalRules(msgspec.Struct, frozen=True, kw_only=True):
     node_port_firewall: Rules = ()
     """Sources out of range, for node ports; after all exact addresses."""
     leaks: Mapping[tuple[Protocol, int], Rules] = {}
-    """By protocol and port: rules that keep packets to an exact address of this port, which it does not forward, away from node ports. Only
-    needed if the address is this node's own and a node port has the same number.
+    """By protocol and port: rules that keep packets to an exact address of this port, which it does not forward, away
+    from node ports. Only needed if the address is this node's own and a node port has the same number.
     """
     node_port_numbers: frozenset[tuple[Protocol, int]] = frozenset()
 
@@ -56,7 +56,10 @@ def row_of(frontend: Frontend, frame: Frame) -> Row:
 
 
 def destination(frontend: Frontend) -> Match:
-    """Return matches of address, protocol, and port. Rules of node ports have no address: the jump to their chain matches it."""
+    """Return matches of address, protocol, and port.
+
+    Rules of node ports have no address: the jump to their chain matches it.
+    """
     where = () if frontend.address is None else address_match(Field.DADDR, frontend.address)
     return (*where, PROTOCOLS[frontend.protocol], Compare(Field.DPORT, (frontend.port,)))
 
@@ -131,7 +134,10 @@ class _Writer:
         )
 
     def _refusals(self, frontend: Frontend, row: Row) -> Iterator[Rule]:
-        """Yield rules for Reject, and for Drop where source ranges do not drop already. Ranges never apply to Reject (row 10.13)."""
+        """Yield rules for Reject, and for Drop where source ranges do not drop already.
+
+        Ranges never apply to Reject (row 10.13).
+        """
         verdicts = [
             None if isinstance(cell, Forward) or (isinstance(cell, Drop) and frontend.allow_from is not None) else cell
             for cell in row
@@ -139,7 +145,7 @@ class _Writer:
         yield from self._by_sender(frontend, verdicts)
 
     def _by_sender(self, frontend: Frontend, verdicts: list[Drop | Reject | None]) -> Iterator[Rule]:
-        """Yield rules per sender; one rule is enough unless verdicts differ, because forwarded packets do not get here."""
+        """Yield rules per sender; one is enough unless verdicts differ, because forwarded packets do not get here."""
         given = {verdict for verdict in verdicts if verdict is not None}
         if not given:
             return
@@ -163,7 +169,7 @@ class _Writer:
         return rule(*match, PROTOCOLS[frontend.protocol], Compare(Field.DPORT, (frontend.port,)), then, comment=text)
 
     def _out_of_range(self, frontend: Frontend, row: Row) -> Iterator[Rule]:
-        """Yield rules for sources that the KUBE-FW- chain has not accepted (row 10.14), unless they are rejected anyway."""
+        """Yield rules for sources that the KUBE-FW- chain has not accepted (row 10.14), unless all are rejected."""
         if frontend.allow_from is None or all(isinstance(cell, Reject) for cell in row):
             return
         chain = self._allowing(frontend, row)

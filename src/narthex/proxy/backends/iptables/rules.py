@@ -170,11 +170,11 @@ _PREFIX_RANKS = {"KUBE-SEP-": 1, "KUBE-SVC-": 2, "KUBE-SVL-": 2, "KUBE-EXT-": 3,
 def pieces(chains: Mapping[str, Sequence[Rule]]) -> list[dict[str, Sequence[Rule]]]:
     """Return chains of table nat to write before the others, in pieces and in order; empty if there are few chains.
 
-    iptables-restore 1.8 on nf_tables searches the target of each jump among all chains of its input, one by one, so the time for a single
-    input grows with the square of the endpoints: 43 s for 2,000 Services with 10 endpoints each, 3 s in pieces. A piece contains only
-    chains that no rule but those of later pieces refers to: first the targets of jumps, then the chains that jump. Packets that pass
-    rewritten chains meanwhile see complete ones. The chains that packets enter by (KUBE-SERVICES and others) are in no piece and come
-    last.
+    iptables-restore 1.8 on nf_tables searches the target of each jump among all chains of its input, one by one, so the
+    time for a single input grows with the square of the endpoints: 43 s for 2,000 Services with 10 endpoints each, 3 s
+    in pieces. A piece contains only chains that no rule but those of later pieces refers to: first the targets of
+    jumps, then the chains that jump. Packets that pass rewritten chains meanwhile see complete ones. The chains that
+    packets enter by (KUBE-SERVICES and others) are in no piece and come last.
     """
     ranks = {chain: rank for chain in chains if (rank := _rank(chain)) is not None}
     if len(ranks) <= MOST_CHAINS:

@@ -1,7 +1,7 @@
 """Changes as input for iptables-restore, and our rules in the output of iptables-save.
 
-All programs write to the same tables. Ours are chains by their names and, in built-in chains, rules that only jump to one of them.
-Nothing else is written: `--noflush` keeps what the input does not name.
+All programs write to the same tables. Ours are chains by their names and, in built-in chains, rules that only jump to
+one of them. Nothing else is written: `--noflush` keeps what the input does not name.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def restore_series(
 ) -> Iterator[Iterator[str]]:
     """Yield the inputs to restore one after the other, each in blocks as `restore_blocks` returns them; usually one.
 
-    `in_pieces` splits loads of many chains. This helps iptables on nf_tables and harms the legacy variant, where each restore copies the
-    whole table.
+    `in_pieces` splits loads of many chains. This helps iptables on nf_tables and harms the legacy variant, where each
+    restore copies the whole table.
     """
     early = pieces(changes.written.get("nat", {})) if in_pieces else []
     each = [XtablesChanges(family=changes.family, written={"nat": piece}) for piece in early]
@@ -201,8 +201,8 @@ def restore_input(changes: XtablesChanges, found: KernelChains | None = None) ->
 def restore_blocks(changes: XtablesChanges, found: KernelChains | None = None) -> Iterator[str]:
     """Yield this text in blocks of whole lines, each made on demand, so that the tool can read meanwhile.
 
-    Within a table, chains are created or flushed, jumps corrected, rules written, and unused chains removed last, when no rule refers to
-    them (row 21.11). `found` is required if `needs_look` returns True.
+    Within a table, chains are created or flushed, jumps corrected, rules written, and unused chains removed last, when
+    no rule refers to them (row 21.11). `found` is required if `needs_look` returns True.
     """
     assert found is not None or not needs_look(changes)
     for table in names.OWN_TABLES:

@@ -1,8 +1,9 @@
-"""The ipvs backend: a virtual server for each address and port, sets that say what to masquerade, and a few iptables rules.
+"""The ipvs backend: virtual servers, sets that say what to masquerade, and a few iptables rules.
 
-Names and structure are kube-proxy's (rows of group 24). Three things are improved. Packets for which a Local policy leaves no endpoint
-are dropped by a set for each class of sender, where kube-proxy sends them to other nodes (rows 7.10, 8.5, 29.6). Source ranges apply
-to packets from this node, too, without a rule for each address. Packets to free addresses of a ServiceCIDR are dropped.
+Names and structure are kube-proxy's (rows of group 24). Three things are improved. Packets for which a Local policy
+leaves no endpoint are dropped by a set for each class of sender, where kube-proxy sends them to other nodes (rows 7.10,
+8.5, 29.6). Source ranges apply to packets from this node, too, without a rule for each address. Packets to free
+addresses of a ServiceCIDR are dropped.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
     traits = IPVS
 
     def __init__(self, scheduler: str = "rr") -> None:
-        """Create the backend for a scheduler: the name of a kernel module without `ip_vs_`; mh hashes clients' ports, too (row 24.6)."""
+        """Create the backend for a scheduler, the name of a kernel module without `ip_vs_`.
+
+        The scheduler mh hashes clients' ports, too (row 24.6).
+        """
         self._scheduler = scheduler or "rr"
 
     def advance(self, previous: IpvsRules | None, plan: Plan) -> tuple[IpvsRules, IpvsChanges]:
@@ -114,7 +118,10 @@ class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
         return walk(rules.tables.ruleset, packet, host, memory, now, objects=objects)
 
     def text(self, rules: IpvsRules) -> str:
-        """Return everything as the kernel's tools print it: `ipset save`, iptables-save, the bound addresses, `ipvsadm -S -n`."""
+        """Return everything as the kernel's tools print it.
+
+        The tools are `ipset save`, iptables-save, and `ipvsadm -S -n`; bound addresses are comments.
+        """
         sets = ipset.save_text(rules.sets[name] for name in sorted(rules.sets))
         link = "".join(f"# {address} dev {names.LINK}\n" for address in sorted(rules.bound))
         servers = ipvsadm.save_text(rules.servers.values())
@@ -216,7 +223,10 @@ class _Turn:
     # ---- what comes of them ----------------------------------------------------------------------------------------
 
     def _servers(self, now: _Rendering) -> Map[ServerKey, VirtualServer]:
-        """Return virtual servers, where exact addresses precede node ports; counts the entries of sets that belong to them."""
+        """Return virtual servers, and count the entries of sets that belong to them.
+
+        Exact addresses take precedence over node ports.
+        """
         held: Map[ServerKey, VirtualServer] = self._previous.servers if self._previous else Map()
         servers = held.mutate()
         for key in self._touched:

@@ -1,8 +1,9 @@
 """The fixed iptables part of mode ipvs: sets decide on masquerading and refusals.
 
-The rules name sets, not Services, so they change with the configuration only, and when a set gets its first entry or loses its last:
-as in kube-proxy, an empty set has no rule. IPVS is in INPUT after the filter table, and in OUTPUT between the tables mangle and filter.
-Packets from this node are therefore judged in mangle, where kube-proxy has a rule for each restricted address in filter.
+The rules name sets, not Services, so they change with the configuration only, and when a set gets its first entry or
+loses its last: as in kube-proxy, an empty set has no rule. IPVS is in INPUT after the filter table, and in OUTPUT
+between the tables mangle and filter. Packets from this node are therefore judged in mangle, where kube-proxy has a rule
+for each restricted address in filter.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class IpvsFrame:
         return self.shared, self.service_cidrs
 
     def tables(self, held: frozenset[str], mask: Mask) -> XtablesRules:
-        """Return the rules, given the sets that are not empty (by their IPv4 names) and how ClusterIPs are masqueraded."""
+        """Return the rules for non-empty sets (by their IPv4 names) and the masquerading of ClusterIPs."""
         return _Writer(self, held, mask).tables()
 
 
@@ -223,8 +224,8 @@ class _Writer:
     def _firewall(self) -> Iterator[Rule]:
         """Yield source ranges, then drops where a Local policy leaves no endpoint (rows 10.3, 13.3).
 
-        Packets that IPVS has forwarded pass again, in output and over loopback, and are not judged twice: an endpoint may have the address and
-        port of another frontend, as host network pods do.
+        Packets that IPVS has forwarded pass again, in output and over loopback, and are not judged twice: an endpoint
+        may have the address and port of another frontend, as host network pods do.
         """
         if self._any(names.LOAD_BALANCER_IP_FW, *_DROPS):
             yield rule(IpvsMatch(), Return())
@@ -248,7 +249,7 @@ class _Writer:
         )
 
     def _guard(self) -> Iterator[Rule]:
-        """Yield rules that keep the node's own processes from answering at addresses that only Services have (row 24.3)."""
+        """Yield rules that keep the node's processes from answering at addresses of Services (row 24.3)."""
         for name in (names.LOAD_BALANCER_IP, names.CLUSTER_IP, names.EXTERNAL_IP, names.EXTERNAL_IP_LOCAL):
             if name in self._held:
                 yield rule(self._in(name), Return())

@@ -48,8 +48,8 @@ NODE_PORT_LOCAL_SCTP = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
 HEALTH_CHECK = "KUBE-HEALTH-CHECK-NODE-PORT"
 IPVS_IPS = "KUBE-IPVS-IPS"
 DROP_POD = "KUBE-DROP-POD"
-"""Addresses and ports at which a Local policy leaves no endpoint for pods. Narthex's own, like the two below: kube-proxy sends such
-connections to other nodes (rows 7.10, 8.5, 29.6).
+"""Addresses and ports at which a Local policy leaves no endpoint for pods. Narthex's own, like the two below:
+kube-proxy sends such connections to other nodes (rows 7.10, 8.5, 29.6).
 """
 DROP_NODE = "KUBE-DROP-NODE"
 DROP_OTHER = "KUBE-DROP-OTHER"
@@ -80,7 +80,7 @@ KINDS = {
 
 
 def set_name(name: str, family: IPFamily) -> str:
-    """Return a set's name in the kernel: IPv6 names begin with `KUBE-6-` and are cut at the end if they are too long."""
+    """Return a set's name in the kernel: IPv6 names begin with `KUBE-6-` and are cut if too long."""
     return name if family is IPFamily.IPV4 else ("KUBE-6-" + name.removeprefix("KUBE-"))[:MAX_NAME]
 
 

@@ -30,8 +30,8 @@ __all__ = [
 class IpvsRules:
     """All of our objects for one family. Immutable; equal if the parts are equal.
 
-    A real server that leaves is absent here. The Target keeps it with weight 0 while connections need it (row 24.8), and reads a real
-    server with weight 0 as absent.
+    A real server that leaves is absent here. The Target keeps it with weight 0 while connections need it (row 24.8),
+    and reads a real server with weight 0 as absent.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Chains and sets of Service ports with ClientIP affinity: one dynamic set of clients per endpoint.
 
-All frontends of a Service port share the record of a client (row 14.2), so it is kept by endpoint, not by frontend. The chain of a
-pool queries only the sets of the pool's endpoints (row 14.5), in the pool's order. The set of an endpoint is removed with the
-endpoint, so that no client stays bound to it (row 14.3).
+All frontends of a Service port share the record of a client (row 14.2), so it is kept by endpoint, not by frontend. The
+chain of a pool queries only the sets of the pool's endpoints (row 14.5), in the pool's order. The set of an endpoint is
+removed with the endpoint, so that no client stays bound to it (row 14.3).
 
 Names consist of characters that nft can read; a hash of the Service port's identity makes them unique.
 """

@@ -1,7 +1,8 @@
 """The nftables backend, the default: constant rules, with all state in maps.
 
-`frame` has the constant part, `rows` the chains that Services share, `affinity` the chains and sets of session affinity, `service`
-what one Service port adds, `rules` the whole table and its next version, and `changes` the difference between two tables.
+`frame` has the constant part, `rows` the chains that Services share, `affinity` the chains and sets of session
+affinity, `service` what one Service port adds, `rules` the whole table and its next version, and `changes` the
+difference between two tables.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The changes from one table to another, in three phases, with the text for nft.
 
-1. A script, one transaction: new sets and chains, and chains with other rules. No rule leads to a new chain yet, so packets never
-   see half a change.
-2. One netlink batch, one transaction: rules that nft cannot read as text (`netfilter.netlink.rules` explains why), then deleted
-   elements, then added elements. A key with new data is in both.
-3. A script: new base chains, after everything that they lead to; then chains and sets that are no longer referenced are deleted.
-   It is a separate transaction, because kernels before 6.4 count a reference until the transaction that drops it has ended (row
-   21.15).
+1. A script, one transaction: new sets and chains, and chains with other rules. No rule leads to a new chain yet, so
+   packets never see half a change.
+2. One netlink batch, one transaction: rules that nft cannot read as text (`netfilter.netlink.rules` explains why), then
+   deleted elements, then added elements. A key with new data is in both.
+3. A script: new base chains, after everything that they lead to; then chains and sets that are no longer referenced are
+   deleted. It is a separate transaction, because kernels before 6.4 count a reference until the transaction that drops
+   it has ended (row 21.15).
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Nothing here depends on a Service. The frame depends on `NftSettings` only. Layo
     nat-postrouting                        masquerade marked packets and hairpin connections
     filter-input, -forward, -output        what was not forwarded: refuse it at frontends, guard ClusterIPs
 
-All filter chains match only connections without DNAT. The address and port of an endpoint may equal another frontend, and a
-connection that was forwarded to it must not be judged twice.
+All filter chains match only connections without DNAT. The address and port of an endpoint may equal another frontend,
+and a connection that was forwarded to it must not be judged twice.
 """
 
 from __future__ import annotations

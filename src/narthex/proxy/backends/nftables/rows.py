@@ -1,13 +1,14 @@
 """Chains that many Services share: one per distinct row of decisions, one per endpoint map.
 
-A row is what a frontend does with the three classes of sender, each as a cell: `c` forwards to the cluster pool, `lm` to the local
-pool with masquerading, `x` does not forward. `send-c-c-cm` distinguishes the classes, `send-cm` sets the mark, and `send-c` selects
-an endpoint: it has one rule per distinct number of endpoints, for the frontends in the set of that number. `nodeport-...` is the
-same with the keys, sets, and maps of node ports. `refuse-a-a-d` is used in the filter hooks: `a` accepts (the packet was
-forwarded), `d` drops, `r` rejects.
+A row is what a frontend does with the three classes of sender, each as a cell: `c` forwards to the cluster pool, `lm`
+to the local pool with masquerading, `x` does not forward. `send-c-c-cm` distinguishes the classes, `send-cm` sets the
+mark, and `send-c` selects an endpoint: it has one rule per distinct number of endpoints, for the frontends in the set
+of that number. `nodeport-...` is the same with the keys, sets, and maps of node ports. `refuse-a-a-d` is used in the
+filter hooks: `a` accepts (the packet was forwarded), `d` drops, `r` rejects.
 
-The number of chains and rules therefore grows with distinct rows and endpoint counts, not with Services. The count is not part of
-the verdict, because adding a verdict that jumps to a chain makes the kernel traverse all verdict maps of the table (ADR 0005).
+The number of chains and rules therefore grows with distinct rows and endpoint counts, not with Services. The count is
+not part of the verdict, because adding a verdict that jumps to a chain makes the kernel traverse all verdict maps of
+the table (ADR 0005).
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def chain_name(prefix: str, cells: Cells) -> str:
 
 
 def decisions(frontend: Frontend, settings: NftSettings) -> tuple[Decision, Decision, Decision]:
-    """Return the decisions for pods, this node, and others. Without pod detection the first one is the node's."""
+    """Return the decisions for pods, this node, and others; without pod detection the first is the node's."""
     return frontend.pod if settings.pods.enabled else frontend.node, frontend.node, frontend.other
 
 

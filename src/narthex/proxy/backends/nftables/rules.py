@@ -1,7 +1,7 @@
 """The rules of the nftables backend as one value, and the step from one value to the next.
 
-Rendered rules keep settings, Service ports with their slots, and counts of shared elements. Elements are computed on demand
-(`table`). Rules that were read from a kernel are the table itself. Both compare by their tables.
+Rendered rules keep settings, Service ports with their slots, and counts of shared elements. Elements are computed on
+demand (`table`). Rules that were read from a kernel are the table itself. Both compare by their tables.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class NftRules(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     shared: Mapping[str, Map[str, int]] = {}
     """For the sets of `SHARED`: how many Service ports need each address."""
     rows: frozenset[DecisionRow] = frozenset()
-    """Rows in use, and those that were used before. A chain stays while rules advance, so that a row that returns finds it. Rules rendered
-    from scratch have only the rows in use.
+    """Rows in use, and those that were used before. A chain stays while rules advance, so that a row that returns finds
+    it. Rules rendered from scratch have only the rows in use.
     """
     counts: frozenset[EndpointCount] = frozenset()
     """Numbers of endpoints, kept like rows."""

@@ -150,8 +150,8 @@ def fragment(service: ServicePlan, before: NftFragment | None) -> NftFragment:
 def arrange(before: Slots, pool: Pool | None) -> Slots:
     """Return dense slots for a pool.
 
-    New endpoints take the slots of removed ones; remaining gaps are filled from the end, so that a removal costs one move and a change
-    of the count.
+    New endpoints take the slots of removed ones; remaining gaps are filled from the end, so that a removal costs one
+    move and a change of the count.
     """
     if pool is None:
         return ()

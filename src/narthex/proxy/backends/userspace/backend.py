@@ -1,8 +1,8 @@
 """The userspace backend: rules that redirect each frontend to a port of the relay, and the relay's table.
 
-The chains are those of kube-proxy's old mode (row 25.2). In addition (row 25.8), the rules implement both traffic policies and source
-ranges, and refuse Services without endpoints at once, since the plan says what each sender may reach: a Service port has one listener
-for each endpoint set. See docs/explanation/userspace.md and ADR 0006.
+The chains are those of kube-proxy's old mode (row 25.2). In addition (row 25.8), the rules implement both traffic
+policies and source ranges, and refuse Services without endpoints at once, since the plan says what each sender may
+reach: a Service port has one listener for each endpoint set. See docs/explanation/userspace.md and ADR 0006.
 """
 
 from __future__ import annotations
@@ -243,7 +243,8 @@ def _to_node_ports(frame: Frame, chain: str) -> Iterable[Rule]:
 def _doors(plan: Plan, ordered: list[UserspaceFragment]) -> Iterator[Rule]:
     """Yield rules that accept packets to listeners on this node.
 
-    The relay is reachable through frontends only: a direct connection to its port would bypass policies and source ranges.
+    The relay is reachable through frontends only: a direct connection to its port would bypass policies and source
+    ranges.
     """
     for service, check in sorted(plan.health_checks.items()):
         text = comment_text(f"{service} health check node port")

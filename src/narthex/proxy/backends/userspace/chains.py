@@ -1,7 +1,7 @@
 """The rules of one Service port that redirect to the relay.
 
-A frontend with the same decision for all senders is one rule. Others have a KUBE-PORTAL- chain that distinguishes the senders, and one
-more before it if only some networks may connect.
+A frontend with the same decision for all senders is one rule. Others have a KUBE-PORTAL- chain that distinguishes the
+senders, and one more before it if only some networks may connect.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Names of the chains of mode userspace (row 25.2), and which chains are ours.
 
-The five of the old mode have their old names. KUBE-PORTALS-FIREWALL and KUBE-PORTALS-REFUSED are for what it did not support: source
-ranges, and policies that leave no endpoint. KUBE-PORTAL- chains are for frontends whose decisions depend on the sender.
+The five of the old mode have their old names. KUBE-PORTALS-FIREWALL and KUBE-PORTALS-REFUSED are for what it did not
+support: source ranges, and policies that leave no endpoint. KUBE-PORTAL- chains are for frontends whose decisions
+depend on the sender.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Assigns ports of the relay to listeners, by their names alone, so that the next process assigns the same.
 
-A listener keeps its port. A new listener gets the first free port after a hash of its name. A released port stays unused for one
-rendering, so that no connection on its way there reaches another Service.
+A listener keeps its port. A new listener gets the first free port after a hash of its name. A released port stays
+unused for one rendering, so that no connection on its way there reaches another Service.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from narthex.model.names import ServicePortName
 from narthex.proxy.plan.ir import Scope
 
 FIRST, LAST = 61000, 65535
-"""The default range: above the ephemeral ports of Linux (net.ipv4.ip_local_port_range ends at 60999) and above the node ports of every
-cluster.
+"""The default range: above the ephemeral ports of Linux (net.ipv4.ip_local_port_range ends at 60999) and above the node
+ports of every cluster.
 """
 
 ListenerName = tuple[ServicePortName, Scope]

@@ -1,6 +1,7 @@
 """The rules of the userspace backend: iptables rules that redirect to listen ports, and the relay's table.
 
-As text, the table is one comment line for each listener, which `narthex render` prints before the rules and dumps may contain:
+As text, the table is one comment line for each listener, which `narthex render` prints before the rules and dumps may
+contain:
 
     # relay tcp 61904: shop/web:http (cluster) -> 10.64.1.10:8080, 10.64.2.10:8080, affinity 10800 s
 """

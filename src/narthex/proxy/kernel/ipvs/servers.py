@@ -1,4 +1,4 @@
-"""The kernel's virtual servers of one family: reads and changes them, and drains real servers that leave (rows 24.8, 24.9)."""
+"""The kernel's virtual servers of one family: reading, changing, and draining (rows 24.8, 24.9)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class IpvsServers:
     def read(self, ours: Callable[[ServerKey], bool]) -> dict[ServerKey, VirtualServer]:
         """Return the virtual servers for which `ours` returns True, with their real servers in service.
 
-        A real server with weight 0, or with another forwarding method than masquerading, counts as leaving. Raises ApplyError.
+        A real server with weight 0, or with another forwarding method than masquerading, counts as leaving. Raises
+        ApplyError.
         """
         for _ in range(_READ_ATTEMPTS):
             try:
@@ -179,7 +180,7 @@ class IpvsServers:
     # ---- leaving ---------------------------------------------------------------------------------------------------
 
     def tend(self) -> float | None:
-        """Remove draining real servers without connections. Returns the seconds until the next call; None if none is draining.
+        """Remove draining real servers without connections. Returns the seconds until the next call, or None.
 
         Refused removals are tried again.
         """

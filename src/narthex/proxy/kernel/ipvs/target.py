@@ -21,8 +21,8 @@ from narthex.proxy.kernel.ipvs.servers import TEND_SECONDS, IpvsServers
 class IpvsTarget(Target[IpvsRules, IpvsChanges]):
     """Writes all objects of one namespace and family.
 
-    Virtual servers are ours if their address is on kube-ipvs0 or our sets name them, and their address is not in `excluded` (row 24.10).
-    Others are neither read nor touched.
+    Virtual servers are ours if their address is on kube-ipvs0 or our sets name them, and their address is not in
+    `excluded` (row 24.10). Others are neither read nor touched.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
     def apply(self, changes: IpvsChanges) -> None:
         """Make the changes. Raises ApplyError.
 
-        Sets and rules for a virtual server are written before it and removed after it. An address is removed last, because it identifies a
-        virtual server as ours.
+        Sets and rules for a virtual server are written before it and removed after it. An address is removed last,
+        because it identifies a virtual server as ours.
         """
         if changes.replace:
             changes = self._differences(changes)
@@ -86,7 +86,10 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
         ipvs_link.unbind(changes.unbind, namespace)
 
     def tend(self) -> float | None:
-        """Remove draining real servers without connections (row 24.8). Returns the seconds until the next call, or None."""
+        """Remove draining real servers without connections (row 24.8).
+
+        Returns the seconds until the next call, None if none is draining.
+        """
         return self._servers.tend()
 
     def clean(self) -> None:
