@@ -352,7 +352,8 @@ def test_an_api_server_that_goes_and_comes_back(fresh, api):
     fresh.ready()
     assert "SERVFAIL" in fresh.run("kdig", f"@{ADDRESSES[0]}", WEB)
     assert fresh.dig("dns-version.cluster.local", "TXT") == ['"1.1.0"']
-    api.start()
+    with netns.entered(fresh.namespace):
+        api.start()
     fresh.wait(lambda: fresh.http(8181, "/ready") == (200, "OK"), "readiness")
     assert fresh.dig(WEB) == ["10.110.0.1"]
     assert fresh.dig(f"heads.{Z}") == ["10.64.1.10", "10.64.1.11"]
@@ -362,7 +363,8 @@ def test_an_api_server_that_goes_and_comes_back(fresh, api):
     assert fresh.dig(WEB) == ["10.110.0.1"]
     assert "narthex_dns_heard_age_seconds" in fresh.http(9153, "/metrics")[1]
     api.put(service("shop/later", "10.110.0.88"))
-    api.start()
+    with netns.entered(fresh.namespace):
+        api.start()
     fresh.wait(lambda: fresh.dig(f"later.{Z}") == ["10.110.0.88"], "the name that is new")
 
 
