@@ -19,7 +19,7 @@ import msgspec
 
 from frame.report import Report, parser
 from frame.server import endpoint_slice, service
-from narthex.kube.cache import ListCache
+from narthex.kube.watch import ListCache
 from narthex.lab.encode import encode
 from narthex.model.decode.objects import shape_of
 from narthex.model.net import IPFamily

@@ -120,8 +120,6 @@ def _screen(
     """Show a table that is updated until q or Ctrl-C."""
     from rich.live import Live
 
-    from narthex.cli.top import Keys
-
     with Keys() as keys, Live(_rich(before, table(before, None, 0.0, sort)), screen=True, auto_refresh=False) as screen:
         now, rate_from, seconds = before, before, 0.0
         while True:

@@ -8,7 +8,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from narthex.kube import messages
 from narthex.model import wire
 from narthex.model.decode.objects import KINDS, shape_of
 
@@ -197,8 +196,8 @@ def prepare_decoders() -> None:
     msgspec builds the decoder of a type at its first use, and two threads that do so at once crash the process
     (SIGSEGV in 0.22). The parts of a node decode in several threads; a proxy alone decodes in one.
     """
-    for module in (wire, messages):
-        for found in vars(module).values():
+    for names in (vars(wire), globals()):
+        for found in list(names.values()):
             if (
                 isinstance(found, type)
                 and issubclass(found, msgspec.Struct)
@@ -206,6 +205,6 @@ def prepare_decoders() -> None:
             ):
                 msgspec.json.Decoder(found)
     for kind in KINDS:
-        list(messages.read_lines(b"", shape_of(kind)))
+        list(read_lines(b"", shape_of(kind)))
     # A line that fits no shape is read as JSON.
-    msgspec.json.Decoder(messages.WatchEvent[msgspec.Raw])
+    msgspec.json.Decoder(WatchEvent[msgspec.Raw])

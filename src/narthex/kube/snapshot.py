@@ -12,7 +12,7 @@ from narthex.kube.access import Access
 from narthex.kube.client import ApiClient, Unreachable
 from narthex.kube.exchange import WATCH_TIMES
 from narthex.kube.resources import WatchedResource
-from narthex.kube.session import follow
+from narthex.kube.source import follow
 from narthex.kube.watch import Watch
 from narthex.model.backoff import Backoff
 from narthex.model.problem import Problem

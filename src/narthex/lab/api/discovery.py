@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from narthex.lab.api import discovery, openapi, openapi_proto
+from narthex.lab.api import openapi, openapi_proto
 from narthex.lab.api.kinds import VERSION, ApiResource, group_version, newest_first
 from narthex.lab.api.paths import ResourcePaths
 from narthex.lab.api.requests import JSON, ApiRequest, ApiResponse, accepted_types, choose_type, json_response
@@ -200,7 +200,7 @@ class Documents:
 
     def _document(self, path: str) -> ApiResponse | None:
         if path == "/version":
-            return json_response(200, discovery.version())
+            return json_response(200, version())
         if (health := _HEALTH.fullmatch(path)) is not None:
             return ApiResponse(
                 200, f"{health[1]} check passed\n".encode() if "/" in path[1:] else b"ok", {}, "text/plain"
@@ -215,23 +215,21 @@ class Documents:
         if (found := _OPENAPI.fullmatch(path)) is not None:
             return _maybe(openapi.version_3(self._paths, found[2] or "", found[1] or found[3]))
         if (found := _VERSION.fullmatch(path)) is not None:
-            return _maybe(discovery.resources(self._paths, found[2] or "", found[1] or found[3]))
+            return _maybe(resources(self._paths, found[2] or "", found[1] or found[3]))
         if (found := _GROUP.fullmatch(path)) is not None:
-            return _maybe(discovery.group(self._paths, found[1]))
+            return _maybe(group(self._paths, found[1]))
         return None
 
     def _roots(self, path: str, accept: str) -> ApiResponse | None:
         offer = choose_type(accept, _AGGREGATED)
         core = path == "/api"
         if offer.form != _AGGREGATED:
-            return self._once(
-                path, lambda: json_response(200, discovery.versions() if core else discovery.groups(self._paths))
-            )
+            return self._once(path, lambda: json_response(200, versions() if core else groups(self._paths)))
         version = offer.version if offer.version in ("v2", "v2beta1") else "v2"
         type = f"{JSON};g=apidiscovery.k8s.io;v={version};as={_AGGREGATED}"
 
         def make() -> ApiResponse:
-            made = json_response(200, discovery.aggregated(self._paths, version, core=core))
+            made = json_response(200, aggregated(self._paths, version, core=core))
             return ApiResponse(200, made.body, {"Vary": "Accept"}, type)
 
         return self._once(f"{path} {version}", make)

@@ -31,7 +31,7 @@ _PRELOADED = (
     "narthex.kube.origin",
     "narthex.kube.access",
     "narthex.kube.chunks",
-    "narthex.kube.session",
+    "narthex.kube.source",
     "narthex.kube.transport",
     "narthex.proxy.backends.nftables.backend",
     "narthex.proxy.kernel.nftables",

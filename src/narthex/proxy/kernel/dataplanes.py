@@ -28,6 +28,8 @@ from narthex.proxy.backends.base import Backend, Target
 from narthex.proxy.backends.iptables.names import OWN_TABLES, ChainOwnership
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.kernel_settings import ipvs_settings
+from narthex.proxy.plan.planner import NodeConfig
+from narthex.runtime.configuration.file import PRIMARY, ProxyConfiguration
 from narthex.runtime.configuration.values import IpvsConfiguration
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.process import StartError
@@ -432,3 +434,30 @@ class _PlanCounters:
         if self._known is None or self._known[0] is not plan:
             self._known = plan, self._owners(plan)
         return self._known[1].counted(self._read_raw(plan, endpoints))
+
+
+def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) -> NodeConfig:
+    """Return the planner's configuration, with the defaults of a mode ("" is the default mode).
+
+    `mode` may differ from the configuration's own, since commands can show what another mode would do.
+    """
+    mode = mode or configuration.mode
+    # kube-proxy's ipvs mode takes both masquerade settings from the iptables section (row 27.12).
+    section = configuration.rules_section(mode)
+    plane = DATAPLANES[mode]
+    unset = (PRIMARY,) if plane.primary_node_ports else None
+    given = configuration.node_port_addresses
+    return NodeConfig(
+        node_name=node_name,
+        detect_local_mode=configuration.detect_local_mode,
+        cluster_cidrs=configuration.cluster_cidrs,
+        bridge_interface=configuration.bridge_interface,
+        interface_name_prefix=configuration.interface_name_prefix,
+        masquerade_all=section.masquerade_all,
+        masquerade_bit=section.masquerade_bit,
+        node_port_addresses=unset if given is None else given,
+        localhost_node_ports=plane.localhost_node_ports and configuration.iptables.localhost_node_ports,
+        bind_address=configuration.bind_address,
+        allow_service_external_ips=configuration.feature_gate("AllowServiceExternalIPs", True),
+        strict_source_ranges=configuration.own.strict_source_ranges,
+    )

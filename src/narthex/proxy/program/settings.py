@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from narthex.model.net import FAMILIES, IPFamily, family_of, split_port
-from narthex.proxy.kernel.dataplanes import DATAPLANES
+from narthex.proxy.kernel.dataplanes import node_config
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.proxy.program.schedule import SyncPeriods
 from narthex.runtime.configuration.file import (
@@ -156,33 +156,6 @@ def _settings(
         configuration=written(configuration),
         own_configuration=own_written(configuration),
         warnings=warnings,
-    )
-
-
-def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) -> NodeConfig:
-    """Return the planner's configuration, with the defaults of a mode ("" is the default mode).
-
-    `mode` may differ from the configuration's own, since commands can show what another mode would do.
-    """
-    mode = mode or configuration.mode
-    # kube-proxy's ipvs mode takes both masquerade settings from the iptables section (row 27.12).
-    section = configuration.rules_section(mode)
-    plane = DATAPLANES[mode]
-    unset = (PRIMARY,) if plane.primary_node_ports else None
-    given = configuration.node_port_addresses
-    return NodeConfig(
-        node_name=node_name,
-        detect_local_mode=configuration.detect_local_mode,
-        cluster_cidrs=configuration.cluster_cidrs,
-        bridge_interface=configuration.bridge_interface,
-        interface_name_prefix=configuration.interface_name_prefix,
-        masquerade_all=section.masquerade_all,
-        masquerade_bit=section.masquerade_bit,
-        node_port_addresses=unset if given is None else given,
-        localhost_node_ports=plane.localhost_node_ports and configuration.iptables.localhost_node_ports,
-        bind_address=configuration.bind_address,
-        allow_service_external_ips=configuration.feature_gate("AllowServiceExternalIPs", True),
-        strict_source_ranges=configuration.own.strict_source_ranges,
     )
 
 

@@ -13,9 +13,9 @@ from narthex.model.objects import Node
 from narthex.model.packet import Host
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot, Store, Synced
+from narthex.proxy.kernel.dataplanes import node_config
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import NodeConfig, plan_once
-from narthex.proxy.program.settings import node_config
 from narthex.runtime.configuration.file import ProxyConfiguration, read
 
 
