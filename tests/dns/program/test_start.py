@@ -96,7 +96,7 @@ def test_workers():
         ),
         (["--listen", "x:y", "--check"], "--listen"),
         (["--check"], "the flags: 1 server block, nothing is wrong\n"),
-        (["-o", "json"], "-o is for --check"),
+        (["-o", "json"], "-o requires --check"),
     ],
 )
 def test_the_command(arguments, said):
