@@ -108,6 +108,7 @@ class _Writer:
         self._allowing = allowing
 
     def refused(self, service: ServicePlan) -> RefusalRules:
+        """Return the refusals of the Service port."""
         refusals: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
         firewall: dict[bool, list[Rule]] = {True: [], False: []}
         leaks: dict[tuple[Protocol, int], Rules] = {}

@@ -116,6 +116,7 @@ class _Writer:
         self._mask = mask
 
     def tables(self) -> XtablesRules:
+        """Return all chains and jumps."""
         chains = {"nat": Map(self._nat()), "filter": Map(self._filter()), "mangle": Map(self._mangle())}
         return XtablesRules(self._family, chains, Map(self._jumps()))
 

@@ -85,6 +85,7 @@ class _Writer:
         self._chains: dict[str, Rules] = {}
 
     def fragment(self, service: ServicePlan) -> UserspaceFragment:
+        """Return the rules of the Service port."""
         lines: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
         for frontend in self._service.frontends:
             cells = self._cells(row_of(frontend, self._frame))

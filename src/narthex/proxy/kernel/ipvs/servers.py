@@ -248,21 +248,24 @@ class _Request:
 
     @property
     def message(self) -> GenetlinkRequest:
+        """Command and attributes as they are sent."""
         if self.server is not None:
             return self.command, wire.server(self.server)
         return self.command, wire.real(self.key, self.real) if self.real is not None else wire.server_key(self.key)
 
     @property
     def makes(self) -> bool:
+        """True if the request creates an object."""
         return self.command in (IpvsCommand.NEW_SERVER, IpvsCommand.NEW_REAL)
 
     @property
     def deletes(self) -> bool:
+        """True if the request deletes an object."""
         return self.command in (IpvsCommand.DELETE_SERVER, IpvsCommand.DELETE_REAL)
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Text for messages."""
         return (
             f"real server {join_port(self.real.address, self.real.port)} of {_named(self.key)}"
             if self.real
