@@ -5,7 +5,7 @@ import time
 
 import msgspec
 
-from narthex.kube import cache as holdings
+from narthex.kube import watch as holdings
 from narthex.kube.exchange import LinesReceived, ResponseBody, ResponseOpened, WatchStarted
 from narthex.kube.resources import ENDPOINT_SLICES
 from narthex.kube.watch import Watch
