@@ -12,7 +12,7 @@ from narthex.kube.resources import of_a_proxy, of_an_announcer
 from narthex.lb.program.conditions import ConditionWriter
 from narthex.lb.service_status import ServiceCondition
 from narthex.linux.run import run
-from narthex.model.names import NamespacedName
+from narthex.model.objects import NamespacedName
 from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import service
 from narthex.testing.load import until

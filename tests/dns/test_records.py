@@ -8,8 +8,7 @@ from narthex.dns.corefile.settings import KubernetesSettings
 from narthex.dns.server.dispatcher import PendingQuery
 from narthex.dns.zone.changes import ZoneTracker
 from narthex.dns.zone.records import service_records
-from narthex.model.names import NamespacedName
-from narthex.model.objects import Namespace, Pod
+from narthex.model.objects import Namespace, NamespacedName, Pod
 from narthex.model.selector import parse
 from narthex.model.store import Delete, Store, Synced, Upsert
 from narthex.testing.build import endpoint, endpoint_slice, service

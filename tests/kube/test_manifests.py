@@ -12,7 +12,7 @@ import pytest
 
 from narthex.kube import manifests
 from narthex.kube.manifests import ManifestSource
-from narthex.model.names import NamespacedName
+from narthex.model.objects import NamespacedName
 from narthex.model.store import Delete, Synced, Upsert
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -20,7 +20,7 @@ from narthex.lab.api.api import error_response
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.reads import expired
 from narthex.model.decode import objects as decode
-from narthex.model.names import NamespacedName
+from narthex.model.objects import NamespacedName
 from narthex.model.store import Delete, Upsert
 
 MIDDLE = 0.5

@@ -7,8 +7,8 @@ import pytest
 from narthex.cni.request import is_name
 from narthex.lab import pod_network, topology
 from narthex.linux import namespaces as netns
-from narthex.model.names import NamespacedName
 from narthex.model.net import address, contains, network
+from narthex.model.objects import NamespacedName
 
 LABS = ["a", "a-node-1", "a-fabric", "b", "a-b", "default"]
 

@@ -6,9 +6,8 @@ import pytest
 from narthex.lb.allocate import AllocationInput, allocate
 from narthex.lb.pools import validate_pools
 from narthex.lb.service_status import PREFIX, required_changes
-from narthex.model.names import NamespacedName
 from narthex.model.net import Protocol
-from narthex.model.objects import IPAddressPool, LoadBalancerIngress, ServiceAllocation, ServicePort
+from narthex.model.objects import IPAddressPool, LoadBalancerIngress, NamespacedName, ServiceAllocation, ServicePort
 from narthex.model.selector import parse
 from narthex.testing import build
 

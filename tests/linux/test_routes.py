@@ -2,7 +2,7 @@
 
 import pytest
 
-from narthex.linux.routes import RouteHop, next_hop, read_answer
+from narthex.lab.program.trace import RouteHop, next_hop, read_answer
 
 
 def test_next_router() -> None:

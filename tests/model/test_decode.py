@@ -7,7 +7,6 @@ import pytest
 from tests.model.bases import CIDR, DEPLOYMENT, GONE, NODE, POD, SERVICE, SLICE, changed
 
 from narthex.model.decode.objects import Problem, decode, decode_json, load
-from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import (
     Container,
@@ -16,6 +15,7 @@ from narthex.model.objects import (
     EndpointPort,
     EndpointSlice,
     LoadBalancerIngress,
+    NamespacedName,
     Node,
     Pod,
     PodSpec,

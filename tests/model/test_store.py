@@ -1,7 +1,6 @@
 """The Store folds events into the present."""
 
-from narthex.model.names import NamespacedName
-from narthex.model.objects import EndpointSlice, Pod
+from narthex.model.objects import EndpointSlice, NamespacedName, Pod
 from narthex.model.store import Delete, Store, Synced, Upsert
 from narthex.testing.build import endpoint, endpoint_slice, service
 

@@ -8,7 +8,7 @@ import pytest
 from narthex.cli.node import PARTS as FLAGS
 from narthex.kube.origin import Origin
 from narthex.model.backoff import Backoff
-from narthex.node import table
+from narthex.node import process as table
 from narthex.node.parts import NodePart
 from narthex.node.process import NodeProgram
 from narthex.proxy.program.settings import settings

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from narthex.model.names import ServicePortName
 from narthex.model.net import IPFamily, Protocol, split_port
-from narthex.model.objects import EndpointPort, ServicePort
+from narthex.model.objects import EndpointPort, ServicePort, ServicePortName
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.ast import RandomMatch, Unknown
 from narthex.netfilter.walk.walk import walk

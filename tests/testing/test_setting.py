@@ -2,7 +2,7 @@
 
 import pytest
 
-from narthex.model.names import NamespacedName
+from narthex.model.objects import NamespacedName
 from narthex.testing.scenario import parse
 from narthex.testing.setting import (
     arrival,

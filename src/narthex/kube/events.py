@@ -11,7 +11,7 @@ import msgspec
 
 from narthex.linux.background import in_background
 from narthex.linux.clock import Clock
-from narthex.model.names import NamespacedName
+from narthex.model.objects import NamespacedName
 from narthex.runtime.logs import LOGGER
 
 _MOST_WAITING = 100

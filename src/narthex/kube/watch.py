@@ -46,8 +46,7 @@ from narthex.kube.messages import (
 )
 from narthex.kube.resources import WatchedResource
 from narthex.model.decode.objects import Decoded, decode_json, decode_shape, shape_of
-from narthex.model.names import NamespacedName
-from narthex.model.objects import AnyObject
+from narthex.model.objects import AnyObject, NamespacedName
 from narthex.model.problem import Problem, quoted
 from narthex.model.store import Delete, Event, Upsert
 from narthex.model.wire import AnyWire

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from narthex.lab.topology import API_ADDRESS, API_PORT, SERVICE_CIDRS, LabNode
-from narthex.model.names import NamespacedName
 from narthex.model.net import FAMILIES, family_of
+from narthex.model.objects import NamespacedName
 
 Object = dict[str, Any]
 

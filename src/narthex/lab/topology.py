@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from narthex.lab.pod_network import NONE
-from narthex.model.names import NamespacedName
 from narthex.model.net import family_of
+from narthex.model.objects import NamespacedName
 
 MAX_NODES = 200
 MAX_PODS_PER_NODE = 250

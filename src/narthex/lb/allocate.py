@@ -18,9 +18,8 @@ from narthex.lb.pools import AddressPool, Pools, address_text, may_contain, pool
 from narthex.lb.requests import AddressRequest, SharingProfile, address_request, sharing_conflict, sharing_profile
 from narthex.lb.resources import pool_serves
 from narthex.lb.service_status import AllocationDecision, Refusal, is_served, pool_of, status_addresses
-from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, address_key, family_of
-from narthex.model.objects import Labels, Service
+from narthex.model.objects import Labels, NamespacedName, Service
 
 
 class AllocationInput(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,9 +9,8 @@ import msgspec
 from narthex.lb.pools import Pools, ReservedAddresses
 from narthex.lb.resources import selects_pool
 from narthex.lb.service_status import AllocationDecision, status_addresses
-from narthex.model.names import NamespacedName
 from narthex.model.net import host_network
-from narthex.model.objects import L2Advertisement, Labels, Service
+from narthex.model.objects import L2Advertisement, Labels, NamespacedName, Service
 from narthex.model.store import Snapshot
 
 

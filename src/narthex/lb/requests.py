@@ -12,9 +12,8 @@ from narthex.lb.service_status import (
     Refusal,
     annotation,
 )
-from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, Protocol, family_of
-from narthex.model.objects import Labels, Service
+from narthex.model.objects import Labels, NamespacedName, Service
 from narthex.model.problem import quoted
 from narthex.model.validate import host_address
 

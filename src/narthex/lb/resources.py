@@ -23,8 +23,7 @@ import msgspec
 
 from narthex.model import documents
 from narthex.model.decode.objects import MAX_BYTES, decode
-from narthex.model.names import NamespacedName
-from narthex.model.objects import IPAddressPool, L2Advertisement, Labels, Selector, Service
+from narthex.model.objects import IPAddressPool, L2Advertisement, Labels, NamespacedName, Selector, Service
 from narthex.model.problem import Problem, ProblemCollector, kind_of, quoted, steps
 from narthex.model.selector import matches
 from narthex.model.wire import WireIPAddressPoolSpec, WireL2AdvertisementSpec

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 from immutables import Map, MapMutation
 
-from narthex.model.names import NamespacedName
 from narthex.model.objects import (
     AnyObject,
     Deployment,
@@ -20,6 +19,7 @@ from narthex.model.objects import (
     IPAddressPool,
     L2Advertisement,
     Namespace,
+    NamespacedName,
     Node,
     Pod,
     Service,

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import msgspec
 
 from narthex.kube.messages import prepare_decoders
 from narthex.kube.origin import Origin
 from narthex.node.parts import NodePart, NodeSupervisor
-from narthex.node.table import PARTS, PartDefinition, PartInputs, ReconfigurablePart, switched_on
 from narthex.proxy.program.reload import ConfigurationFile
 from narthex.proxy.program.settings import ProxySettings
-from narthex.proxy.program.start import run_process
-from narthex.proxy.program.status import StatusPorts
+from narthex.proxy.program.start import ProxyPart, run_process
+from narthex.proxy.program.status import PROXY, StatusPorts
+from narthex.runtime.metrics import Collector
 from narthex.runtime.process import StartError
 from narthex.runtime.status import PartReport
 
@@ -78,3 +82,94 @@ class NodeProgram:
             part = entry.make(PartInputs(self._settings, self._origin, self.status, self._node))
             self._made[name] = part
         return part
+
+
+class PartInputs(NamedTuple):
+    """The inputs of a part's factory."""
+
+    settings: ProxySettings
+    """The settings in force."""
+    origin: Callable[[], Origin]
+    """Creates a new source of objects, with the API server behind it if there is one."""
+    status: StatusPorts
+    """The status ports of the process."""
+    node: Collector
+    """Metrics of the node as a whole."""
+
+
+@runtime_checkable
+class ReconfigurablePart(Protocol):
+    """A part whose settings may change while it runs."""
+
+    def take_over(self, fresh: ProxySettings) -> None:
+        """Apply other settings. Called from another thread than `run`, possibly before it."""
+        ...
+
+
+class PartDefinition(NamedTuple):
+    """The definition of one part."""
+
+    make: Callable[[PartInputs], NodePart]
+    """Creates the part for one run. Its modules are imported here, so that disabled parts cost nothing."""
+    made_of: Callable[[ProxySettings], object]
+    """Returns the settings that the part depends on. If they change, the part is created anew, unless it is
+    reconfigurable.
+    """
+
+
+def _proxy(given: PartInputs) -> NodePart:
+    if gc.get_freeze_count():
+        # An earlier run leaves much in cycles, which nobody looks for while a proxy begins.
+        gc.unfreeze()
+        gc.collect()
+    origin = given.origin()
+    return ProxyPart(given.settings, origin._replace(collectors=(*origin.collectors, given.node)), given.status)
+
+
+def _cni(given: PartInputs) -> NodePart:
+    from narthex.cni.program.agent import Agent
+
+    told = given.settings.own.cni
+    return Agent(told.socket, told.state_directory)
+
+
+def _overlay(given: PartInputs) -> NodePart:
+    from narthex.overlay.program.part import OverlayOrigin, OverlayPart, api_origin
+    from narthex.overlay.program.settings import settings_of
+
+    origin = given.origin()
+    nodes = api_origin(origin.access) if origin.access is not None else OverlayOrigin(origin.source, None)
+    return OverlayPart(settings_of(given.settings.own.overlay, given.settings.node.node_name), nodes)
+
+
+def _dns(given: PartInputs) -> NodePart:
+    from narthex.dns.program.node_local import build_node_local
+    from narthex.proxy.kernel.dataplanes import DATAPLANES
+
+    own = given.settings.own
+    ipvs = own.parts.proxy and DATAPLANES[given.settings.mode].binds_addresses
+    return build_node_local(own.dns, given.origin(), ipvs=ipvs)
+
+
+def _announcer(given: PartInputs) -> NodePart:
+    from narthex.lb.program.announcer import AnnouncerPart, origin_of
+
+    told = given.settings.own.announcer
+    origin = origin_of(given.origin(), pools=not told.pools_file)
+    return AnnouncerPart(given.settings.node.node_name, told, origin, given.status)
+
+
+PARTS = {
+    PROXY: PartDefinition(_proxy, lambda told: told),
+    "cni": PartDefinition(_cni, lambda told: told.own.cni),
+    "overlay": PartDefinition(_overlay, lambda told: (told.own.overlay, told.node.node_name, told.client)),
+    "dns": PartDefinition(_dns, lambda told: (told.own.dns, told.client, told.mode)),
+    "announcer": PartDefinition(_announcer, lambda told: (told.own.announcer, told.node.node_name, told.client)),
+}
+"""By name, as in `parts` of a NarthexConfiguration, in start order."""
+
+
+def switched_on(settings: ProxySettings) -> dict[str, PartDefinition]:
+    """Return the enabled parts in start order."""
+    on = msgspec.structs.asdict(settings.own.parts)
+    return {name: entry for name, entry in PARTS.items() if on[name]}

@@ -10,16 +10,17 @@ from collections.abc import Iterable
 
 import msgspec
 
-from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol, address, family_of, split_port
 from narthex.model.objects import (
     AnyObject,
     EndpointPort,
     EndpointSlice,
     LoadBalancerIngress,
+    NamespacedName,
     Node,
     Service,
     ServicePort,
+    ServicePortName,
     SliceEndpoint,
 )
 from narthex.model.packet import Host, Packet

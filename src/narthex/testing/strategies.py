@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import (
     AnyObject,
     EndpointPort,
     EndpointSlice,
     LoadBalancerIngress,
+    NamespacedName,
     Service,
     ServiceCIDR,
     ServicePort,

@@ -11,13 +11,11 @@ import pytest
 from tests.chromium import browser
 
 from narthex.kube.manifests import ManifestSource
-from narthex.lab.ui.board import Board
-from narthex.lab.ui.counts import count
+from narthex.lab.program.ui import count
+from narthex.lab.ui.board import Board, picture
 from narthex.lab.ui.path import path, planned
-from narthex.lab.ui.picture import picture
 from narthex.lab.ui.serve import page
-from narthex.model.names import NamespacedName
-from narthex.model.objects import Pod, PodSpec, Service, ServicePort
+from narthex.model.objects import NamespacedName, Pod, PodSpec, Service, ServicePort
 from narthex.model.store import Delete, Store, Upsert
 
 # It needs no root; but the browser is installed where the kernel's tests run.

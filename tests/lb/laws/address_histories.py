@@ -13,9 +13,15 @@ from narthex.lb.ledger import UNCONFIRMED_SECONDS, AllocationLedger
 from narthex.lb.pools import validate_pools
 from narthex.lb.requests import sharing_conflict, sharing_profile
 from narthex.lb.service_status import PREFIX, is_served, required_changes, status_addresses
-from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, Protocol, family_of
-from narthex.model.objects import IPAddressPool, LoadBalancerIngress, Service, ServiceAllocation, ServicePort
+from narthex.model.objects import (
+    IPAddressPool,
+    LoadBalancerIngress,
+    NamespacedName,
+    Service,
+    ServiceAllocation,
+    ServicePort,
+)
 
 V4, V6 = IPFamily.IPV4, IPFamily.IPV6
 NAMES = [NamespacedName("shop", name) for name in "abcd"]

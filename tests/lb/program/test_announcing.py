@@ -16,8 +16,7 @@ from narthex.lb.program.conditions import ConditionWriter
 from narthex.lb.program.files import HeartbeatKeyError, read_keys
 from narthex.lb.program.inspection import WhyError, why_service
 from narthex.lb.service_status import ServiceCondition
-from narthex.model.names import NamespacedName
-from narthex.model.objects import IPAddressPool, L2Advertisement
+from narthex.model.objects import IPAddressPool, L2Advertisement, NamespacedName
 from narthex.model.store import Synced, Upsert
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.testing.apiserver.server import FaultyApiServer

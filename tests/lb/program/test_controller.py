@@ -15,8 +15,7 @@ from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSe
 from narthex.lb.program.start import ControllerMetrics
 from narthex.linux.clock import SystemClock
 from narthex.runtime.configuration.values import ClientConnection
-from narthex.testing.apiserver.faults import DropConnection, Refuse
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver.server import DropConnection, FaultyApiServer, Refuse
 from narthex.testing.build import node, service
 
 QUICK = LeaseTimes(lease=3.0, renew=2.0, retry=0.2)

@@ -4,8 +4,8 @@ from typing import Any
 
 from immutables import Map
 
-from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
+from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.proxy.plan.ir import (
     Drop,
     Endpoint,

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from immutables import Map
 
-from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily
+from narthex.model.objects import NamespacedName
 from narthex.model.store import Store, Synced, Upsert
 from narthex.netfilter.ast import Accept, Rule
 from narthex.proxy.backends.iptables.backend import IptablesBackend

@@ -3,9 +3,8 @@
 import msgspec
 import pytest
 
-from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
-from narthex.model.objects import ServicePort
+from narthex.model.objects import NamespacedName, ServicePort, ServicePortName
 from narthex.model.packet import Disposition
 from narthex.netfilter.ast import Accept, CtState
 from narthex.proxy.backends.iptables.backend import LARGE, SMALL_AGAIN, IptablesBackend

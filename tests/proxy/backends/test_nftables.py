@@ -24,8 +24,8 @@ from tests.proxy.backends.nft_plans import (
     service,
 )
 
-from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
+from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.netfilter import nft
 from narthex.netfilter.ast import (
     Accept,

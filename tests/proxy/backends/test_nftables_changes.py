@@ -232,7 +232,7 @@ def test_a_hook_that_moved_replaces_all():
     chains = dict(want.table().chains)
     base = chains["filter-input"]
     chains["filter-input"] = msgspec.structs.replace(base, hook=msgspec.structs.replace(base.hook, priority=7))
-    from narthex.proxy.backends.nftables.rules import from_table
+    from narthex.proxy.backends.nftables.backend import from_table
 
     have = from_table(msgspec.structs.replace(want.table(), chains=chains))
     changes = BACKEND.diff(have, want)
@@ -241,7 +241,7 @@ def test_a_hook_that_moved_replaces_all():
 
 
 def test_what_somebody_broke_is_mended():
-    from narthex.proxy.backends.nftables.rules import from_table
+    from narthex.proxy.backends.nftables.backend import from_table
 
     want = BACKEND.render(plan(everything()))
     whole = want.table()

@@ -3,13 +3,11 @@
 import msgspec
 import pytest
 
-from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
-from narthex.model.objects import EndpointPort, ServicePort
+from narthex.model.objects import EndpointPort, NamespacedName, ServicePort, ServicePortName
 from narthex.model.packet import Disposition, Packet
-from narthex.proxy.backends.userspace.backend import UserspaceBackend
+from narthex.proxy.backends.userspace.backend import FIRST, LAST, UserspaceBackend, assign
 from narthex.proxy.backends.userspace.names import is_ours
-from narthex.proxy.backends.userspace.ports import FIRST, LAST, assign
 from narthex.proxy.backends.userspace.rules import table_of
 from narthex.proxy.plan.ir import Scope
 from narthex.testing.build import HOST, NODE, endpoint, endpoint_slice, plan, service

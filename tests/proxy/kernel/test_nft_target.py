@@ -24,8 +24,8 @@ from tests.proxy.backends.nft_plans import (
 from narthex.linux import namespaces as netns
 from narthex.linux.libnftables import NftError, run_nft
 from narthex.linux.run import ApplyError, run
-from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
+from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.netfilter import nft
 from narthex.netfilter.ast import Goto, Return
 from narthex.proxy.backends.nftables.backend import NftablesBackend

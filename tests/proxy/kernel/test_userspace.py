@@ -15,7 +15,7 @@ from narthex.linux import namespaces as netns
 from narthex.linux import processes
 from narthex.linux.run import run
 from narthex.model.net import IPFamily, Protocol
-from narthex.proxy.backends.userspace.ports import FIRST, LAST
+from narthex.proxy.backends.userspace.backend import FIRST, LAST
 from narthex.proxy.kernel.userspace import shown
 from narthex.testing.load import Load, OpenConnection, until
 

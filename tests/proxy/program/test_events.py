@@ -14,7 +14,7 @@ from narthex.kube.events import (
     ipvs_deprecated,
     starting,
 )
-from narthex.model.names import NamespacedName
+from narthex.model.objects import NamespacedName
 from narthex.testing.fakes import FakeClock
 
 

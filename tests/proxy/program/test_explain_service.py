@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol
+from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.proxy.program.explain_service import ServiceExplainer
 from narthex.proxy.program.sync import SyncResult
 from narthex.testing.build import endpoint, endpoint_slice, plan, service, snapshot

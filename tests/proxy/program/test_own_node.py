@@ -1,9 +1,9 @@
 """A node without a Node object still knows its own addresses."""
 
-from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily
+from narthex.model.objects import NamespacedName
 from narthex.proxy.plan.planner import plan_once
-from narthex.proxy.program.own_node import NodeCompleter
+from narthex.proxy.program.start import NodeCompleter
 from narthex.testing.build import CONFIG, NODE, node, service, snapshot
 
 KEY = NamespacedName("", NODE)

@@ -5,8 +5,8 @@ import logging
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.proxy.backends.userspace.backend import UserspaceBackend
+from narthex.proxy.program.report import UnservedReporter
 from narthex.proxy.program.sync import SyncResult
-from narthex.proxy.program.unserved import UnservedReporter
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 
 FOUR = IPFamily.IPV4

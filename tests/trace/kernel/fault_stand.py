@@ -28,12 +28,12 @@ from narthex.linux import namespaces as netns
 from narthex.linux.privileges import kernel_release
 from narthex.linux.run import run
 from narthex.linux.sysctls import apply as set_settings
-from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, Protocol, join_port
 from narthex.model.objects import (
     EndpointPort,
     EndpointSlice,
     LoadBalancerIngress,
+    NamespacedName,
     Node,
     Pod,
     PodSpec,

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from narthex.lab.program.trace import RouteHop, next_hop
 from narthex.linux import namespaces as netns
-from narthex.linux.routes import RouteHop, next_hop
 from narthex.linux.run import run
 
 pytestmark = pytest.mark.kernel

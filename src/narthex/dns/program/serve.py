@@ -25,8 +25,7 @@ from narthex.dns.server.counters import AnswerCounts, ResolverCounts
 from narthex.dns.server.dispatcher import DEFAULT_RECURSION_NETWORKS
 from narthex.dns.zone.changes import ZoneChange, ZoneTracker
 from narthex.linux.clock import Clock, SystemClock
-from narthex.model.names import NamespacedName
-from narthex.model.objects import EndpointSlice
+from narthex.model.objects import EndpointSlice, NamespacedName
 from narthex.model.store import Event, Snapshot, Store, Upsert
 from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
 from narthex.runtime.feed import EventFeed, EventSource

@@ -9,8 +9,7 @@ import msgspec
 from narthex.dns.corefile.settings import KubernetesSettings
 from narthex.dns.message.names import label
 from narthex.dns.zone.records import ServiceRecords, packed, service_key, service_records
-from narthex.model.names import NamespacedName
-from narthex.model.objects import EndpointSlice, Namespace, Pod, Service
+from narthex.model.objects import EndpointSlice, Namespace, NamespacedName, Pod, Service
 from narthex.model.selector import matches
 from narthex.model.store import Slices, Snapshot
 

@@ -5,7 +5,7 @@ The cache follows a Registry by its changes, so the cost of a change depends onl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -15,7 +15,6 @@ from narthex.lab.api.kinds import KINDS
 from narthex.lab.api.registry import Registry
 from narthex.lab.controllers.interfaces import Object, ObjectKey
 from narthex.lab.controllers.objects import controller_of, key_of, labels_of, spec_of, uid_of
-from narthex.lab.controllers.selector_index import SelectorIndex
 from narthex.model.selector import selects
 
 SERVICE_NAME = "kubernetes.io/service-name"
@@ -218,3 +217,39 @@ def _required_labels(kind: str, obj: Object | None) -> Mapping[str, str] | None:
         return None
     labels = selector.get("matchLabels") or {}
     return labels if isinstance(labels, dict) else {}
+
+
+Pair = tuple[str, str]
+
+
+class SelectorIndex:
+    """An index of the selectors of one kind, by labels that they could match.
+
+    Each selector is filed under one of its required labels: the one with the fewest other selectors.
+    """
+
+    def __init__(self) -> None:
+        self._filed_under: dict[ObjectKey, tuple[str, Pair | None]] = {}
+        self._under: dict[tuple[str, Pair | None], set[ObjectKey]] = {}
+
+    def put(self, key: ObjectKey, required: Mapping[str, str] | None) -> None:
+        """Add or replace a selector by its required labels. None removes it; an empty mapping may match anything."""
+        filed = self._filed_under.pop(key, None)
+        if filed is not None:
+            self._under[filed].discard(key)
+            if not self._under[filed]:
+                del self._under[filed]
+        if required is None:
+            return
+        places: list[tuple[str, Pair | None]] = [(key.namespace, pair) for pair in required.items()] or [
+            (key.namespace, None)
+        ]
+        chosen = min(places, key=lambda filed: (len(self._under.get(filed, ())), filed[1] or ("", "")))
+        self._filed_under[key] = chosen
+        self._under.setdefault(chosen, set()).add(key)
+
+    def candidates(self, namespace: str, labels: Mapping[str, str]) -> Iterator[ObjectKey]:
+        """Yield the keys of selectors that may match the labels. The caller still has to match the whole selector."""
+        pairs: Iterable[Pair | None] = (None, *labels.items())
+        for pair in pairs:
+            yield from self._under.get((namespace, pair), ())

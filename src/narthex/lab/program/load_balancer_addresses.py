@@ -27,9 +27,8 @@ from narthex.lb.service_status import (
     service_path,
     status_patch,
 )
-from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, host_network
-from narthex.model.objects import IPAddressPool, LoadBalancerIngress, Service
+from narthex.model.objects import IPAddressPool, LoadBalancerIngress, NamespacedName, Service
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot
 

@@ -20,8 +20,7 @@ from narthex.lab.cluster import namespace
 from narthex.lab.kubelet.program.containers import ECHO
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.model.decode.objects import KINDS, Decoded, Identity, decode
-from narthex.model.names import NamespacedName
-from narthex.model.objects import AnyObject, Object
+from narthex.model.objects import AnyObject, NamespacedName, Object
 from narthex.model.problem import Problem
 from narthex.model.store import Delete, Synced, Upsert
 

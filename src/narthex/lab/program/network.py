@@ -15,7 +15,7 @@ from narthex.lab.topology import LabNode, Wiring
 from narthex.linux import links
 from narthex.linux import namespaces as netns
 from narthex.model import packed_addresses as address
-from narthex.model.names import NamespacedName
+from narthex.model.objects import NamespacedName
 
 
 def wire(wiring: Wiring) -> None:

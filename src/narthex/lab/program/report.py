@@ -12,9 +12,8 @@ from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.program.components import LabComponents
 from narthex.lab.program.state import LabState, PodRecord, ScaleRecord, ServiceAddress, ServiceRecord
 from narthex.lab.topology import LabNode
-from narthex.model.names import NamespacedName
 from narthex.model.net import family_of
-from narthex.model.objects import EndpointSlice, Pod, Service
+from narthex.model.objects import EndpointSlice, NamespacedName, Pod, Service
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot
 

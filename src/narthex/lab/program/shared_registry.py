@@ -11,7 +11,7 @@ from typing import Any
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.registry import Registry
 from narthex.model.decode.objects import KINDS, decode
-from narthex.model.names import NamespacedName
+from narthex.model.objects import NamespacedName
 from narthex.model.store import Delete, Event, Snapshot, Store, Synced, Upsert
 
 _RULES = {

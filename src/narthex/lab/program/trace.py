@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from narthex.lab.program.labs import Lab, open_lab
 from narthex.lab.program.state import LabError, StateDirectory
 from narthex.lab.topology import OUTSIDE_ADDRESSES, LabNode
 from narthex.linux import namespaces as netns
 from narthex.linux.addresses import own_addresses
-from narthex.linux.routes import RouteHop, next_hop
-from narthex.model.net import IPFamily, contains, family_of
+from narthex.linux.run import CommandError, run
+from narthex.model.net import IPFamily, address, contains, family_of
 from narthex.model.packet import Host
 from narthex.model.store import Snapshot
 from narthex.trace.follow.views import NodeView
@@ -203,3 +206,39 @@ def _open(name: str) -> Lab:
         return open_lab(name)
     except LabError as error:
         raise TraceError(str(error)) from error
+
+
+class RouteHop(msgspec.Struct, frozen=True, kw_only=True):
+    """The first hop towards an address."""
+
+    device: str = ""
+    """Outgoing interface."""
+    via: str = ""
+    """Next router; empty when the address is on the link."""
+    local: bool = False
+    """The address is this node's own."""
+    problem: str = ""
+    """The kernel's reason for the absence of a route."""
+
+
+def next_hop(destination: str, namespace: str | None = None) -> RouteHop:
+    """Return the kernel's route to a canonical address. Raises ValueError for any other text.
+
+    Raises FileNotFoundError without the program `ip` or without the namespace.
+    """
+    if address(destination) != destination:
+        raise ValueError(f"{destination!r} is not a canonical address")
+    try:
+        answer = run(["ip", "-j", "route", "get", destination], namespace=namespace, timeout=10)
+    except CommandError as error:
+        return RouteHop(problem=error.said.strip().removeprefix("RTNETLINK answers: ") or "no route")
+    return read_answer(answer)
+
+
+def read_answer(answer: str) -> RouteHop:
+    """Decode the JSON of `ip -j route get`."""
+    found = json.loads(answer)[0]
+    if found.get("type") in ("unreachable", "blackhole", "prohibit"):
+        return RouteHop(problem=found["type"])
+    via = found.get("gateway") or found.get("via", {}).get("host", "")
+    return RouteHop(device=found.get("dev", ""), via=via, local=found.get("type") == "local")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -10,7 +13,6 @@ from narthex.lab.program.labs import Lab, access_of, open_lab
 from narthex.lab.program.trace import trace_lab
 from narthex.lab.ui.board import Board, ConnectionCounts
 from narthex.lab.ui.cluster import source_of
-from narthex.lab.ui.counts import count
 from narthex.lab.ui.path import Tracer
 
 _AT_ONCE = 16
@@ -37,3 +39,17 @@ def _metrics(namespace: str) -> bytes | None:
     except OSError:
         return None
     return body if status == 200 else None
+
+
+_LINE = re.compile(rb"^narthex_service_new_connections_total\{([^}]*)\} ([0-9.e+]+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def count(pages: Iterable[bytes]) -> dict[str, int]:
+    """Return connections by Service (`shop/web`) since the proxies' start, over the metrics pages of all nodes."""
+    total: Counter[str] = Counter()
+    for page in pages:
+        for labels, value in _LINE.findall(page):
+            found = dict(_LABEL.findall(labels.decode(errors="replace")))
+            total[f"{found.get('namespace', '')}/{found.get('service', '')}"] += round(float(value))
+    return dict(total)

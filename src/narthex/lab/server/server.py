@@ -22,8 +22,8 @@ from urllib.parse import parse_qsl, unquote
 from narthex.lab.api.api import ApiHandler, error_response
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.requests import ApiRequest, ApiResponse, ExecRequest, LogRequest, WatchStream
-from narthex.lab.server.logs import send_logs
 from narthex.lab.server.pods import PodRuntime
+from narthex.lab.server.threads import ThreadedReader
 from narthex.runtime.http.connection import HttpConnection
 from narthex.runtime.http.framing import HttpLimits, MalformedRequest
 from narthex.runtime.http.messages import ConnectionSlots, HttpRequest
@@ -255,3 +255,37 @@ async def _refuse(connection: HttpConnection, fault: StatusError) -> None:
     reply = error_response(fault)
     await connection.respond(reply.status, reply.body, (("Content-Type", reply.content_type), ("Connection", "close")))
     await connection.close()
+
+
+async def send_logs(connection: HttpConnection, pods: PodRuntime | None, options: LogRequest) -> None:
+    """Send what a container writes until it or the client ends. Raises StatusError before anything is sent."""
+    if pods is None:
+        raise StatusError(
+            501, "NotImplemented", f"no pod runs here, so that pod {options.namespace}/{options.pod} has no log"
+        )
+    pieces = pods.logs(
+        options.namespace,
+        options.pod,
+        options.container,
+        options.tail,
+        options.follow,
+        options.since,
+        options.previous,
+        options.timestamps,
+    )
+    reader = ThreadedReader(pieces, "api-logs")
+    try:
+        # A generator raises its error with the first piece.
+        piece = await reader.next()
+        await connection.begin(200, (("Content-Type", "text/plain"), ("Transfer-Encoding", "chunked")))
+        left = options.limit
+        while piece is not None and left != 0:
+            piece = piece if left is None else piece[:left]
+            left = None if left is None else left - len(piece)
+            await connection.send([piece])
+            if connection.is_reset or connection.writer.is_closing():
+                raise ConnectionResetError
+            piece = await reader.next()
+        await connection.end()
+    finally:
+        reader.end()

@@ -23,8 +23,7 @@ from narthex.lb.kernel.packets import RawLinkTransport
 from narthex.lb.ownership import AddressOwnership, OwnershipChanges, PeerClaims
 from narthex.lb.schedule import AnnouncementSchedule
 from narthex.lb.service_status import ServiceCondition
-from narthex.model.names import NamespacedName
-from narthex.model.objects import IPAddressPool, L2Advertisement
+from narthex.model.objects import IPAddressPool, L2Advertisement, NamespacedName
 from narthex.model.store import Event, Snapshot, Store
 from narthex.runtime.logs import LOGGER
 

@@ -17,7 +17,7 @@ from narthex.kube.access import Access
 from narthex.kube.writes import ApiError, ApiWriter, NotFoundError, writing
 from narthex.lb.service_status import ServiceCondition, condition_patch
 from narthex.linux.background import in_background
-from narthex.model.names import NamespacedName
+from narthex.model.objects import NamespacedName
 from narthex.runtime.logs import LOGGER, printable
 
 _PAUSE_SECONDS = 0.2

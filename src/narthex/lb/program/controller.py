@@ -32,8 +32,7 @@ from narthex.lb.program.files import PoolsFile
 from narthex.lb.program.status_writes import ServerUnavailable, StatusWriter, WriteOutcome, held_by_unreadable
 from narthex.lb.service_status import AllocationDecision, ServiceEvent, required_changes
 from narthex.linux.clock import Clock
-from narthex.model.names import NamespacedName
-from narthex.model.objects import IPAddressPool, Service
+from narthex.model.objects import IPAddressPool, NamespacedName, Service
 from narthex.model.store import Snapshot, Store
 from narthex.runtime.feed import EventFeed
 from narthex.runtime.logs import LOGGER, ProblemLog, printable

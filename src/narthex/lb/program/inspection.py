@@ -43,9 +43,8 @@ from narthex.lb.service_status import (
     required_changes,
     status_addresses,
 )
-from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, family_of
-from narthex.model.objects import Service
+from narthex.model.objects import NamespacedName, Service
 from narthex.model.problem import Problem
 from narthex.model.store import Event, Snapshot, Store, Synced
 

@@ -20,9 +20,8 @@ from narthex.kube.writes import ApiError, ApiWriter, ConflictError, JsonObject, 
 from narthex.lb.service_status import ServiceChanges, pool_patch, service_path
 from narthex.linux.clock import Clock
 from narthex.model.backoff import Backoff
-from narthex.model.names import NamespacedName
 from narthex.model.net import address
-from narthex.model.objects import Service
+from narthex.model.objects import NamespacedName, Service
 from narthex.runtime.logs import LOGGER, printable
 
 _REQUEST_SECONDS = 10.0

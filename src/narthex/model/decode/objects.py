@@ -18,8 +18,7 @@ from narthex.model.decode.balancing import address_pool, l2_advertisement
 from narthex.model.decode.cluster import deployment, namespace, node, pod, service_cidr
 from narthex.model.decode.service import service
 from narthex.model.decode.slice import endpoint_slice
-from narthex.model.names import NamespacedName
-from narthex.model.objects import AnyObject
+from narthex.model.objects import AnyObject, NamespacedName
 from narthex.model.problem import Problem, ProblemCollector, kind_of, one_of, quoted, steps, wrong_type
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
 from narthex.model.wire import (

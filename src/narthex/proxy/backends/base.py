@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
-from narthex.model.names import ServicePortName
+from narthex.model.objects import ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace
 from narthex.proxy.plan.ir import Deviation, Plan
 from narthex.proxy.plan.traits import Trait

@@ -36,9 +36,9 @@ from narthex.netfilter.netlink.rules import chain_payload, rule_payload
 from narthex.netfilter.netlink.slot_map import SlotMap
 from narthex.netfilter.nft.print import element_text
 from narthex.proxy.backends.base import Target
+from narthex.proxy.backends.nftables.backend import NftRules, from_table
 from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.backends.nftables.frame import TABLE
-from narthex.proxy.backends.nftables.rules import NftRules, from_table
 
 _READ_ATTEMPTS = 10
 _REMOVE_ATTEMPTS = 20

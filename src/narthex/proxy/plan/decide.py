@@ -11,9 +11,8 @@ from functools import cache
 
 import msgspec
 
-from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, collapse, contains, family_of, host_network, is_zero_prefix
-from narthex.model.objects import EndpointSlice, Service, ServicePort, SliceEndpoint
+from narthex.model.objects import EndpointSlice, NamespacedName, Service, ServicePort, ServicePortName, SliceEndpoint
 from narthex.proxy.plan.ir import (
     Decision,
     Drop,

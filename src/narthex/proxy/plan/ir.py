@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily, Protocol, in_any
+from narthex.model.objects import NamespacedName, ServicePortName
 
 
 class Sender(enum.Enum):

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, join_port
-from narthex.model.objects import EndpointSlice, Service, SliceEndpoint
+from narthex.model.objects import EndpointSlice, NamespacedName, Service, SliceEndpoint
 from narthex.model.store import Slices, Snapshot
 from narthex.proxy.plan.ir import Endpoint, Frontend, Plan, Pool, Scope, ServicePlan
 from narthex.proxy.plan.show import decision_text, frontend_text

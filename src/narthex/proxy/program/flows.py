@@ -8,8 +8,8 @@ from typing import Protocol
 
 from narthex.linux.clock import Clock
 from narthex.model import net
-from narthex.model.names import ServicePortName
 from narthex.model.net import IPFamily
+from narthex.model.objects import ServicePortName
 from narthex.netfilter.netlink.conntrack import ConntrackEntry
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.stale import MatchOwners, StaleReason, StaleSearch

@@ -16,9 +16,8 @@ import msgspec
 
 from narthex.linux.clock import Clock
 from narthex.linux.monitor import ForeignChanges
-from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily
-from narthex.model.objects import AnyObject, EndpointSlice
+from narthex.model.objects import AnyObject, EndpointSlice, NamespacedName
 from narthex.model.store import Delete, Event, Snapshot, Store, Synced, Upsert
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.program.health import ProxyHealth

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from narthex.linux.run import ApplyError
-from narthex.model.names import NamespacedName
 from narthex.model.net import IPFamily, join_port
+from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.model.store import Snapshot
 from narthex.proxy.plan.ir import FrontendConflict
 from narthex.proxy.program.sync import SyncResult
@@ -163,3 +163,33 @@ def _some(names: Sequence[str]) -> str:
 def _time(seconds: float) -> str:
     """Return a duration with three digits, in ms or s."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
+class UnservedReporter:
+    """Reports each unserved Service port once.
+
+    `known` returns the Service ports of a family that the rules in force refuse, with the reason.
+    """
+
+    def __init__(self, known: Callable[[IPFamily], Mapping[ServicePortName, str]]) -> None:
+        self._known = known
+        self._said: dict[IPFamily, Mapping[ServicePortName, str]] = {}
+
+    def after(self, done: SyncResult) -> None:
+        """Report changes after a successful sync."""
+        family = done.family
+        now, before = self._known(family), self._said.get(family, {})
+        for name, reason in now.items():
+            if before.get(name) != reason:
+                LOGGER.warning(
+                    "Service port %s (%s, %s) is refused: %s",
+                    name,
+                    name.protocol.value,
+                    family.label,
+                    reason,
+                    extra=data(object=f"Service {name.service}"),
+                )
+        for name in before:
+            if name not in now:
+                LOGGER.info("Service port %s (%s, %s) is not refused any more", name, name.protocol.value, family.label)
+        self._said[family] = now

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.model.names import NamespacedName
+from narthex.model.objects import NamespacedName
 from narthex.model.store import Snapshot
 from narthex.proxy.program.sync import FamilySync, SyncResult
 

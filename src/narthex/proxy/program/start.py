@@ -28,6 +28,7 @@ from narthex.linux.conntrack import ConntrackTable, load_module
 from narthex.linux.privileges import allow_many_files, set_oom_score
 from narthex.model.kernel_setting import KernelSetting
 from narthex.model.net import IPFamily
+from narthex.model.objects import NamespacedName, Node
 from narthex.model.store import Snapshot
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.plan.ir import Deviation
@@ -41,13 +42,12 @@ from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.kernel_settings import KernelSettings, kernel_settings, with_kernel
 from narthex.proxy.program.loop import EventInbox, Proxy
 from narthex.proxy.program.metrics import ProxyMetrics
-from narthex.proxy.program.own_node import NodeCompleter
 from narthex.proxy.program.reload import ConfigurationFile
+from narthex.proxy.program.report import UnservedReporter
 from narthex.proxy.program.service_health import ServiceHealth
 from narthex.proxy.program.settings import ProxySettings, family_warnings
 from narthex.proxy.program.status import StatusPorts
 from narthex.proxy.program.sync import FamilySync, SyncResult
-from narthex.proxy.program.unserved import UnservedReporter
 from narthex.runtime import logs
 from narthex.runtime.feed import EventFeed
 from narthex.runtime.http.server import HttpServer
@@ -317,3 +317,41 @@ def _protect(score: int) -> None:
         set_oom_score(score)
     except OSError as error:
         LOGGER.info("oomScoreAdj %d could not be set: %s; it stays as it is", score, error.strerror)
+
+
+Addresses = Callable[[], tuple[str, ...]]
+
+
+class NodeCompleter:
+    """Completes snapshots. The same snapshot and the same addresses give the identical result."""
+
+    def __init__(self, node_name: str, primary: Addresses, machine: Addresses = tuple) -> None:
+        """Create the completer.
+
+        Args:
+            node_name: Name of the Node object.
+            primary: Returns one address of each family, for a Node object without addresses.
+            machine: Returns all addresses, for a dataplane whose plan must list them; none for others, so that their
+                plans do not change.
+        """
+        self._key = NamespacedName("", node_name)
+        self._primary = primary
+        self._machine = machine
+        self._last: tuple[Snapshot, Node, Snapshot] | None = None
+
+    def complete(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot with this node in it, and addresses in the node."""
+        known = snapshot.nodes.get(self._key)
+        node = known or Node(name=self._key.name)
+        if not (node.internal_ips or node.external_ips):
+            node = msgspec.structs.replace(node, internal_ips=self._primary())
+        machine = self._machine()
+        if machine != node.machine_ips:
+            node = msgspec.structs.replace(node, machine_ips=machine)
+        if node is known:
+            return snapshot
+        if self._last is not None and self._last[0] is snapshot and self._last[1] == node:
+            return self._last[2]
+        completed = msgspec.structs.replace(snapshot, nodes=snapshot.nodes.set(self._key, node))
+        self._last = snapshot, node, completed
+        return completed

@@ -9,8 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from narthex.linux.clock import Clock
-from narthex.model.names import NamespacedName, ServicePortName
 from narthex.model.net import IPFamily
+from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.model.store import Snapshot
 from narthex.proxy.backends.base import Backend, Target
 from narthex.proxy.plan.ir import Plan

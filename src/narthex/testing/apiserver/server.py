@@ -19,6 +19,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, TypeVar
 
+import msgspec
+
 from narthex.lab.api.api import ApiHandler, error_response
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.reads import PRESENT, ServerFeatures
@@ -30,7 +32,6 @@ from narthex.lab.server.server import ApiConnection
 from narthex.lab.server.server import ApiServer as Server
 from narthex.model.objects import AnyObject
 from narthex.runtime.http.framing import HeaderFields
-from narthex.testing.apiserver.faults import DropConnection, Fault, Faults, Garble, Refuse, Silence
 
 T = TypeVar("T")
 
@@ -222,3 +223,35 @@ class _Faulty(Server):
                     connection.frozen = True
 
         self._http.call(freeze)
+
+
+class DropConnection(msgspec.Struct, frozen=True):
+    """Reset the connection after this many bytes of the answer, including its head."""
+
+    after: int = 0
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """Answer with another status."""
+
+    code: int
+    retry_after: int | None = None
+
+
+class Garble(msgspec.Struct, frozen=True):
+    """Change one byte of the body: the byte at this offset, or the last one."""
+
+    at: int = 0
+
+
+class Silence(msgspec.Struct, frozen=True):
+    """Send nothing after this many bytes, and keep the connection open."""
+
+    after: int = 0
+
+
+Fault = DropConnection | Refuse | Garble | Silence
+
+
+Faults = Callable[[ApiRequest], Fault | None]
+"""What goes wrong with the answer to a request; None: nothing."""

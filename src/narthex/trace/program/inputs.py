@@ -7,9 +7,8 @@ from pathlib import Path
 import msgspec
 
 from narthex.kube.manifests import ManifestSource
-from narthex.model.names import NamespacedName
 from narthex.model.net import FAMILIES, IPFamily, address, family_of, network
-from narthex.model.objects import Node
+from narthex.model.objects import NamespacedName, Node
 from narthex.model.packet import Host
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot, Store, Synced

@@ -9,9 +9,8 @@ from difflib import get_close_matches
 import msgspec
 
 from narthex.dns.search_list import CandidateLookup, NameResolution, look_up, pod_search
-from narthex.model.names import NamespacedName
 from narthex.model.net import Protocol, address
-from narthex.model.objects import Service
+from narthex.model.objects import NamespacedName, Service
 from narthex.model.store import Snapshot
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import finding

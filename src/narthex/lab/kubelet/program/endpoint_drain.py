@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from narthex.lab.program.shared_registry import SharedRegistry
-from narthex.model.names import NamespacedName
+from narthex.model.objects import NamespacedName
 
 _SETTLED_SECONDS = 0.3
 """Time after a change of slices in which nodes may not have seen it yet."""

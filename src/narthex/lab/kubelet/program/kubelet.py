@@ -16,7 +16,7 @@ from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.kubelet.program.work_queue import WorkQueue
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.topology import LabNode
-from narthex.model.names import NamespacedName
+from narthex.model.objects import NamespacedName
 
 Object = dict[str, Any]
 

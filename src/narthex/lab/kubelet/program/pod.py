@@ -42,7 +42,7 @@ from narthex.lab.kubelet.status import (
 )
 from narthex.lab.topology import LabNode
 from narthex.linux.links import LinkError
-from narthex.model.names import NamespacedName
+from narthex.model.objects import NamespacedName
 
 Object = dict[str, Any]
 

@@ -26,7 +26,7 @@ from narthex.lab.kubelet.program.containers import (
 from narthex.lab.kubelet.program.kubelet import Kubelet
 from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.kubelet.status import ContainerFacts, Running
-from narthex.model.names import NamespacedName
+from narthex.model.objects import NamespacedName
 
 _POLL_SECONDS = 0.1
 _KEEPALIVE_POLLS = 5

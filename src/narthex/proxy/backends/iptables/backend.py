@@ -14,7 +14,7 @@ from typing import cast
 import msgspec
 from immutables import Map, MapMutation
 
-from narthex.model.names import NamespacedName, ServicePortName
+from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace
 from narthex.netfilter.ast import Accept, Compare, Field, Jump, Rule
 from narthex.netfilter.walk.walk import walk

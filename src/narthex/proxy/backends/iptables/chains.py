@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from narthex.model.names import ServicePortName
 from narthex.model.net import join_port
+from narthex.model.objects import ServicePortName
 from narthex.netfilter.ast import Expression, Field, Jump, RecentCheck, RecentSet, Return, Rule
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import (

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from narthex.model.names import ServicePortName
 from narthex.model.net import join_port
+from narthex.model.objects import ServicePortName
 from narthex.proxy.plan.ir import Endpoint
 
 SERVICES = "KUBE-SERVICES"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
-from narthex.model.names import ServicePortName
 from narthex.model.net import Protocol
+from narthex.model.objects import ServicePortName
 from narthex.netfilter.ast import Compare, DropPacket, Field, RejectPacket, Return, Rule
 from narthex.netfilter.xtables.print import MAX_COMMENT
 from narthex.proxy.backends.iptables.frame import FROM_SELF, SENT_ON, Frame, Match, Rules, address_match, rule

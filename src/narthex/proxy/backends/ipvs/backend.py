@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 import msgspec
 from immutables import Map, MapMutation
 
-from narthex.model.names import NamespacedName, ServicePortName
+from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace
 from narthex.netfilter import ipset
 from narthex.netfilter import ipvs as ipvsadm

@@ -13,7 +13,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 
-from narthex.model.names import ServicePortName
+from narthex.model.objects import ServicePortName
 from narthex.netfilter.ast import (
     Chain,
     Compare,
