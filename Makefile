@@ -67,9 +67,12 @@ fuzz: setup  ## Run the randomized tests with new examples; SEED=N repeats a run
 	$(SUDO) env NARTHEX_SEED=$$seed $(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-seed=$$seed && \
 	$(SUDO) env NARTHEX_SEED=$$seed $(BIN)/python -m pytest -n 2 tests/netfilter/kernel/test_drawn_rules.py
 
-lint: $(BIN)/.installed-tests  ## Check style and types
-	$(BIN)/ruff check src tests scripts benchmarks
+lint: $(BIN)/.installed-tests  ## Check style, types, imports, and terms
+	$(BIN)/ruff check src tests scripts benchmarks examples
+	$(BIN)/ruff format --check --quiet src tests scripts benchmarks examples
 	$(BIN)/mypy
+	PYTHONPATH=src:. $(BIN)/lint-imports --no-cache > $(BIN)/.imports.log || { cat $(BIN)/.imports.log; exit 1; }
+	$(BIN)/codespell --builtin clear --dictionary scripts/terms.txt --regex '[A-Za-z][a-z]+' src
 
 unit: $(BIN)/.installed-tests  ## Run the tests that need no root
 	$(BIN)/python -m pytest -n 2 -m 'not kernel'

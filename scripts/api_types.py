@@ -111,6 +111,7 @@ types = {}
 
 
 def model(name):
+    """Return the class of a model (`core_v1.Pod`)."""
     module, _, bare = name.partition(".")
     return getattr(importlib.import_module(f"lightkube.models.{module}"), bare)
 
@@ -135,13 +136,14 @@ def reference(text, module):
 
 
 def map_of(name, key):
-    """What the models do not say: the values of a map."""
+    """Return the type of a map's values, which the models do not state."""
     if key in QUANTITIES:
         return "quantity"
     return "bytes" if key == "binaryData" or (name, key) == ("core_v1.Secret", "data") else "str"
 
 
 def collect(name):
+    """Add a type, and all types that it refers to, to the table."""
     if name in types:
         return
     types[name] = []

@@ -20,7 +20,7 @@ is in the order in which a packet meets them; `scripts/causes_page.py` writes it
 
 
 def text() -> str:
-    """The page."""
+    """Return the page as text."""
     parts = [HEAD]
     for title, names in GROUPS.items():
         parts.append(f"\n## {title}\n\n| cause | what is wrong |\n| --- | --- |\n")

@@ -20,7 +20,7 @@ Made from the commands' own help by `scripts/commands_page.py`; a test holds it 
 
 
 def text() -> str:
-    """The page."""
+    """Return the page as text."""
     context = click.Context(main, info_name="narthex", terminal_width=100, **main.context_settings)
     return HEAD + "".join(_section(main, context))
 

@@ -117,19 +117,19 @@ def spread(state: LabState, place: str) -> None:
 
 
 def kernel_counts(state: LabState) -> Counter[str]:
-    """New connections of the node port so far, by the pod's address."""
+    """Return the number of new connections of the node port so far, by pod address."""
     found = (re.search(r"packets (\d+) .* : (\S+)", element) for element in map_elements(state))
     return Counter({each[2]: int(each[1]) for each in found if each})
 
 
 def map_elements(state: LabState) -> list[str]:
-    """The node port's endpoints as nft lists them on the first node."""
+    """Return the endpoints of the node port as nft lists them on the first node."""
     listing = run(["nft", "list", "map", "ip", "narthex", "nodeport-endpoints"], namespace=state.nodes[0].namespace)
     return re.findall(rf"tcp \. {NODE_PORT} \. [^,}}]*[^,}}\s]", listing)
 
 
 def explain(name: str, state: LabState, place: str) -> None:
-    """The trace of a packet, then a real one and its entry in the node's connection table."""
+    """Show the trace of a packet, then send a real one and show its entry in the connection table."""
     arguments = ("trace", "outside", place, "--lab", name)
     narthex(*arguments)
     predicted: dict[str, Any] = msgspec.json.decode(run([*COMMAND, *arguments, "-o", "json"]))
@@ -169,12 +169,12 @@ def narthex(*arguments: str) -> str:
 
 
 def title(text: str) -> None:
-    """A heading."""
+    """Print a heading."""
     print(f"\n== {text}\n", flush=True)
 
 
 def indented(text: str) -> str:
-    """The text a little to the right, without blanks at the ends of lines."""
+    """Return the text indented, without trailing spaces."""
     return "".join(f"    {line}".rstrip() + "\n" for line in text.splitlines())
 
 

@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def markdown(saved: Saved, table: TableData) -> str:
-    """A table as Markdown."""
+    """Return a table as Markdown."""
     floor = f", beside {table.floor}" if table.floor else ""
     speed = f"speed {1 / saved.slowness:.2f} of the reference"
     ratios = any(row.ratio for row in table.rows)

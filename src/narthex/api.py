@@ -119,8 +119,8 @@ def trace(cluster: NodeInputs, source: str, destination: str, *, rules: tuple[Du
     texts = [(str(path), Path(path).read_text(errors="replace")) for path in rules]
     places = OwnerIndex(cluster.snapshot)
     try:
-        sender, target, wanted = ask(places, source, destination)
-        asked = question(places, sender, target, wanted, cluster, cluster.host, None)
+        sender, target, spec = ask(places, source, destination)
+        asked = question(places, sender, target, spec, cluster, cluster.host, None)
         path = answer(
             asked,
             cluster,

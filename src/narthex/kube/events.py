@@ -109,7 +109,7 @@ class EventWriter:
                 self._creator.create_event(body["metadata"]["namespace"], body)
                 return
             except (OSError, RuntimeError) as error:
-                # When the process ends nobody waits for a second try.
+                # A process that ends does not wait for a second attempt.
                 if attempt == _ATTEMPTS or self._stop.wait(_AGAIN_SECONDS):
                     LOGGER.warning("the event %s could not be written: %s", happening.reason, error)
                     return

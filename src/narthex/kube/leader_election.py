@@ -76,7 +76,7 @@ class Leader:
                 try:
                     runner.run(self._stand(notice))
                 except Exception as error:
-                    # Without this thread the controller would wait for ever, and nobody would know.
+                    # Without this thread, the controller would wait forever without a message.
                     LOGGER.error("leader election failed: %s: %s", type(error).__name__, printable(str(error)))
                     self._stop.wait(self._elector.times.retry)
 
@@ -136,4 +136,4 @@ class Leader:
         if self.term:
             LOGGER.info("leading, as %s", self._elector.identity)
         elif before:
-            LOGGER.warning("not leading any more; the Lease is held by %s", printable(self.holder) or "nobody")
+            LOGGER.warning("not leading any more; the Lease is held by %s", printable(self.holder) or "no process")

@@ -61,7 +61,7 @@ class ManifestSource:
         self.path = Path(path)
         self._decoding = decoding
         self._files: dict[str, _File] = {}
-        self._told: dict[Identity, AnyObject] = {}
+        self._reported: dict[Identity, AnyObject] = {}
         self._synced = False
         self._problems: tuple[Problem, ...] = ()
         self._next_look = 0.0
@@ -91,7 +91,7 @@ class ManifestSource:
         if not self._synced and "" not in unreadable:
             self._synced = True
             events.append(Synced())
-        # Looking again without being told may take 2 % of the time at most.
+        # Scans without a notification may take at most 2 % of the time.
         now = time.monotonic()
         self._next_look = now + 50 * (now - started)
         return events
@@ -233,16 +233,16 @@ class ManifestSource:
         return objects, problems
 
     def _difference(self, objects: dict[Identity, AnyObject]) -> list[Event]:
-        gone = [identity for identity in self._told if identity not in objects]
+        gone = [identity for identity in self._reported if identity not in objects]
         events: list[Event] = [Delete(kind, key) for kind, key in gone]
         for identity in gone:
-            del self._told[identity]
+            del self._reported[identity]
         for identity, item in objects.items():
-            told = self._told.get(identity)
-            if told is item:
+            reported = self._reported.get(identity)
+            if reported is item:
                 continue
-            self._told[identity] = item
-            if told is None or not _same(told, item):
+            self._reported[identity] = item
+            if reported is None or not _same(reported, item):
                 events.append(Upsert(item))
         return events
 

@@ -121,7 +121,7 @@ def read_lines(data: bytes, shape: type[T]) -> Iterable[WatchEvent[T]] | Iterabl
     except _UNREADABLE:
         pass
     else:
-        if all(told.type in TYPES for told in found):
+        if all(event.type in TYPES for event in found):
             return found
     return map(_read_line, filter(None, data.split(b"\n")))
 

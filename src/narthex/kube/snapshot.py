@@ -38,13 +38,13 @@ async def _read(
     watches = [Watch(each, random.random, _TIMES, streaming=False, newest=True) for each in resources]
     done = asyncio.Event()
 
-    def tell(watch: Watch, told: tuple[Event, ...]) -> None:
-        events.extend(told)
+    def collect(watch: Watch, received: tuple[Event, ...]) -> None:
+        events.extend(received)
         failed = not watch.synced and sum(watch.counts.failures.values()) >= _ATTEMPTS
         if failed or all(each.synced for each in watches):
             done.set()
 
-    running = [asyncio.create_task(follow(watch, api, tell)) for watch in watches]
+    running = [asyncio.create_task(follow(watch, api, collect)) for watch in watches]
     try:
         async with asyncio.timeout(seconds):
             await asyncio.wait([asyncio.create_task(done.wait()), *running], return_when=asyncio.FIRST_COMPLETED)

@@ -72,7 +72,7 @@ class KubeSource:
         times: WatchTimes = WATCH_TIMES,
         streaming: bool = True,
         newest: bool = False,
-        chance: Callable[[], float] = random.random,
+        random_number: Callable[[], float] = random.random,
         gather: float = GATHER_SECONDS,
     ) -> None:
         """Prepare a source; requests begin with `changes`.
@@ -81,7 +81,7 @@ class KubeSource:
         reads from the server's cache.
         """
         self._access = access
-        self._watches = [Watch(each, chance, times, streaming=streaming, newest=newest) for each in resources]
+        self._watches = [Watch(each, random_number, times, streaming=streaming, newest=newest) for each in resources]
         self.followed = tuple(FollowedList(kind=each.resource.kind, counts=each.counts) for each in self._watches)
         self._gather = gather
         self._seen = [WatchCounts() for _ in self._watches]
@@ -154,7 +154,7 @@ class KubeSource:
         if not self._synced and all(each.synced for each in self._watches):
             self._synced = True
             self._waiting.append(Synced())
-        # Before all lists are there nobody can do anything with a part of them.
+        # A part of the lists is of no use before all lists are complete.
         if (self._synced and self._waiting) or changed:
             self._something.set()
 

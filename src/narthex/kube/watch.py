@@ -317,8 +317,8 @@ class Watch:
         return WatchStep(events)
 
     @staticmethod
-    def _change(holdings: ListCache, type: str, object: Any) -> Event | None:
-        return holdings.drop(object) if type == "DELETED" else holdings.put(object)
+    def _change(cache: ListCache, type: str, object: Any) -> Event | None:
+        return cache.drop(object) if type == "DELETED" else cache.put(object)
 
     # What goes wrong
 
@@ -356,7 +356,7 @@ class Watch:
         else:
             self._floor = _NEWEST
             self._whole = self._whole or self._paging
-        self._calm(now)
+        self._reset_backoff(now)
         if self._failures >= _PATIENCE:
             return self._rest("expired", f"the server answers {quoted(status.message or 'Expired')}", now)
         self._count("expired")
@@ -391,7 +391,7 @@ class Watch:
             return self._rest("lost", reason or "the server ended its answer before it was complete", now)
         if not reason and now - self._opened_at >= 1:
             # Watches end in order every few minutes.
-            self._calm(now)
+            self._reset_backoff(now)
             return self._watch(now)
         return self._rest("lost", reason or "the server ends each watch at once", now, relist=False)
 
@@ -399,7 +399,7 @@ class Watch:
         if self._phase is _Phase.RESTING:
             return self._list(now) if self._then_list or now >= self._relist_at else self._watch(now)
         if self._phase is _Phase.ABSENT or now >= self._relist_at:
-            self._calm(now)
+            self._reset_backoff(now)
             return self._list(now)
         if self._phase is not _Phase.WATCHING or self._opened_at == math.inf:
             return self._rest("silent", "the server does not answer", now, relist=self._phase is not _Phase.WATCHING)
@@ -411,7 +411,7 @@ class Watch:
     def _rest(self, kind: str, what: str, now: float, *, after: float | None = None, relist: bool = True) -> WatchStep:
         """Wait after a failure, then list or watch again."""
         self._count(kind)
-        self._calm(now)
+        self._reset_backoff(now)
         if self._phase is _Phase.STREAMING and kind != "429":
             # Better a list than none, whatever is wrong with the stream (client-go does so, too).
             self._stream_failed = True
@@ -425,7 +425,7 @@ class Watch:
         self.wake_at = now + max(rest, (after or 0.0) * (1 + 0.1 * self._random()))
         return WatchStep(over=True)
 
-    def _calm(self, now: float) -> None:
+    def _reset_backoff(self, now: float) -> None:
         """Reset the backoff if the watch lasted long enough."""
         if self._phase is _Phase.WATCHING and now - self._opened_at >= self._times.steady:
             self._failures = 0
@@ -503,7 +503,7 @@ class ListCache:
         for key, new in fresh._objects.items():
             old = before.get(key)
             if old is not None and old == new:
-                # Whoever was told of it holds the old one: two of each would be twice the memory.
+                # Receivers hold the old object: keeping both would double the memory.
                 self._objects[key] = old
             else:
                 self._objects[key] = new

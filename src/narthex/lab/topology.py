@@ -172,7 +172,7 @@ def wire_fabric(lab: str, members: tuple[LabNode, ...], overlay: str = NONE) -> 
         for node in members
         if overlay == NONE
     ]
-    cables = [
+    veth_pairs = [
         command
         for node in members
         for command in (
@@ -190,7 +190,7 @@ def wire_fabric(lab: str, members: tuple[LabNode, ...], overlay: str = NONE) -> 
             f"link set {_UNDERLAY} up",
             f"rule add from {API_ADDRESS} table {_API_ROUTES}",
             *to_pods,
-            *cables,
+            *veth_pairs,
             f"link add {OUTSIDE} type veth peer name eth0 netns {outside_namespace(lab)}",
             f"address add {_OUTSIDE_GATEWAYS[0]}/24 dev {OUTSIDE}",
             f"address add {_OUTSIDE_GATEWAYS[1]}/64 dev {OUTSIDE} nodad",

@@ -196,13 +196,13 @@ def _decide(
     pool = _pool_of(address, services, pools)
     if pool is None:
         text = f"{address} is in no known IPAddressPool, so another speaker must announce it"
-        return _nobody(address, keys, nodes, AnnouncementReason.NOT_IN_A_POOL, text)
+        return _unannounced(address, keys, nodes, AnnouncementReason.NOT_IN_A_POOL, text)
     every = [each for _, each in sorted(snapshot.l2_advertisements.items()) if selects_pool(each, pool)]
     chosen = [each for each in every if any(selects_service(each, service) for service in services)]
     if every and not chosen:
         names = ", ".join(each.name for each in every)
         text = f"the advertisements of pool {pool.name} ({names}) select other Services: see their serviceSelectors"
-        return _nobody(address, keys, nodes, AnnouncementReason.NOT_SELECTED, text, pool)
+        return _unannounced(address, keys, nodes, AnnouncementReason.NOT_SELECTED, text, pool)
     notes = []
     if not every:
         notes.append(f"no L2Advertisement selects pool {pool.name}: it is announced on all links of all nodes")
@@ -212,7 +212,7 @@ def _decide(
         gone = sorted({name for each in backed.values() for name in each.gone})
         text = f"no endpoint of {_listed(keys)} can serve"
         text += f": those on {_listed(gone)} are gone with the node" if gone else ""
-        return _nobody(address, keys, nodes, AnnouncementReason.NO_ENDPOINT, text, pool)
+        return _unannounced(address, keys, nodes, AnnouncementReason.NO_ENDPOINT, text, pool)
     judge = _Judge(address, serving, chosen, backed, view)
     verdicts = {name: judge.of(node) for name, node in nodes.items()}
     notes += _soften(verdicts, judge)
@@ -232,7 +232,7 @@ def _decide(
     )
 
 
-def _nobody(
+def _unannounced(
     address: str,
     services: tuple[NamespacedName, ...],
     nodes: Iterable[str],

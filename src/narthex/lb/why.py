@@ -78,7 +78,7 @@ def condition(
         reason = FOREIGN if others else AnnouncementReason.ANNOUNCES.value
         return _condition(True, reason, [", ".join(said), *others, *notes])
     reasons = {verdict.reason for verdict in missing[0].verdicts}
-    reason = reasons.pop().value if len(reasons) == 1 else "NobodyAnnounces"
+    reason = reasons.pop().value if len(reasons) == 1 else "NobodyAnnounces"  # codespell:ignore nobody
     said = [f"no node answers for {each.address}: {_together(each)}" for each in missing]
     return _condition(False, reason, [*said, *others, *notes])
 

@@ -68,10 +68,10 @@ class SystemClock:
 
     def watch_files(self, files: Iterable[int]) -> None:
         """Let data in these files end a sleep as `wake` does. They replace the files of the previous call."""
-        wanted = frozenset(files)
-        for file in self._files - wanted:
+        desired = frozenset(files)
+        for file in self._files - desired:
             self._poll.unregister(file)
-        for file in wanted:
+        for file in desired:
             # The number of a closed file may belong to a new one by now.
             self._poll.register(file, select.POLLIN)
-        self._files = wanted
+        self._files = desired

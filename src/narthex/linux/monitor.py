@@ -249,8 +249,8 @@ class NftablesMonitor:
             self._touched.add(family)
             self._found[family] += 1
 
-    def _member(self, wanted: bool) -> None:
-        option = _ADD_MEMBERSHIP if wanted else _DROP_MEMBERSHIP
+    def _member(self, join: bool) -> None:
+        option = _ADD_MEMBERSHIP if join else _DROP_MEMBERSHIP
         self._socket.setsockopt(_SOL_NETLINK, option, _GROUP_NFTABLES)
 
     def _pass_over_own(self) -> None:

@@ -30,7 +30,7 @@ _AT_ONCE = 256
 """Requests whose answers surely fit the receive buffer."""
 
 PORTS, PORTS_MASK = 1 << 31 | int.from_bytes(posix.urandom(4)) & 0x7FFFFE00, 0xFFFFFE00
-"""All sockets of ours in this process have netlink ports that are `PORTS` under the mask, so that a notification tells
+"""All sockets of ours in this process have netlink ports that are `PORTS` under the mask, so that a notification shows
 whether a transaction was ours. Others have process numbers as ports, or random ones when those are taken."""
 _next_port = itertools.count()
 
@@ -195,11 +195,11 @@ class Netlink:
             offset += (length + 3) & ~3
 
 
-def text_attribute(data: bytes, at: int, wanted: int) -> str:
+def text_attribute(data: bytes, at: int, attribute_type: int) -> str:
     """Return the text of the first attribute of a kind, starting at `at`; empty if there is none."""
     while at + 4 <= len(data):
         length, kind = struct.unpack_from("=HH", data, at)
-        if kind & 0x3FFF == wanted:
+        if kind & 0x3FFF == attribute_type:
             return data[at + 4 : at + length].rstrip(b"\0").decode("utf-8", "replace")
         at += max(4, (length + 3) & ~3)
     return ""

@@ -47,7 +47,7 @@ def kill(processes: Collection[ProcessIdentity], patience: float = 5.0) -> None:
         except ProcessLookupError:
             continue
         try:
-            # The handle is bound to whoever had the number when it was opened, so look after that and not before.
+            # The handle is bound to the process that had the ID when it was opened, so compare afterwards.
             if alive(process):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         except ProcessLookupError:
@@ -63,11 +63,11 @@ def kill(processes: Collection[ProcessIdentity], patience: float = 5.0) -> None:
 
 def inside(namespaces: Collection[str]) -> list[ProcessIdentity]:
     """Return all processes, except the calling one, in one of these named network namespaces."""
-    wanted = {_identity(netns.path_of(name)) for name in namespaces} - {None}
+    identities = {_identity(netns.path_of(name)) for name in namespaces} - {None}
     found = []
-    for entry in _PROC.iterdir() if wanted else ():
+    for entry in _PROC.iterdir() if identities else ():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            process = identify(int(entry.name)) if _identity(entry / "ns/net") in wanted else None
+            process = identify(int(entry.name)) if _identity(entry / "ns/net") in identities else None
             if process:
                 found.append(process)
     return found

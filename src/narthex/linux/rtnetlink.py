@@ -125,7 +125,7 @@ class RtNetlink(Netlink):
                 found.append(RouteState(network, values.get(_RTA_GATEWAY, b""), link))
         return found
 
-    def fulfil(self, wanted: Sequence[LinkChange], peers_namespace: int = -1) -> None:
+    def fulfil(self, desired: Sequence[LinkChange], peers_namespace: int = -1) -> None:
         """Apply changes in one datagram.
 
         `peers_namespace` is the open file of the namespace for the other ends of veth pairs.
@@ -134,7 +134,7 @@ class RtNetlink(Netlink):
         """
         numbers: dict[str, int] = {}
         requests: list[tuple[LinkChange, int, int, bytes]] = []
-        for change in wanted:
+        for change in desired:
             link = (
                 change.bridge
                 if isinstance(change, changes.AddVeth)

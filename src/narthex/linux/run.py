@@ -54,7 +54,7 @@ def start_module(
             stdout=subprocess.DEVNULL,
             pass_fds=tuple(keep),
             env=with_package(os.environ),
-            # Signals for the foreground group, as Ctrl-C, are for whoever started it.
+            # Signals for the foreground process group, such as Ctrl-C, are meant for the parent.
             process_group=0,
         )
 

@@ -59,7 +59,7 @@ def setns(descriptor: int, kind: int = NEW_NETWORK) -> None:
     if _ctypes.call_function(_ctypes.dlsym(library, "setns"), (descriptor, kind)) != 0:
         import ctypes
 
-        # Only this way tells why it failed.
+        # Only this call reports the reason.
         if ctypes.CDLL(None, use_errno=True).setns(descriptor, kind) != 0:
             number = ctypes.get_errno()
             raise OSError(number, f"cannot enter the namespace: {posix.strerror(number)}")

@@ -79,7 +79,7 @@ class PartSupervisor:
         """Run the part again and again until `stop`."""
         in_a_row = 0
         while not self._stopping:
-            # Whoever asks for a new one from here on has it made by what is so now.
+            # A request for a new run from here on uses the current settings.
             self._renewed = False
             begun = self._clock.now()
             error = self._run_once()
@@ -135,7 +135,7 @@ class PartSupervisor:
         """Run the part once and return why it ended."""
         try:
             self._part = part = self._make()
-            # Whoever stops between these lines has seen the part, or is seen here.
+            # A `stop` between these lines either saw the part, or is seen here.
             if not self._stopping and not self._renewed:
                 part.run()
         except BaseException as error:

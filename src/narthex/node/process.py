@@ -39,7 +39,7 @@ class NodeProgram:
         self._settings = settings
         self._origin = origin
         self._lock = threading.Lock()
-        """Held so that a part is either created from the settings in force or told about a change of them."""
+        """Held so that a part is either created from the settings in force or notified of a change."""
         self._made: dict[str, NodePart] = {}
         """The latest run of each part."""
         self._entries = switched_on(settings)
@@ -119,7 +119,7 @@ class PartDefinition(NamedTuple):
 
 def _proxy(given: PartInputs) -> NodePart:
     if gc.get_freeze_count():
-        # An earlier run leaves much in cycles, which nobody looks for while a proxy begins.
+        # An earlier run leaves many reference cycles, which are not collected while a proxy starts.
         gc.unfreeze()
         gc.collect()
     origin = given.origin()
@@ -129,8 +129,8 @@ def _proxy(given: PartInputs) -> NodePart:
 def _cni(given: PartInputs) -> NodePart:
     from narthex.cni.program.agent import Agent
 
-    told = given.settings.own.cni
-    return Agent(told.socket, told.state_directory)
+    settings = given.settings.own.cni
+    return Agent(settings.socket, settings.state_directory)
 
 
 def _overlay(given: PartInputs) -> NodePart:
@@ -154,17 +154,21 @@ def _dns(given: PartInputs) -> NodePart:
 def _announcer(given: PartInputs) -> NodePart:
     from narthex.lb.program.announcer import AnnouncerPart, origin_of
 
-    told = given.settings.own.announcer
-    origin = origin_of(given.origin(), pools=not told.pools_file)
-    return AnnouncerPart(given.settings.node.node_name, told, origin, given.status)
+    settings = given.settings.own.announcer
+    origin = origin_of(given.origin(), pools=not settings.pools_file)
+    return AnnouncerPart(given.settings.node.node_name, settings, origin, given.status)
 
 
 PARTS = {
-    PROXY: PartDefinition(_proxy, lambda told: told),
-    "cni": PartDefinition(_cni, lambda told: told.own.cni),
-    "overlay": PartDefinition(_overlay, lambda told: (told.own.overlay, told.node.node_name, told.client)),
-    "dns": PartDefinition(_dns, lambda told: (told.own.dns, told.client, told.mode)),
-    "announcer": PartDefinition(_announcer, lambda told: (told.own.announcer, told.node.node_name, told.client)),
+    PROXY: PartDefinition(_proxy, lambda settings: settings),
+    "cni": PartDefinition(_cni, lambda settings: settings.own.cni),
+    "overlay": PartDefinition(
+        _overlay, lambda settings: (settings.own.overlay, settings.node.node_name, settings.client)
+    ),
+    "dns": PartDefinition(_dns, lambda settings: (settings.own.dns, settings.client, settings.mode)),
+    "announcer": PartDefinition(
+        _announcer, lambda settings: (settings.own.announcer, settings.node.node_name, settings.client)
+    ),
 }
 """By name, as in `parts` of a NarthexConfiguration, in start order."""
 

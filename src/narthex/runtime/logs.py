@@ -26,13 +26,13 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _USUAL = LoggingConfiguration()
 
 
-def start_logging(stream: TextIO, told: LoggingConfiguration = _USUAL) -> None:
+def start_logging(stream: TextIO, configuration: LoggingConfiguration = _USUAL) -> None:
     """Send the log to a stream. Call it again when the settings change."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Json() if told.format == "json" else _Text())
-    handler.addFilter(_Verbosity(told))
+    handler.setFormatter(_Json() if configuration.format == "json" else _Text())
+    handler.addFilter(_Verbosity(configuration))
     LOGGER.handlers[:] = [handler]
-    most = max((told.verbosity, *(verbosity for _, verbosity in told.vmodule)))
+    most = max((configuration.verbosity, *(verbosity for _, verbosity in configuration.vmodule)))
     LOGGER.setLevel(logging.DEBUG if most >= DEBUG_VERBOSITY else logging.INFO)
     LOGGER.propagate = False
 
@@ -40,16 +40,16 @@ def start_logging(stream: TextIO, told: LoggingConfiguration = _USUAL) -> None:
 class _Verbosity(logging.Filter):
     """Passes debug lines by the first pattern of `vmodule` that matches the file's name, otherwise by `verbosity`."""
 
-    def __init__(self, told: LoggingConfiguration) -> None:
+    def __init__(self, configuration: LoggingConfiguration) -> None:
         super().__init__()
-        self._told = told
+        self._configuration = configuration
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if the record is to be written."""
         if record.levelno > logging.DEBUG:
             return True
-        own = (verbosity for pattern, verbosity in self._told.vmodule if fnmatchcase(record.module, pattern))
-        return next(own, self._told.verbosity) >= DEBUG_VERBOSITY
+        own = (verbosity for pattern, verbosity in self._configuration.vmodule if fnmatchcase(record.module, pattern))
+        return next(own, self._configuration.verbosity) >= DEBUG_VERBOSITY
 
 
 def data(**fields: Any) -> dict[str, dict[str, Any]]:

@@ -82,7 +82,7 @@ class StatusServer:
         self._retry_seconds = retry_seconds
         self._seats = ConnectionSlots()
         self._lock = threading.Lock()
-        self._wanted: tuple[StatusListener, ...] = ()
+        self._desired: tuple[StatusListener, ...] = ()
         self._bound: dict[tuple[str, str, int], socket.socket] = {}
         self._waiting = False
         self.addresses: dict[str, tuple[str, int]] = {}
@@ -95,7 +95,7 @@ class StatusServer:
         nevertheless.
         """
         with self._lock:
-            self._wanted = tuple(listeners)
+            self._desired = tuple(listeners)
             leaving = self._bound.keys() - {listener.place for listener in listeners}
             closing = [(place, self._bound.pop(place)) for place in leaving]
         for place, sock in closing:
@@ -115,7 +115,7 @@ class StatusServer:
         """Bind the missing listeners; return those that failed and why."""
         failed = []
         with self._lock:
-            for listener in self._wanted:
+            for listener in self._desired:
                 if listener.place in self._bound:
                     continue
                 try:

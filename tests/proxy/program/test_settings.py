@@ -174,7 +174,7 @@ FOUR, SIX = (IPFamily.IPV4,), (IPFamily.IPV6,)
         (
             {"clusterCIDR": "10.0.0.0/8"},
             FAMILIES,
-            ["clusterCIDR names no network of IPv6: nobody counts as a pod there"],
+            ["clusterCIDR names no network of IPv6: no source counts as a pod there"],
         ),
         (
             {"clusterCIDR": "fd00::/8"},

@@ -1,6 +1,6 @@
 """Plugin `loop`: detects upstreams whose queries come back to this server (row S11).
 
-At the start every upstream gets a probe for a name that nobody else can know: `SECRET.NUMBER.ZONE`, type HINFO. The number
+At the start every upstream gets a probe for a name that no other client can know: `SECRET.NUMBER.ZONE`, type HINFO. The number
 identifies the upstream. If the probe arrives here, that upstream, or one behind it, forwards to this server: a loop, in which
 every unknown name would circulate until it times out. A probe is not forwarded. Its response contains a second secret, so
 that the worker that sent it learns of the loop if another worker has received it.

@@ -147,7 +147,7 @@ _RULES = {
 def review_access(request: ApiRequest) -> ApiResponse | None:
     """Return the response to a self-subject access review, None for any other request. Raises StatusError.
 
-    Whoever has the token may do everything.
+    A client with the token may do everything.
     """
     kind = _PLACES.get(request.path)
     if kind is None or request.method != "POST":

@@ -180,8 +180,8 @@ def _with_parents(fields: FieldSet) -> FieldSet:
 
 def _gone(before: FieldSet, owned: FieldSet, others_own: FieldSet) -> FieldSet:
     """Return the fields that the manager applied before but not now, and that no other manager owns."""
-    wanted = _with_parents(owned) | _with_parents(others_own)
-    return frozenset(path for path in before if path not in wanted)
+    given_steps = _with_parents(owned) | _with_parents(others_own)
+    return frozenset(path for path in before if path not in given_steps)
 
 
 def _differs(held: Mapping[str, Any], new: Mapping[str, Any], path: Path, of: FieldType) -> bool:
@@ -206,17 +206,21 @@ def _merged(held: Any, given: Any, of: FieldType) -> Any:
 
 
 def _merged_entries(held: list[Any], given: list[Any], of: FieldType) -> Iterator[Any]:
-    wanted = {step_of(each, of): each for each in given}
+    given_steps = {step_of(each, of): each for each in given}
     there = {step_of(each, of): each for each in held}
     # The configuration's order, if it names all; else new entries come last.
-    order = list(wanted) if set(there) <= set(wanted) else [*there, *(step for step in wanted if step not in there)]
+    order = (
+        list(given_steps)
+        if set(there) <= set(given_steps)
+        else [*there, *(step for step in given_steps if step not in there)]
+    )
     for step in order:
-        if step not in wanted:
+        if step not in given_steps:
             yield there[step]
         elif step in there:
-            yield _merged(there[step], wanted[step], of.item)
+            yield _merged(there[step], given_steps[step], of.item)
         else:
-            yield wanted[step]
+            yield given_steps[step]
 
 
 def _conflict(conflicts: list[tuple[ManagedFields, Path]]) -> StatusError:

@@ -119,15 +119,19 @@ def _port(port: Raw) -> str:
 
 def _deployment(raw: Raw, now: datetime) -> Sequence[Any]:
     status = raw.get("status") or {}
-    wanted = _of(raw, "spec", "replicas")
-    ready = f"{status.get('readyReplicas', 0)}/{1 if wanted is None else wanted}"
+    replicas_desired = _of(raw, "spec", "replicas")
+    ready = f"{status.get('readyReplicas', 0)}/{1 if replicas_desired is None else replicas_desired}"
     counts = status.get("updatedReplicas", 0), status.get("availableReplicas", 0)
     return _name(raw), ready, *counts, _age(raw, now), *_containers(raw), _selector(raw)
 
 
 def _replica_set(raw: Raw, now: datetime) -> Sequence[Any]:
-    status, wanted = raw.get("status") or {}, _of(raw, "spec", "replicas")
-    counts = (1 if wanted is None else wanted), status.get("replicas", 0), status.get("readyReplicas", 0)
+    status, replicas_desired = raw.get("status") or {}, _of(raw, "spec", "replicas")
+    counts = (
+        (1 if replicas_desired is None else replicas_desired),
+        status.get("replicas", 0),
+        status.get("readyReplicas", 0),
+    )
     return _name(raw), *counts, _age(raw, now), *_containers(raw), _selector(raw)
 
 

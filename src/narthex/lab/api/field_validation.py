@@ -84,9 +84,9 @@ class _Reader:
 
     def _mistyped(self, found: Any, of: FieldType, at: str) -> Exception:
         sort = {bool: "bool", int: "number", float: "number", str: "string", list: "array"}.get(type(found), "object")
-        wanted = _GO.get(of.sort) or (of.name.replace("_", ".").rpartition(".")[2] if of.name else of.sort)
+        expected = _GO.get(of.sort) or (of.name.replace("_", ".").rpartition(".")[2] if of.name else of.sort)
         path = re.sub(r"\[\d+\]", "", at)
-        text = f"json: cannot unmarshal {sort} into Go struct field {self._kind.kind}.{path} of type {wanted}"
+        text = f"json: cannot unmarshal {sort} into Go struct field {self._kind.kind}.{path} of type {expected}"
         return _undecodable(self._kind, self._version, text)
 
 

@@ -111,9 +111,9 @@ def _ordered(entries: list[Any], order: Any, key: str) -> list[Any]:
     def name(each: Any) -> Any:
         return each.get(key) if key and key != "=" and isinstance(each, Mapping) else each
 
-    wanted = [name(each) for each in order] if isinstance(order, list) else []
-    listed = sorted((each for each in entries if name(each) in wanted), key=lambda each: wanted.index(name(each)))
-    return [listed.pop(0) if name(each) in wanted else each for each in entries]
+    ordered = [name(each) for each in order] if isinstance(order, list) else []
+    listed = sorted((each for each in entries if name(each) in ordered), key=lambda each: ordered.index(name(each)))
+    return [listed.pop(0) if name(each) in ordered else each for each in entries]
 
 
 def _strategic(target: Raw, patch: Any, of: FieldType) -> Raw:

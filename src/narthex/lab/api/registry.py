@@ -174,8 +174,8 @@ class Registry:
         held = self.get(of.name, *key)
         if held is None:
             raise errors.not_found(of.plural, of.group, name)
-        wanted = preconditions or {}
-        self._check(of, held, wanted.get("resourceVersion"), wanted.get("uid"))
+        required = preconditions or {}
+        self._check(of, held, required.get("resourceVersion"), required.get("uid"))
         meta = held["metadata"]
         if of.name == "Namespace" and not dry_run:
             return self._end_namespace(held)

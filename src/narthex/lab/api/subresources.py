@@ -100,15 +100,15 @@ def _pod(registry: Registry, where: ApiPath) -> Raw:
     return pod
 
 
-def _container(pod: Raw, wanted: str) -> str:
+def _container(pod: Raw, requested: str) -> str:
     spec = pod.get("spec") or {}
     names = [each.get("name", "") for each in spec.get("containers") or ()]
     others = [each.get("name", "") for each in spec.get("initContainers") or ()]
     name = pod["metadata"].get("name", "")
-    if wanted:
-        if wanted not in names + others:
-            raise errors.bad_request(f"container {wanted} is not valid for pod {name}")
-        return wanted
+    if requested:
+        if requested not in names + others:
+            raise errors.bad_request(f"container {requested} is not valid for pod {name}")
+        return requested
     if len(names) != 1:
         listed = f"[{' '.join(names)}]"
         more = f" or one of the init containers: [{' '.join(others)}]" if others else ""
@@ -134,7 +134,7 @@ def read_scale(kind: ApiResource, raw: Mapping[str, Any]) -> dict[str, Any]:
     meta = {
         name: raw["metadata"].get(name) for name in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
     }
-    wanted, there = (
+    requested, there = (
         _found(raw, kind.scale.get(_SPEC, ".spec.replicas")),
         _found(raw, kind.scale.get(_STATUS, ".status.replicas")),
     )
@@ -145,7 +145,7 @@ def read_scale(kind: ApiResource, raw: Mapping[str, Any]) -> dict[str, Any]:
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": {name: value for name, value in meta.items() if value is not None},
-        "spec": {"replicas": wanted or 0},
+        "spec": {"replicas": requested or 0},
         "status": status,
     }
 
@@ -153,9 +153,9 @@ def read_scale(kind: ApiResource, raw: Mapping[str, Any]) -> dict[str, Any]:
 def write_scale(kind: ApiResource, raw: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str, Any]:
     """Return an object with the replicas of a Scale. Raises StatusError."""
     name = str(raw["metadata"].get("name", ""))
-    wanted = (scale.get("spec") or {}).get("replicas", 0)
-    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 0:
-        text = f"Invalid value: {wanted}: must be greater than or equal to 0"
+    requested = (scale.get("spec") or {}).get("replicas", 0)
+    if not isinstance(requested, int) or isinstance(requested, bool) or requested < 0:
+        text = f"Invalid value: {requested}: must be greater than or equal to 0"
         raise errors.invalid("Scale", "autoscaling", name, [FieldError("spec.replicas", "FieldValueInvalid", text)])
     version = (scale.get("metadata") or {}).get("resourceVersion")
     meta = {key: value for key, value in raw["metadata"].items() if key != "resourceVersion"}
@@ -165,7 +165,7 @@ def write_scale(kind: ApiResource, raw: Mapping[str, Any], scale: Mapping[str, A
     for step in parents:
         at[step] = dict(at.get(step) or {})
         at = at[step]
-    at[last] = wanted
+    at[last] = requested
     return new
 
 

@@ -158,8 +158,8 @@ def _definition(new: Raw) -> Iterator[FieldError]:
             yield field_errors.required(field)
     if spec.get("scope") not in ("Cluster", "Namespaced"):
         yield field_errors.unsupported("spec.scope", spec.get("scope") or "", ("Cluster", "Namespaced"))
-    wanted = f"{names.get('plural')}.{group}"
-    if new["metadata"].get("name") != wanted:
+    expected = f"{names.get('plural')}.{group}"
+    if new["metadata"].get("name") != expected:
         yield field_errors.bad("metadata.name", new["metadata"].get("name"), 'must be spec.names.plural+"."+spec.group')
     if sum(bool(each.get("storage")) for each in spec.get("versions") or ()) != 1:
         text = "must have exactly one version marked as storage version"
@@ -322,9 +322,9 @@ def _workload(new: Raw) -> Iterator[FieldError]:
         yield field_errors.required("spec.selector")
     elif not selector.get("matchLabels") and not selector.get("matchExpressions"):
         yield field_errors.bad("spec.selector", selector, "empty selector is invalid for deployment")
-    wanted = selector.get("matchLabels") or {}
-    yield from field_errors.labels("spec.selector.matchLabels", wanted)
-    if any(labels.get(key) != value for key, value in wanted.items()):
+    expected = selector.get("matchLabels") or {}
+    yield from field_errors.labels("spec.selector.matchLabels", expected)
+    if any(labels.get(key) != value for key, value in expected.items()):
         yield field_errors.bad("spec.template.metadata.labels", labels, "`selector` does not match template `labels`")
     yield from field_errors.labels("spec.template.labels", labels)
     if not template:

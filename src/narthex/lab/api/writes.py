@@ -120,12 +120,12 @@ def delete(registry: Registry, place: ApiPath, options: Mapping[str, Any], *, dr
     if grace is not None and (not isinstance(grace, int) or grace < 0):
         raise errors.bad_request(f"gracePeriodSeconds: {grace!r} is not a number of seconds")
     held = registry.get(place.stored, *place.key)
-    wanted, propagation = options.get("preconditions"), options.get("propagationPolicy")
+    requested, propagation = options.get("preconditions"), options.get("propagationPolicy")
     if propagation not in (None, "", "Background", "Foreground", "Orphan"):
         raise errors.bad_request(f'propagationPolicy: Unsupported value: "{propagation}"')
     key = place.key
     left = registry.delete(
-        place.stored, *key, grace=grace, preconditions=wanted, propagation=propagation, dry_run=dry_run
+        place.stored, *key, grace=grace, preconditions=requested, propagation=propagation, dry_run=dry_run
     )
     if left is not None:
         return left
@@ -242,16 +242,16 @@ def _scale(registry: Registry, where: ApiPath, request: ApiRequest) -> WriteResu
     if held is None:
         raise errors.not_found(kind.plural, kind.group, where.name)
     if request.method == "PUT":
-        wanted = decode_body(request)
+        requested = decode_body(request)
     elif request.method == "PATCH":
         now, content_type = read_scale(kind, held), request.headers.get("content-type", "")
         # The patch's own version counts, not the one that was just read.
         del now["metadata"]["resourceVersion"]
         how = patches.MERGE if content_type.startswith(patches.APPLY) else content_type
-        wanted = apply_patch(how, now, decode_json_or_yaml(request))
+        requested = apply_patch(how, now, decode_json_or_yaml(request))
     else:
         raise StatusError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
-    new = update(registry, where, write_scale(kind, held, wanted), write_options(request))
+    new = update(registry, where, write_scale(kind, held, requested), write_options(request))
     return WriteResult(200, read_scale(kind, new))
 
 

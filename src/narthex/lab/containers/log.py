@@ -92,8 +92,8 @@ class LogReader:
             return []
         ends = [at for at, entry in enumerate(found) if entry.endswith(b"\n")]
         open_end = bool(found) and not found[-1].endswith(b"\n")
-        wanted = lines - 1 if open_end else lines
-        first = 0 if len(ends) <= wanted else ends[-wanted - 1] + 1 if wanted else ends[-1] + 1
+        count = lines - 1 if open_end else lines
+        first = 0 if len(ends) <= count else ends[-count - 1] + 1 if count else ends[-1] + 1
         return found[first:]
 
     def more(self) -> Iterator[bytes]:
@@ -107,7 +107,7 @@ class LogReader:
             line = self._file.readline()
             if not line.endswith(b"\n"):
                 self._file.seek(begin)
-                if not line and self._set_aside():
+                if not line and self._rotate():
                     self._file.close()
                     self._file = self._path.open("rb")
                     continue
@@ -116,7 +116,7 @@ class LogReader:
             if entry is not None:
                 yield entry
 
-    def _set_aside(self) -> bool:
+    def _rotate(self) -> bool:
         assert self._file is not None
         try:
             return not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())

@@ -159,7 +159,7 @@ def _conditions(pod: Mapping[str, Any], facts: PodFacts, over: bool, found: str,
     gates = [str(each["conditionType"]) for each in pod["spec"].get("readinessGates") or ()]
     closed = [gate for gate in gates if held.get(gate, {}).get("status") != "True"]
     incomplete = [each.name for each in facts.init if not isinstance(each.state, Terminated) or each.state.exit_code]
-    wanted: dict[str, tuple[bool, Object]] = {
+    desired: dict[str, tuple[bool, Object]] = {
         "PodReadyToStartContainers": (facts.networked and not over, {}),
         "Initialized": (
             facts.initialized,
@@ -173,9 +173,9 @@ def _conditions(pod: Mapping[str, Any], facts: PodFacts, over: bool, found: str,
         "PodScheduled": (True, {}),
     }
     if found == "Succeeded":
-        wanted["Initialized"] = (True, {"reason": "PodCompleted"})
-    made = [_condition(kind, *wanted[kind], held.get(kind), now) for kind in _TYPES]
-    return [*made, *(each for kind, each in held.items() if kind not in wanted)]
+        desired["Initialized"] = (True, {"reason": "PodCompleted"})
+    made = [_condition(kind, *desired[kind], held.get(kind), now) for kind in _TYPES]
+    return [*made, *(each for kind, each in held.items() if kind not in desired)]
 
 
 def _gates(closed: Sequence[str]) -> Object:

@@ -55,7 +55,7 @@ def trace_lab(
         raise TraceError(str(error)) from error
     cluster = cluster_of(lab)
     places = OwnerIndex(cluster.snapshot, OUTSIDE_ADDRESSES, pods_of(lab))
-    sender, target, wanted = ask(places, source, destination)
+    sender, target, spec = ask(places, source, destination)
     announcement = _announcing(lab, cluster.snapshot, target) if lab.balancing and not sender.node else None
     node = _node(lab, node_name or sender.node or target.node or (announcement.holder if announcement else ""))
     config_file = StateDirectory(lab.name).node(node.name).configuration
@@ -69,7 +69,7 @@ def trace_lab(
     others = names_of(lab)
     names = AddressNames(cluster.snapshot, others)
     return answer(
-        question(places, sender, target, wanted, inputs, host, iif),
+        question(places, sender, target, spec, inputs, host, iif),
         inputs,
         host,
         others=others,
@@ -168,10 +168,10 @@ def known_of(name: str) -> KnownCluster:
 def look_into_pods(name: str, known: KnownCluster, path: PacketPath) -> None:
     """Add routes and listeners of the pods at the ends of the path to the views of their nodes."""
     ends = [path.packet.source, *(leaf.end.address for leaf in path.leaves())]
-    wanted = set(list(dict.fromkeys(ends))[: _MOST_PODS + 1])
+    spec = set(list(dict.fromkeys(ends))[: _MOST_PODS + 1])
     views = {view.name: view for view in known.views}
     for pod in _open(name).pods:
-        if wanted & set(pod.addresses) and pod.network_namespace and pod.node in views:
+        if spec & set(pod.addresses) and pod.network_namespace and pod.node in views:
             view = views[pod.node]
             key = f"{pod.namespace}/{pod.name}"
             try:

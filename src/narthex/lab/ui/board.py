@@ -123,7 +123,7 @@ _MOST_ENDPOINTS = 1000
 def picture(snapshot: Snapshot) -> Picture:
     """Return the picture of a cluster, including pods that only EndpointSlices name."""
     pods = {key: _pod(pod) for key, pod in snapshot.pods.items()}
-    for key, made in _told_by_slices(snapshot):
+    for key, made in _from_slices(snapshot):
         pods.setdefault(key, made)
     ports = _ports_of_pods(snapshot)
     for key, pod in pods.items():
@@ -158,7 +158,7 @@ def _pod(pod: Pod) -> dict[str, Any]:
     return {"key": str(pod.key), "node": pod.spec.node_name, "addresses": list(pod.ips), "state": state}
 
 
-def _told_by_slices(snapshot: Snapshot) -> Iterable[tuple[NamespacedName, dict[str, Any]]]:
+def _from_slices(snapshot: Snapshot) -> Iterable[tuple[NamespacedName, dict[str, Any]]]:
     for slices in snapshot.slices.values():
         for each in slices.values():
             for endpoint in each.endpoints:

@@ -43,7 +43,7 @@ def state(announcing: Announcer, now: float) -> dict[str, Any]:
         ],
         "addresses": [_address(announcing, address, now) for address in announcing.decisions],
         "failovers": announcing.failovers,
-        "beats": {
+        "beats": {  # codespell:ignore beats
             "received": counts.received,
             "wrongKey": counts.wrong_key,
             "garbled": counts.malformed,
@@ -136,5 +136,6 @@ def metrics(announcing: Announcer) -> Iterable[Metric]:
         ("replayed",): counts.replayed,
         ("stranger",): counts.unknown_senders,
     }
-    yield counter("narthex_announcer_beats_refused", "Heartbeats that were rejected.", rejected, "reason")
+    name = "narthex_announcer_beats_refused"  # codespell:ignore beats
+    yield counter(name, "Heartbeats that were rejected.", rejected, "reason")
     yield gauge("narthex_announcer_links", "Links that this announcer answers on.", len(announcing.links))

@@ -48,9 +48,11 @@ class _Tuple(NamedTuple):
 
 def narrowed(protocol: Protocol, port: int) -> bytes:
     """Return the filter for entries with this original protocol and port. Kernels before 5.8 ignore it and list all entries."""
-    wanted = attribute(_PROTO_NUMBER, bytes([protocol.number])) + attribute(_PROTO_DESTINATION_PORT, _PORT.pack(port))
+    port_filter = attribute(_PROTO_NUMBER, bytes([protocol.number])) + attribute(
+        _PROTO_DESTINATION_PORT, _PORT.pack(port)
+    )
     by = attribute(_FILTER_ORIG, struct.pack("=I", _BY_PROTOCOL_AND_PORT))
-    first = attribute(_TUPLE_ORIG | NESTED, attribute(_TUPLE_PROTO | NESTED, wanted))
+    first = attribute(_TUPLE_ORIG | NESTED, attribute(_TUPLE_PROTO | NESTED, port_filter))
     return first + attribute(_FILTER | NESTED, by)
 
 

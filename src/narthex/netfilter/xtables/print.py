@@ -265,7 +265,7 @@ def _by_ipvs(e: ast.IpvsMatch, _family: IPFamily, _protocol: str) -> str:
     return " ".join(("-m ipvs", *(words or [f"{_not(e.negate)}--ipvs"])))
 
 
-def _chance(e: ast.RandomMatch, _family: IPFamily, _protocol: str) -> str:
+def _random(e: ast.RandomMatch, _family: IPFamily, _protocol: str) -> str:
     return f"-m statistic --mode random --probability {_word(_PROBABILITY, e.probability, 'probability')}"
 
 
@@ -334,7 +334,7 @@ _PRINTERS: dict[type, Callable[[Any, IPFamily, str], str]] = {
     ast.MarkIs: _mark_is,
     ast.MatchSet: _match_set,
     ast.IpvsMatch: _by_ipvs,
-    ast.RandomMatch: _chance,
+    ast.RandomMatch: _random,
     ast.RecentCheck: _recent,
     ast.RecentSet: _recent_set,
     ast.Unknown: _unknown,

@@ -333,14 +333,14 @@ class IpvsDataplane(Dataplane):
         from narthex.proxy.kernel.ipvs.kernel import check_scheduler, set_timeouts
 
         ipvs = self.options.ipvs
-        wanted = IpvsTimeouts(*map(math.ceil, (ipvs.tcp_timeout, ipvs.tcp_fin_timeout, ipvs.udp_timeout)))
+        desired = IpvsTimeouts(*map(math.ceil, (ipvs.tcp_timeout, ipvs.tcp_fin_timeout, ipvs.udp_timeout)))
         try:
             check_scheduler(ipvs.scheduler or "rr")
-            was = set_timeouts(wanted)
+            was = set_timeouts(desired)
         except ApplyError as error:
             raise StartError(f"mode ipvs cannot run: {error}") from error
         if was is not None:
-            names = zip(("tcp", "tcpFin", "udp"), wanted, was, strict=True)
+            names = zip(("tcp", "tcpFin", "udp"), desired, was, strict=True)
             changed = ", ".join(
                 f"{name} to {new} s (it was {old} s)" for name, new, old in names if new not in (0, old)
             )

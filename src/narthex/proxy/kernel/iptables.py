@@ -101,13 +101,13 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
 
         argv = [f"{self._command}-restore", "--noflush", "--wait", _LOCK_SECONDS]
         try:
-            with _told(argv):
+            with _errors_named(argv):
                 feed(argv, noted(), namespace=self._namespace, timeout=_MOST_SECONDS)
         except ApplyError as error:
             raise ApplyError(f"{error}{_quoted_line(''.join(given), str(error))}") from error
 
     def _run(self, argv: list[str]) -> str:
-        with _told(argv):
+        with _errors_named(argv):
             return run(argv, namespace=self._namespace, timeout=_MOST_SECONDS)
 
     def _in_force(self) -> tuple[Sysctl, ...]:
@@ -128,7 +128,7 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
 
 
 @contextmanager
-def _told(argv: list[str]) -> Iterator[None]:
+def _errors_named(argv: list[str]) -> Iterator[None]:
     """Convert errors of a program to ApplyError."""
     try:
         yield

@@ -106,9 +106,9 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         self._listen(changes.listen)
         if changes.tables:
             self._tables.apply(changes.tables)
-        wanted = {one.key for one in changes.listen}
-        unwanted = tuple(key for key in self._listeners if key not in wanted) if changes.replace else ()
-        self._close((*changes.close, *unwanted))
+        desired = {one.key for one in changes.listen}
+        undesired = tuple(key for key in self._listeners if key not in desired) if changes.replace else ()
+        self._close((*changes.close, *undesired))
 
     def tend(self) -> float:
         """Check the relay, and restart it with the same ports if it has died. Returns the seconds until the next check."""

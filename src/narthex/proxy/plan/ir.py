@@ -328,7 +328,7 @@ class Deviation(enum.Enum):
     # Rows 5.8, 24.3; ipvs.
     BOUND_ADDRESS_GUARD = (
         "bound-address-guard",
-        "an unknown port of any address that only Services have is rejected, health check ports aside",
+        "an unknown port of any address that only Services have is rejected, except for health check ports",
     )
     # Row 5.5; ipvs.
     CLUSTER_IP_SOURCE = (

@@ -128,8 +128,8 @@ class Proxy:
                     self._sync(half, snapshot)
         followed = [self._follow(half.sync.plan) for half in self._halves if half.sync.plan is not None]
         due = [half.due(snapshot) - self._clock.now() for half in self._halves if snapshot.synced]
-        due += [wish for half in self._halves if (wish := half.sync.tend()) is not None]
-        # A turn now and then also finds what nobody gives notice of: new addresses of the node.
+        due += [delay for half in self._halves if (delay := half.sync.tend()) is not None]
+        # A periodic pass also finds changes without a notification: new addresses of the node.
         return max(
             0.0, min([*due, *followed, self._foreign.interval if self._foreign else math.inf, self._periods.sync])
         )
@@ -187,7 +187,7 @@ class Proxy:
             done = half.sync.sync(snapshot, half.waiting, read_back=read_back)
         except Exception as error:
             half.failed(self._clock.now(), self._periods)
-            # What could not be written waits, also when nobody changed an object (row 29.1).
+            # A failed write waits, even if no object changes (row 29.1).
             self.health.queued(family)
             self.metrics.failed(family)
             self._report.failed(family, error, half.earliest - half.ended)

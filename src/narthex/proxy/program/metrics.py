@@ -96,7 +96,7 @@ class ProxyMetrics:
     """The proxy's counters, written by the loop and read by the status server's thread."""
 
     def __init__(self, mode: str = "", more: Iterable[Collector] = (), gates: Mapping[str, bool] = {}) -> None:
-        """`more` collects what others count, when somebody asks."""
+        """Create the metrics of a proxy. `more` holds collectors that run at each scrape."""
         self._mode = mode
         self._dataplane = DATAPLANES.get(mode, Dataplane)
         self._more = tuple(more)

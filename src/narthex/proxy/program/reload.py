@@ -62,29 +62,29 @@ class ConfigurationFile:
     def _go_over(self, present: ProxySettings, take: ApplySettings) -> ProxySettings:
         """Apply the present content of the file; return the settings in force."""
         try:
-            told = self._read()
+            fresh = self._read()
         except SettingsError as error:
             LOGGER.error("the new configuration is invalid, the previous one stays in force: %s", error)
             return present
-        for warning in told.warnings:
+        for warning in fresh.warnings:
             LOGGER.warning("%s", warning)
         changed = ", ".join(
-            differences(present.configuration, told.configuration)
-            + differences(present.own_configuration, told.own_configuration)
+            differences(present.configuration, fresh.configuration)
+            + differences(present.own_configuration, fresh.own_configuration)
         )
         if not changed:
-            return told
-        if in_place(present, told) and take(told):
+            return fresh
+        if in_place(present, fresh) and take(fresh):
             LOGGER.info("the configuration has changed: %s; now in force", changed)
-            return told
+            return fresh
         try:
-            self._check(told.mode)
+            self._check(fresh.mode)
         except RuntimeError as error:
             LOGGER.error("this machine cannot run the new configuration, the previous one stays in force: %s", error)
             return present
         LOGGER.info("the configuration has changed: %s; the process replaces itself, the rules stay", changed)
         self.replace = True
-        return told
+        return fresh
 
 
 def in_place(before: ProxySettings, after: ProxySettings) -> bool:

@@ -60,8 +60,8 @@ class FamilySchedule:
 
     def due(self, snapshot: Snapshot) -> float:
         """Return the time from which on a sync is useful."""
-        wanted = self.read_back_at if snapshot is self.seen else -math.inf
-        return max(wanted, self.earliest)
+        desired = self.read_back_at if snapshot is self.seen else -math.inf
+        return max(desired, self.earliest)
 
     def changed(self, services: frozenset[NamespacedName], periods: SyncPeriods) -> None:
         """Note changed Services. They may remove the cause of a failure, so a long backoff is cut to the first delay."""

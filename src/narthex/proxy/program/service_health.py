@@ -101,10 +101,10 @@ class ServiceHealth:
         found = self._own(plan) if claims else ()
         if found is None:
             return AGAIN_SECONDS
-        wanted = {HealthCheckAddress(address, port) for address in found for port in claims}
-        self._close(state, wanted)
+        desired = {HealthCheckAddress(address, port) for address in found for port in claims}
+        self._close(state, desired)
         state.checks, state.claims = plan.health_checks, claims
-        self._open(plan.family, wanted)
+        self._open(plan.family, desired)
         return AGAIN_SECONDS if state.missing or (claims and not fixed) else math.inf
 
     def _own(self, plan: Plan) -> tuple[str, ...] | None:
@@ -122,15 +122,15 @@ class ServiceHealth:
             if each.family is plan.family and in_any(plan.node_ports.cidrs or (), each.address)
         )
 
-    def _close(self, state: _Family, wanted: set[HealthCheckAddress]) -> None:
-        for place in state.open.keys() - wanted:
+    def _close(self, state: _Family, desired: set[HealthCheckAddress]) -> None:
+        for place in state.open.keys() - desired:
             self._http.close(state.open.pop(place))
-        for place in state.missing.keys() - wanted:
+        for place in state.missing.keys() - desired:
             del state.missing[place]
 
-    def _open(self, family: IPFamily, wanted: set[HealthCheckAddress]) -> None:
+    def _open(self, family: IPFamily, desired: set[HealthCheckAddress]) -> None:
         state = self._families[family]
-        for place in sorted(wanted - state.open.keys()):
+        for place in sorted(desired - state.open.keys()):
             name = state.claims[place.port][0]
             try:
                 sock = self._listen(place.address, place.port)

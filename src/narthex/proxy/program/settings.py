@@ -90,7 +90,7 @@ def settings(flags: ConfigurationFields, file: Path | None, host_name: str) -> P
     An empty `healthzBindAddress` or `metricsBindAddress` among the flags, or one with port 0, disables that server.
     `host_name` is the default name of the node (row 15.9).
     """
-    configuration, off, warnings = _told(flags, file)
+    configuration, off, warnings = _read_configuration(flags, file)
     host_name = host_name.strip().lower()
     if not configuration.hostname_override:
         try:
@@ -102,10 +102,12 @@ def settings(flags: ConfigurationFields, file: Path | None, host_name: str) -> P
 
 def in_force(flags: ConfigurationFields, file: Path | None) -> ProxyConfiguration:
     """Return the configuration that results from flags and file, for `--write-config-to`. Raises SettingsError."""
-    return _told(flags, file)[0]
+    return _read_configuration(flags, file)[0]
 
 
-def _told(flags: ConfigurationFields, file: Path | None) -> tuple[ProxyConfiguration, frozenset[str], tuple[str, ...]]:
+def _read_configuration(
+    flags: ConfigurationFields, file: Path | None
+) -> tuple[ProxyConfiguration, frozenset[str], tuple[str, ...]]:
     """Return the configuration, the disabled servers, and warnings."""
     flags = {name: value for name, value in flags.items() if value is not None}
     off = frozenset(name for name in (HEALTHZ, METRICS) if str(flags.get(name, "-")).rpartition(":")[2] in _OFF)
@@ -133,7 +135,7 @@ def _settings(
     section = configuration.timing_section(mode)
     if configuration.detect_local_mode == "ClusterCIDR" and not configuration.cluster_cidrs:
         warnings += (
-            "no clusterCIDR is given, so pods cannot be told from others; give --cluster-cidr, "
+            "no clusterCIDR is given, so pods cannot be distinguished from other clients; give --cluster-cidr, "
             "or another detectLocalMode",
         )
     return ProxySettings(
@@ -159,14 +161,14 @@ def _settings(
     )
 
 
-def family_warnings(told: ProxySettings, families: tuple[IPFamily, ...]) -> tuple[str, ...]:
+def family_warnings(settings: ProxySettings, families: tuple[IPFamily, ...]) -> tuple[str, ...]:
     """Return settings that do not fit the IP families of this node (row 26.6)."""
     said = []
-    cidrs = told.node.cluster_cidrs if told.node.detect_local_mode == "ClusterCIDR" else ()
-    ports = tuple(cidr for cidr in told.node.node_port_addresses or () if cidr != PRIMARY)
+    cidrs = settings.node.cluster_cidrs if settings.node.detect_local_mode == "ClusterCIDR" else ()
+    ports = tuple(cidr for cidr in settings.node.node_port_addresses or () if cidr != PRIMARY)
     for name, networks in (("clusterCIDR", cidrs), ("nodePortAddresses", ports)):
         have = {family_of(cidr) for cidr in networks}
-        what = "nobody counts as a pod" if name == "clusterCIDR" else "no node port answers"
+        what = "no source counts as a pod" if name == "clusterCIDR" else "no node port answers"
         said += [
             f"{name} names no network of {family.label}: {what} there; add one"
             for family in families
@@ -177,13 +179,13 @@ def family_warnings(told: ProxySettings, families: tuple[IPFamily, ...]) -> tupl
             for family in FAMILIES
             if family in have and family not in families
         ]
-    if told.node.node_port_addresses is None:
+    if settings.node.node_port_addresses is None:
         said.append(
             "nodePortAddresses is not set: node ports answer on every address of this node; "
             "`--nodeport-addresses primary` keeps them to the node's own"
         )
-    if told.healthz and family_of(told.healthz[0]) not in families:
-        said.append(f"healthzBindAddress {told.healthz[0]} is of a family that this node does not serve")
+    if settings.healthz and family_of(settings.healthz[0]) not in families:
+        said.append(f"healthzBindAddress {settings.healthz[0]} is of a family that this node does not serve")
     return tuple(said)
 
 

@@ -23,7 +23,7 @@ class Turns:
         self._shuffle = shuffle
         self._order: list[Place] = []
         self._next = 0
-        self._resting: dict[Place, float] = {}
+        self._avoided: dict[Place, float] = {}
         self.use(places)
 
     @property
@@ -38,7 +38,7 @@ class Turns:
         self._order = list(places)
         self._shuffle(self._order)
         self._next = 0
-        self._resting = {place: until for place, until in self._resting.items() if place in self._order}
+        self._avoided = {place: until for place, until in self._avoided.items() if place in self._order}
 
     def candidates(self, now: float, first: Place | None = None) -> Iterator[Place]:
         """Yield all endpoints in the order in which to try them for one client.
@@ -59,14 +59,14 @@ class Turns:
     def failed(self, place: Place, now: float) -> None:
         """Record that the endpoint could not be reached."""
         if place in self._order:
-            self._resting[place] = now + RESTING_SECONDS
+            self._avoided[place] = now + RESTING_SECONDS
 
     def reached(self, place: Place) -> None:
         """Record that the endpoint could be reached."""
-        self._resting.pop(place, None)
+        self._avoided.pop(place, None)
 
     def _rests(self, place: Place, now: float) -> bool:
-        return self._resting.get(place, now) > now
+        return self._avoided.get(place, now) > now
 
 
 class Affinity:

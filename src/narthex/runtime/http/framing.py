@@ -121,8 +121,8 @@ class RequestFraming:
         """Return a whole response. That to HEAD has no body, but the length of one."""
         first, *others = fields
         head = self.response_head(status, [first, ("Content-Length", str(len(body))), *others])
-        wanted = self._head is None or self._head.method != "HEAD"
-        return head + (self.body([body]) if wanted else b"") + self.end()
+        has_body = self._head is None or self._head.method != "HEAD"
+        return head + (self.body([body]) if has_body else b"") + self.end()
 
     def trailing(self) -> bytes:
         """Return the bytes that were received after the request."""

@@ -107,10 +107,10 @@ class _UsedPorts:
 
     def __init__(self, owners: Mapping[_Claim, ObjectKey], desired: Mapping[int, Collection[str]]) -> None:
         self._owners = owners
-        self._wanted = desired
+        self._desired = desired
 
     def __contains__(self, port: object) -> bool:
-        return port in self._wanted or any((protocol, port) in self._owners for protocol in _PROTOCOLS)
+        return port in self._desired or any((protocol, port) in self._owners for protocol in _PROTOCOLS)
 
 
 def address_numbers(service: Object) -> Iterator[int]:

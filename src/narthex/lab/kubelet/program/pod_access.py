@@ -105,8 +105,8 @@ class PodAccess:
         """Yield the requests that the echo server has answered, of which it remembers the last ones."""
         name = echo_name(lifecycle.pod, facts.name)
         answers = [each for each in self._echo.responses(name) if since is None or each[0] >= since]
-        wanted = answers if tail is None else answers[-tail:] if tail else []
-        yield b"".join(_line(each, timestamps) for each in wanted)
+        lines_of_tail = answers if tail is None else answers[-tail:] if tail else []
+        yield b"".join(_line(each, timestamps) for each in lines_of_tail)
         last, idle_polls = (answers[-1] if answers else (0.0, "")), 0
         while follow and lifecycle.runs.get(facts.name) is run:
             new = [each for each in self._echo.responses(name) if each > last]

@@ -62,11 +62,11 @@ export class Walk {
     let best = this.at, least = Infinity;
     for (const [id, each] of this.drawing.byId) {
       const [dx, dy] = [middle(each)[0] - x, middle(each)[1] - y];
-      const along = dx * right + dy * down, aside = Math.abs(dx * down) + Math.abs(dy * right);
-      // Boxes of one column differ in their middles; that is no step aside.
-      const beside = right ? aside : Math.max(0, aside - here.w / 2);
-      if (along > 4 && along + 2.5 * beside < least && beside <= Math.max(4 * along, here.h)) {
-        [best, least] = [id, along + 2.5 * beside];
+      const along = dx * right + dy * down, offset = Math.abs(dx * down) + Math.abs(dy * right);
+      // Boxes of one column differ in their middles; that is no step to the side.
+      const sideways = right ? offset : Math.max(0, offset - here.w / 2);
+      if (along > 4 && along + 2.5 * sideways < least && sideways <= Math.max(4 * along, here.h)) {
+        [best, least] = [id, along + 2.5 * sideways];
       }
     }
     if (best === this.at && right) {

@@ -17,9 +17,9 @@ export function fit(text, width, size) {
   return `${text.slice(0, most - 1 - tail)}…${text.slice(text.length - tail)}`;
 }
 
-// What of the picture has a name with the wanted text in it, and what belongs to that.
-export function chosen(picture, wanted) {
-  const text = wanted.trim().toLowerCase();
+// The parts of the drawing whose names contain the text, and everything connected to them.
+export function chosen(picture, query) {
+  const text = query.trim().toLowerCase();
   const has = thing => thing.key.toLowerCase().includes(text);
   const services = picture.services.filter(has);
   const named = new Set(services.map(each => each.key));

@@ -1,4 +1,4 @@
-// The page: what the server tells, what a person chooses.
+// The page: what the server reports, and what the user selects.
 
 import {Drawing} from "./drawing.js";
 import {Walk} from "./keys.js";
@@ -159,7 +159,7 @@ function factsOf({kind, thing}) {
     ["connections", counts.known && total !== undefined ? `${total} since the proxies began` : "unknown"]];
 }
 
-// What the server tells.
+// What the server reports.
 
 function listen() {
   const stream = new EventSource("/events");
@@ -186,13 +186,13 @@ function live(text, good) {
   $("live").classList.toggle("good", good);
 }
 
-function count(told) {
+function count(reported) {
   const now = performance.now(), before = totals;
-  totals = {at: now, services: told.services};
+  totals = {at: now, services: reported.services};
   counts = {
-    known: told.known,
+    known: reported.known,
     of: key => {
-      const total = told.services[key];
+      const total = reported.services[key];
       const past = before?.services[key];
       const rate = past === undefined || total === undefined ? 0 : Math.max(0, total - past) / Math.max(0.5, (now - before.at) / 1000);
       return {total, rate};

@@ -51,7 +51,7 @@ def label(name: ServicePortName) -> str:
 
 def affinity_chain(service: ServicePlan, cells: Cells) -> str:
     """Return the name of the chain for frontends with these cells: `c`, `cm`, `l`, `lm`, or `x`."""
-    return chain_name(f"sticky-{label(service.name)}", cells)
+    return chain_name(f"sticky-{label(service.name)}", cells)  # codespell:ignore sticky
 
 
 def affinity_sets(service: ServicePlan) -> Iterator[Set]:
@@ -64,7 +64,7 @@ def affinity_sets(service: ServicePlan) -> Iterator[Set]:
 def affinity_chains(service: ServicePlan, rows: frozenset[Cells], settings: NftSettings) -> Iterator[Chain]:
     """Yield the chains of the rows that the Service's frontends use, and all chains that these call."""
     name = label(service.name)
-    prefix = f"sticky-{name}"
+    prefix = f"sticky-{name}"  # codespell:ignore sticky
 
     def towards(cell: str) -> Verdict:
         return Return() if cell == NOT_SENT else Goto(f"{prefix}-{cell}")

@@ -155,17 +155,17 @@ def arrange(before: Slots, pool: Pool | None) -> Slots:
     """
     if pool is None:
         return ()
-    wanted = dict.fromkeys([(one.address, one.port) for one in pool.endpoints])
+    desired = dict.fromkeys([(one.address, one.port) for one in pool.endpoints])
     if not before:
-        return tuple(wanted)
+        return tuple(desired)
     kept = set(before)
-    fresh = [endpoint for endpoint in wanted if endpoint not in kept]
-    slots: list[tuple[str, int] | None] = [one if one in wanted else None for one in before]
+    fresh = [endpoint for endpoint in desired if endpoint not in kept]
+    slots: list[tuple[str, int] | None] = [one if one in desired else None for one in before]
     arriving = iter(fresh)
     slots = [one if one is not None else next(arriving, None) for one in slots]
     slots.extend(arriving)
     dense: list[tuple[str, int]] = []
-    for index in range(len(wanted)):
+    for index in range(len(desired)):
         while slots[-1] is None:
             slots.pop()
         one = slots[index]

@@ -103,7 +103,7 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
 
     def _ports(self, plan: Plan, previous: UserspaceRules | None) -> dict[ServicePortName, dict[Scope, int]]:
         held = {(one.name, one.scope): one.port for one in previous.listeners.values()} if previous else {}
-        wanted: list[ListenerName] = [
+        desired: list[ListenerName] = [
             (name, scope)
             for name, service in plan.services.items()
             if name.protocol in RELAYED
@@ -111,7 +111,7 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
         ]
         found: dict[ServicePortName, dict[Scope, int]] = {}
         for (name, scope), port in assign(
-            wanted, held, previous.taken if previous else (), self._first, self._last
+            desired, held, previous.taken if previous else (), self._first, self._last
         ).items():
             found.setdefault(name, {})[scope] = port
         return found
@@ -331,7 +331,7 @@ ListenerName = tuple[ServicePortName, Scope]
 
 
 def assign(
-    wanted: Iterable[ListenerName],
+    desired: Iterable[ListenerName],
     held: Mapping[ListenerName, int],
     taken: Collection[tuple[object, int]],
     first: int,
@@ -340,13 +340,13 @@ def assign(
     """Return ports for as many listeners as there are free ports.
 
     Args:
-        wanted: The listeners that need a port.
+        desired: The listeners that need a port.
         held: Ports of listeners that have one.
         taken: Protocol and port of other programs. The same port of another protocol is another port.
         first: First port of the range.
         last: Last port of the range.
     """
-    asking = sorted(set(wanted), key=_order)
+    asking = sorted(set(desired), key=_order)
     given: dict[ListenerName, int] = {}
     used = set(taken)
     for listener in asking:

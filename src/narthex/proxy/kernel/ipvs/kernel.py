@@ -55,17 +55,17 @@ def check_scheduler(name: str, namespace: str | None = None) -> None:
         raise ApplyError(f"this kernel's IPVS does not take the scheduler {name!r}: {made.strerror}")
 
 
-def set_timeouts(wanted: IpvsTimeouts, namespace: str | None = None) -> IpvsTimeouts | None:
+def set_timeouts(desired: IpvsTimeouts, namespace: str | None = None) -> IpvsTimeouts | None:
     """Set the timeouts that are not 0. Returns the previous ones, None if nothing changes. Raises ApplyError."""
-    if not any(wanted):
+    if not any(desired):
         return None
     link = connect(namespace)
     try:
         was = wire.read_timeouts(link.ask(IpvsCommand.GET_TIMEOUTS))
         # The kernel takes a 0 for "as it is".
-        if all(new in (0, old) for new, old in zip(wanted, was, strict=True)):
+        if all(new in (0, old) for new, old in zip(desired, was, strict=True)):
             return None
-        (error,) = link.write([(IpvsCommand.SET_TIMEOUTS, wire.timeouts(wanted))])
+        (error,) = link.write([(IpvsCommand.SET_TIMEOUTS, wire.timeouts(desired))])
     except OSError as failed:
         raise ApplyError(f"cannot set the time-outs of IPVS: {failed}") from failed
     finally:

@@ -28,17 +28,17 @@ def addresses(family: IPFamily | None = None, namespace: str | None = None) -> f
         return frozenset(own.address for own in addresses_on(LINK) if family in (None, own.family))
 
 
-def bind(wanted: Iterable[str], namespace: str | None = None) -> None:
+def bind(desired: Iterable[str], namespace: str | None = None) -> None:
     """Add addresses; create the link if necessary. Raises ApplyError."""
-    commands = [f"address replace {host_network(each)} dev {LINK}{_options(each)}" for each in sorted(wanted)]
+    commands = [f"address replace {host_network(each)} dev {LINK}{_options(each)}" for each in sorted(desired)]
     if commands and not exists(namespace):
         commands.insert(0, f"link add name {LINK} type dummy")
     _batch(namespace, commands)
 
 
-def unbind(unwanted: Iterable[str], namespace: str | None = None) -> None:
+def unbind(undesired: Iterable[str], namespace: str | None = None) -> None:
     """Remove addresses. Raises ApplyError, also if one does not exist."""
-    _batch(namespace, [f"address del {host_network(each)} dev {LINK}" for each in sorted(unwanted)])
+    _batch(namespace, [f"address del {host_network(each)} dev {LINK}" for each in sorted(undesired)])
 
 
 def remove(namespace: str | None = None) -> None:

@@ -76,7 +76,7 @@ class IpvsServers:
                 address=server.address,
                 protocol=server.protocol,
                 port=server.port,
-                # With settings that are never wanted, it is written anew by the next sync.
+                # Settings that no plan has make the next sync write it again.
                 scheduler=f"{server.scheduler} ({each.oddities})" if each.oddities else server.scheduler,
                 persistence_seconds=server.persistence_seconds,
                 hash_ports=server.hash_ports,
@@ -147,8 +147,8 @@ class IpvsServers:
 
     def _let_go_of_others(self, server: VirtualServer) -> None:
         """Drain unknown real servers of a virtual server that existed before we added it."""
-        wanted = {(real.address, real.port) for real in server.reals}
-        others = [one.real for one in self._listed(server.key) if (one.real.address, one.real.port) not in wanted]
+        desired = {(real.address, real.port) for real in server.reals}
+        others = [one.real for one in self._listed(server.key) if (one.real.address, one.real.port) not in desired]
         if others:
             self.change(reals={server.key: RealChanges(removed=tuple(others))})
 

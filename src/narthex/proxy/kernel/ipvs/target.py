@@ -42,7 +42,7 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
 
     def read(self) -> IpvsRules | None:
         """Return our objects in the kernel. Raises ApplyError if they cannot be read."""
-        tables, held = self._tables.read(), self._read_beside()
+        tables, held = self._tables.read(), self._read_rest()
         if tables is None and held is None:
             return None
         nothing = XtablesRules(self._family, {}, Map())
@@ -52,7 +52,7 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
             tables = nothing
         return IpvsRules(self._family, held.servers, held.bound, held.sets, tables)
 
-    def _read_beside(self) -> IpvsRules | None:
+    def _read_rest(self) -> IpvsRules | None:
         """Return everything except the iptables part."""
         sets = ipset.read(self._kinds.__contains__, self._namespace)
         bound = ipvs_link.addresses(self._family, self._namespace)
@@ -94,7 +94,7 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
 
     def clean(self) -> None:
         """Remove everything that is ours. Raises ApplyError."""
-        held = self._read_beside()
+        held = self._read_rest()
         bound = held.bound if held is not None else frozenset()
         self._tables.clean()
         if held is not None:
@@ -108,7 +108,7 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
 
     def _differences(self, changes: IpvsChanges) -> IpvsChanges:
         """Reduce a replacement to real differences, so that correct objects are left alone."""
-        found = self._read_beside()
+        found = self._read_rest()
         if found is None:
             return msgspec.structs.replace(changes, replace=False)
         want = ipvs_rules.patch(found, changes)
