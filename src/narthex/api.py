@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -17,7 +17,6 @@ from narthex.cli.output import json_text
 from narthex.model.net import IPFamily
 from narthex.netfilter.dump.read import DumpError, read_all
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.backends.base import Backend
 from narthex.proxy.plan.ir import Plan
 from narthex.trace.causes.catalogue import CauseFinding, findings_text
 from narthex.trace.causes.find import find
@@ -102,7 +101,7 @@ def plan(cluster: NodeInputs) -> dict[IPFamily, Plan]:
 
 def render(cluster: NodeInputs) -> dict[IPFamily, str]:
     """Return the rules of the cluster's mode as their kernel tool reads them, for each IP family in use."""
-    backend = _backend(cluster.mode)
+    backend = BACKENDS[cluster.mode]
     return {family: backend.text(backend.render(each)) for family, each in plan(cluster).items()}
 
 
@@ -115,7 +114,6 @@ def trace(cluster: NodeInputs, source: str, destination: str, *, rules: tuple[Du
         destination: A Service, pod, node, or address, as `NAME[:PORT][/PROTOCOL]`.
         rules: The node's actual rules; by default, the rules that Narthex renders.
     """
-    _backend(cluster.mode)
     texts = [(str(path), Path(path).read_text(errors="replace")) for path in rules]
     places = OwnerIndex(cluster.snapshot)
     try:
@@ -140,12 +138,6 @@ def check(cluster: NodeInputs, rules: tuple[Dump, ...]) -> tuple[CheckReport, ..
     except DumpError as error:
         raise InputError(str(error)) from error
     return compare_node(cluster, view)
-
-
-def _backend(mode: str) -> Backend[Any, Any]:
-    if mode not in BACKENDS:
-        raise InputError(f"mode {mode!r} does not exist; choose {', '.join(BACKENDS)}")
-    return BACKENDS[mode]
 
 
 # Importing the package `narthex.trace` set this attribute to the package.

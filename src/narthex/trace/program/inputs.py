@@ -12,7 +12,7 @@ from narthex.model.objects import NamespacedName, Node
 from narthex.model.packet import Host
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot, Store, Synced
-from narthex.proxy.kernel.dataplanes import node_config
+from narthex.proxy.kernel.dataplanes import DATAPLANES, node_config
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import NodeConfig, plan_once
 from narthex.runtime.configuration.file import ProxyConfiguration, read
@@ -123,6 +123,8 @@ def node_inputs(cluster: ClusterObjects, chosen: NodeOptions) -> NodeInputs:
     except ValueError as error:
         raise InputError(str(error)) from error
     mode = chosen.mode or configuration.mode
+    if mode not in DATAPLANES:
+        raise InputError(f"mode {mode!r} does not exist; choose {', '.join(DATAPLANES)}")
     name = chosen.node or configuration.hostname_override or _only_node(cluster.snapshot)
     inputs = NodeInputs(
         snapshot=_with_addresses(cluster.snapshot, name, own),
