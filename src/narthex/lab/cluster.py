@@ -158,9 +158,9 @@ def dns_service(nodes: Sequence[LabNode]) -> list[Object]:
     return [service, *slices]
 
 
-def own_addresses(mode: str) -> tuple[str, ...]:
-    """Return the Service addresses that nodes assign to themselves; in mode ipvs the proxy does."""
-    return () if mode == "ipvs" else ADDRESSES
+def own_addresses(proxy_binds: bool) -> tuple[str, ...]:
+    """Return the Service addresses that nodes assign to themselves; none if the proxy binds all of them."""
+    return () if proxy_binds else ADDRESSES
 
 
 def corefile() -> str:

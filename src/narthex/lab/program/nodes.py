@@ -23,6 +23,7 @@ from narthex.lab.program.node_client import (
 from narthex.lab.program.node_process import NodeProcess, NodeStartRequest
 from narthex.lab.program.state import LabError, NodeRecord, StateDirectory
 from narthex.lab.topology import LabNode
+from narthex.proxy.kernel.dataplanes import DATAPLANES
 
 _FIRST_SECONDS = 60.0
 _ANSWER_SECONDS = 25.0
@@ -206,7 +207,7 @@ class NodeProcesses:
             },
             "cni": {"socket": str(paths.socket), "stateDirectory": str(paths.records)},
             "dns": {
-                "addresses": cluster.own_addresses(self._mode),
+                "addresses": cluster.own_addresses(DATAPLANES[self._mode].binds_addresses),
                 "listen": node.addresses,
                 "corefile": str(self._directory.corefile),
             },
