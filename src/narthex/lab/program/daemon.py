@@ -8,18 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import msgspec
-
-from narthex.lab.program.lab_process import LabProcess
-from narthex.lab.program.state import LabError, StateDirectory
+from narthex.lab.program.state import StateDirectory
 
 if TYPE_CHECKING:
     from narthex.lab.program.lab_process import LabProcess
@@ -98,7 +93,9 @@ def _run_lab(
             os.close(handle)
         process = make()
         process.start()
-        listen(process, directory)
+        from narthex.lab.program import control_socket
+
+        control_socket.listen(process, directory)
         # Raises BrokenPipeError if the caller is gone.
         os.write(writer, b"ready")
         os.close(writer)
@@ -113,81 +110,3 @@ def _run_lab(
     finally:
         traceback.print_exc()
         os._exit(1)
-
-
-Object = dict[str, Any]
-
-
-def _settle(lab: LabProcess, request: Any) -> Object:
-    del request
-    lab.settle()
-    return {}
-
-
-def _scale(lab: LabProcess, request: Any) -> Object:
-    lab.scale(**request)
-    lab.settle()
-    return {}
-
-
-def _kill(lab: LabProcess, request: Any) -> Object:
-    # No settling: users who kill a node want to watch the consequences.
-    lab.kill(**request)
-    return {}
-
-
-def _close(lab: LabProcess, request: Any) -> Object:
-    del request
-    lab.close()
-    return {}
-
-
-def _record(lab: LabProcess, request: Any) -> Object:
-    controllers = lab.parts.controllers
-    if "begin" in request:
-        path = controllers.start_recording(Path(request["begin"]), lab.state.name, lab.faults.injector.active)
-    else:
-        path = controllers.stop_recording()
-    return {"path": str(path)}
-
-
-_HANDLERS: Mapping[str, Callable[[LabProcess, Any], Object]] = {
-    "settle": _settle,
-    "scale": _scale,
-    "kill": _kill,
-    "close": _close,
-    "fault": lambda lab, request: lab.faults.handle(request),
-    "record": _record,
-}
-
-
-def listen(lab: LabProcess, directory: StateDirectory) -> None:
-    """Accept commands from now on, each in a thread of its own. Raises OSError."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.bind(str(directory.control))
-    sock.listen()
-    threading.Thread(target=_accept, args=(lab, sock), name="control", daemon=True).start()
-
-
-def _accept(lab: LabProcess, sock: socket.socket) -> None:
-    while True:
-        connection, _ = sock.accept()
-        threading.Thread(target=_serve, args=(lab, connection), name="request", daemon=True).start()
-
-
-def _serve(lab: LabProcess, connection: socket.socket) -> None:
-    with connection, connection.makefile("rb") as stream:
-        connection.sendall(msgspec.json.encode(_handle(lab, stream.readline())) + b"\n")
-
-
-def _handle(lab: LabProcess, line: bytes) -> Object:
-    try:
-        commands: Object = msgspec.json.decode(line)
-        for name, request in commands.items():
-            response = _HANDLERS[name](lab, request)
-        lab.publish()
-    except Exception as error:
-        kind = "" if isinstance(error, LabError) else f"{type(error).__name__}: "
-        print(f"{kind}{error}", file=sys.stderr, flush=True)
-        return {"error": f"{kind}{error}"}
-    return response

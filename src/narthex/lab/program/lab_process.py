@@ -12,7 +12,7 @@
     fault_injector.py    faults on request
 
 This module starts them. Its own thread applies manifests, assigns load balancer addresses, and writes the state file
-(`report.py`). Commands of other processes arrive on a socket (`daemon.py`).
+(`report.py`). Commands of other processes arrive on a socket (`control_socket.py`).
 """
 
 from __future__ import annotations

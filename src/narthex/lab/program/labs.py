@@ -1,6 +1,6 @@
 """Operations on labs from outside: up, down, status, scale, kill.
 
-A lab runs in its own process (`lab_process.py`), which `up` forks (`daemon.py`).
+A lab runs in its own process (`lab_process.py`), which `up` forks (`control_socket.py`).
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def up(
 
 
 def send_command(directory: StateDirectory, command: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """Send a command (`daemon.py`) to the lab's process and return the response. Raises LabError."""
+    """Send a command (`control_socket.py`) to the lab's process and return the response. Raises LabError."""
     name = directory.name
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
