@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -13,8 +12,6 @@ from typing import Any
 import msgspec
 
 import narthex
-from narthex.kube.access import Access
-from narthex.kube.client import ApiClient, Unreachable
 from narthex.linux import namespaces as netns
 from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.trace.node.layout import (
@@ -132,8 +129,8 @@ def take(node: str = "", namespace: str | None = None, kubeconfig: str = "", mas
     if not (kubeconfig or master):
         return gathered
     from narthex.kube.access import Access
+    from narthex.kube.raw_lists import read_lists
     from narthex.runtime.configuration.values import ClientConnection
-    from narthex.trace.program.gather import read_lists
 
     lists = read_lists(Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master))
     parts = dict(gathered.parts)
@@ -245,38 +242,3 @@ def _annotations(held: Any) -> dict[str, Any]:
         for key, value in held.items()
         if key != _NEVER and any(key.partition("/")[0].endswith(owner) for owner in _OWNERS)
     }
-
-
-PATHS = {
-    "services": "/api/v1/services",
-    "endpointslices": "/apis/discovery.k8s.io/v1/endpointslices",
-    "nodes": "/api/v1/nodes",
-    "pods": "/api/v1/pods",
-    "networkpolicies": "/apis/networking.k8s.io/v1/networkpolicies",
-}
-_LIST_SECONDS = 60.0
-
-
-def read_lists(access: Access) -> dict[str, dict[str, Any] | str]:
-    """Return each list by the plural of its kind, or the reason why it could not be read."""
-    return asyncio.run(_read(access))
-
-
-async def _read(access: Access) -> dict[str, dict[str, Any] | str]:
-    api = ApiClient(access)
-    try:
-        return {plural: await _list(api, path) for plural, path in PATHS.items()}
-    finally:
-        await api.close()
-
-
-async def _list(api: ApiClient, path: str) -> dict[str, Any] | str:
-    try:
-        async with asyncio.timeout(_LIST_SECONDS):
-            status, body = await api.exchange("GET", path, None, "application/json")
-        if status != 200:
-            return f"the server answers {status}"
-        found = json.loads(body)
-    except (Unreachable, TimeoutError, ValueError) as error:
-        return str(error) or f"no answer within {_LIST_SECONDS:g} s"
-    return found if isinstance(found, dict) else "the server answers with something else"
