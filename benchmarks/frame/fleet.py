@@ -1,6 +1,6 @@
 """Many nodes and one API server, on paper: what a change costs, and what happens when all come back after an outage.
 
-Sizes of objects are measured from what `frame.server` serves; waits are Narthex's own (`kube/watch.py: Times`). What
+Sizes of objects are measured from what `frame.server` serves; waits are Narthex's own (`kube/exchange.py: WatchTimes`). What
 a real API server can do is assumed, and stands in `Server` with its reason, to be changed by whoever knows better.
 
 After an outage a node rests, asks, and is answered, refused (429, with Retry-After) or queued: the server answers so many at once, and
@@ -17,7 +17,7 @@ from random import Random
 import msgspec
 
 from frame.server import endpoint_slice, service
-from narthex.kube.watch import Times
+from narthex.kube.exchange import WatchTimes
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ def list_bytes(services: int, endpoints: int) -> int:
 def outage(told: Server, nodes: int, services: int, endpoints: int, seed: int = 1) -> Seen:
     """All nodes lose the server at moment 0 and have it again after `told.outage` seconds."""
     chance = Random(seed)
-    times = Times()
+    times = WatchTimes()
     size = 2000.0 if told.history_kept else float(list_bytes(services, endpoints))
     rate = min(told.bytes_a_second, told.processors * told.list_bytes_a_processor)
     asks: list[tuple[float, int, int]] = []
@@ -113,7 +113,7 @@ def outage(told: Server, nodes: int, services: int, endpoints: int, seed: int = 
     return Seen(after[len(after) // 2], after[-1], max(came.values()), refused, size * nodes)
 
 
-def _rest(server: Server, times: Times, failures: int, chance: Random) -> float:
+def _rest(server: Server, times: WatchTimes, failures: int, chance: Random) -> float:
     if not server.client_jitter:
         return 1.0
     return times.backoff.delay(failures + 1, chance.random())

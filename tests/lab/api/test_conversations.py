@@ -1,5 +1,6 @@
 """The official Python client and lightkube against the lab's API over TLS: list, watch, patch, apply, exec and logs."""
 
+import gc
 import logging
 import ssl
 import threading
@@ -31,7 +32,14 @@ def pod(name):
     }
 
 
-# The clients leave sockets and files to the collector of garbage.
+@pytest.fixture
+def garbage_is_collected():
+    """The clients leave sockets and files to the garbage collector, which must not meet them in a later test."""
+    yield
+    gc.collect()
+
+
+@pytest.mark.usefixtures("garbage_is_collected")
 @pytest.mark.filterwarnings("ignore")
 def test_the_official_client(server):
     with kubernetes.config.new_client_from_config(str(server.kubeconfig)) as client:
@@ -60,6 +68,7 @@ def test_the_official_client(server):
         assert said == "hello\n"
 
 
+@pytest.mark.usefixtures("garbage_is_collected")
 @pytest.mark.filterwarnings("ignore")
 def test_lightkube(server):
     client = lightkube.Client(lightkube.KubeConfig.from_file(server.kubeconfig).get())

@@ -30,6 +30,7 @@ from narthex.lab.api.store import ObjectStore
 from narthex.lab.encode import encode
 from narthex.lab.server.server import ApiConnection
 from narthex.lab.server.server import ApiServer as Server
+from narthex.linux.setns import EnteredNamespace, open_namespace
 from narthex.model.objects import AnyObject
 from narthex.runtime.http.framing import HeaderFields
 
@@ -58,6 +59,7 @@ class FaultyApiServer:
         """When something was last sent to a watcher, in seconds of `time.monotonic`."""
         self._api = ApiHandler(Registry(lambda: datetime.now(UTC), os.urandom), abilities)
         self._tls = tls
+        self._namespace = -1
         self._lock = threading.RLock()
         self._server = _Faulty(self, self._api, self._lock, token=token, bookmark_seconds=bookmark_seconds)
 
@@ -85,9 +87,12 @@ class FaultyApiServer:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Listen on a free port the first time, and on the same port afterwards."""
-        self._server.start()
-        self.port = self._server.listen(("127.0.0.1", self.port), self._tls)
+        """Listen on a free port the first time, and on the same port and in the same network namespace afterwards."""
+        if self._namespace < 0:
+            self._namespace = open_namespace("/proc/thread-self/ns/net")
+        with EnteredNamespace(self._namespace):
+            self._server.start()
+            self.port = self._server.listen(("127.0.0.1", self.port), self._tls)
 
     def stop(self) -> None:
         """Stop the server and reset open connections."""
@@ -102,6 +107,7 @@ class FaultyApiServer:
     ) -> None:
         self.stop()
         self._server.close()
+        os.close(self._namespace)
 
     def put(self, *objects: AnyObject) -> None:
         """Create or replace objects."""
