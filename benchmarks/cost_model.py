@@ -128,7 +128,7 @@ def _fleet(report: Report, nodes: int, services: int, endpoints: int) -> None:
 OUTAGES: tuple[tuple[str, Server], ...] = (
     ("watches go on from their version", msgspec.structs.replace(PRESENT, history_kept=True)),
     ("the past is gone: everybody lists", PRESENT),
-    ("the same without our rests and their chance", msgspec.structs.replace(PRESENT, client_jitter=False)),
+    ("the same without exponential backoff and jitter", msgspec.structs.replace(PRESENT, client_jitter=False)),
 )
 
 

@@ -3,7 +3,7 @@
 Sizes of objects are measured from what `frame.server` serves; waits are Narthex's own (`kube/exchange.py: WatchTimes`). What
 a real API server can do is assumed, and stands in `Server` with its reason, to be changed by whoever knows better.
 
-After an outage a node rests, asks, and is answered, refused (429, with Retry-After) or queued: the server answers so many at once, and
+After an outage a node waits, asks, and is answered, refused (429, with Retry-After) or queued: the server answers so many at once, and
 those share its link and its processors evenly. All answers are of one size, so they end in the order in which they began.
 """
 
@@ -37,7 +37,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     history_kept: bool = False
     """Watches can go on from their version: the outage was short, or the server's cache still has the past."""
     client_jitter: bool = True
-    """Clients rest as Narthex does, longer each time and with chance in it; False: all of them a second."""
+    """Clients wait with exponential backoff and jitter, as Narthex does; False: each waits one second."""
     outage: float = 30.0
     """Seconds that the server is away."""
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from narthex.netfilter.dump.read import DumpError
-from narthex.trace.follow.views import NodeView
-from narthex.trace.program.bundle_file import BundleError
 from narthex.trace.program.inputs import (
     ClusterObjects,
     InputError,
@@ -20,7 +17,9 @@ from narthex.trace.program.inputs import (
     read_cluster,
     read_server,
 )
-from narthex.trace.program.known import from_bundles, from_files, live
+
+if TYPE_CHECKING:
+    from narthex.trace.follow.views import NodeView
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -171,6 +170,11 @@ def views_of(
     options: dict[str, Any], *, default_live: bool = True
 ) -> tuple[tuple[NodeView, ...], ClusterObjects | None]:
     """Read all sources: views, and objects from --manifests or the API, otherwise from a bundle. Ends the command on errors."""
+    # Commands that only plan do not read dumps: these modules would double their start-up time.
+    from narthex.netfilter.dump.read import DumpError
+    from narthex.trace.program.bundle_file import BundleError
+    from narthex.trace.program.known import from_bundles, from_files, live
+
     try:
         views, cluster = from_bundles(options["bundles"])
         if options["dumps"]:

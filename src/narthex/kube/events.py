@@ -41,7 +41,7 @@ class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True):
 class ClusterEventRecorder(Protocol):
     """A recorder of Events."""
 
-    def tell(self, happening: ClusterEvent) -> None:
+    def record(self, event: ClusterEvent) -> None:
         """Record an event. Never blocks and never raises."""
         ...
 
@@ -57,9 +57,9 @@ class EventCreator(Protocol):
 class LogOnlyRecorder:
     """A recorder for programs without an API server: events go to the debug log."""
 
-    def tell(self, happening: ClusterEvent) -> None:
+    def record(self, event: ClusterEvent) -> None:
         """Log an event."""
-        LOGGER.debug("event %s: %s", happening.reason, happening.note)
+        LOGGER.debug("event %s: %s", event.reason, event.note)
 
 
 class EventWriter:
@@ -81,12 +81,12 @@ class EventWriter:
         self._waiting: queue.Queue[tuple[ClusterEvent, float] | None] = queue.Queue(most_waiting)
         self._stop = threading.Event()
 
-    def tell(self, happening: ClusterEvent) -> None:
+    def record(self, event: ClusterEvent) -> None:
         """Queue an event."""
         try:
-            self._waiting.put_nowait((happening, self._clock.wall()))
+            self._waiting.put_nowait((event, self._clock.wall()))
         except queue.Full:
-            LOGGER.warning("the event %s is dropped: %d are queued already", happening.reason, self._waiting.maxsize)
+            LOGGER.warning("the event %s is dropped: %d are queued already", event.reason, self._waiting.maxsize)
 
     def running(self, seconds: float = 2.0) -> AbstractContextManager[None]:
         """Write events while the block runs, then retry the queued ones once, for at most `seconds`."""
@@ -102,8 +102,8 @@ class EventWriter:
         while (one := self._waiting.get()) is not None:
             self._write(*one)
 
-    def _write(self, happening: ClusterEvent, wall: float) -> None:
-        body = event_object(happening, wall, self._node_name, self._controller)
+    def _write(self, event: ClusterEvent, wall: float) -> None:
+        body = event_object(event, wall, self._node_name, self._controller)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._creator.create_event(body["metadata"]["namespace"], body)
@@ -111,29 +111,29 @@ class EventWriter:
             except (OSError, RuntimeError) as error:
                 # A process that ends does not wait for a second attempt.
                 if attempt == _ATTEMPTS or self._stop.wait(_AGAIN_SECONDS):
-                    LOGGER.warning("the event %s could not be written: %s", happening.reason, error)
+                    LOGGER.warning("the event %s could not be written: %s", event.reason, error)
                     return
 
 
-def event_object(happening: ClusterEvent, wall: float, node_name: str, controller: str = _CONTROLLER) -> dict[str, Any]:
+def event_object(event: ClusterEvent, wall: float, node_name: str, controller: str = _CONTROLLER) -> dict[str, Any]:
     """Return the Event object for an occurrence at `wall` seconds since the epoch."""
     from datetime import UTC, datetime
 
-    about = happening.object
-    regarding = {"kind": happening.kind, "name": about.name, "uid": happening.uid, "apiVersion": happening.api_version}
+    about = event.object
+    regarding = {"kind": event.kind, "name": about.name, "uid": event.uid, "apiVersion": event.api_version}
     if about.namespace:
         regarding["namespace"] = about.namespace
     when = datetime.fromtimestamp(wall, UTC)
-    note = happening.note.encode()[:_LONGEST_NOTE].decode(errors="ignore")
+    note = event.note.encode()[:_LONGEST_NOTE].decode(errors="ignore")
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
         # The name must be unique; kube-proxy's are made so, too.
         "metadata": {"name": f"{about.name}.{int(wall * 1e9):x}", "namespace": about.namespace or "default"},
         "eventTime": when.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        "type": "Warning" if happening.warning else "Normal",
-        "reason": happening.reason,
-        "action": happening.action,
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason,
+        "action": event.action,
         "note": note,
         "regarding": {name: value for name, value in regarding.items() if value},
         "reportingController": controller,

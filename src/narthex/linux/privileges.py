@@ -7,23 +7,12 @@ import platform
 import re
 import resource
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from narthex.linux.run import run
-from narthex.model.net import IPFamily
 
 _CAP_NET_ADMIN = 12
-
-_TOOLS = {
-    ("nftables", IPFamily.IPV4): ("nft",),
-    ("nftables", IPFamily.IPV6): ("nft",),
-    ("iptables", IPFamily.IPV4): ("iptables-save", "iptables-restore"),
-    ("iptables", IPFamily.IPV6): ("ip6tables-save", "ip6tables-restore"),
-    ("ipvs", IPFamily.IPV4): ("iptables-save", "iptables-restore", "ipset"),
-    ("ipvs", IPFamily.IPV6): ("ip6tables-save", "ip6tables-restore", "ipset"),
-    ("userspace", IPFamily.IPV4): ("iptables-save", "iptables-restore"),
-    ("userspace", IPFamily.IPV6): ("ip6tables-save", "ip6tables-restore"),
-}
 
 
 def may_change_network(status: Path = Path("/proc/thread-self/status")) -> bool:
@@ -54,9 +43,9 @@ def allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def missing_tools(mode: str, family: IPFamily) -> tuple[str, ...]:
-    """Return the programs that a mode needs for a family and that are not on the PATH."""
-    return tuple(tool for tool in _TOOLS.get((mode, family), ()) if shutil.which(tool) is None)
+def missing_tools(tools: Iterable[str]) -> tuple[str, ...]:
+    """Return the programs that are not on the PATH."""
+    return tuple(tool for tool in tools if shutil.which(tool) is None)
 
 
 _OWN = Path("/proc/self/oom_score_adj")

@@ -29,8 +29,8 @@ class Told:
     def __init__(self):
         self.all = []
 
-    def tell(self, happening):
-        self.all.append((str(happening.object), happening.reason, happening.note))
+    def record(self, event):
+        self.all.append((str(event.object), event.reason, event.note))
 
     def reasons(self, name):
         return [reason for whom, reason, _ in self.all if whom == name]

@@ -2,7 +2,6 @@
 
 import pytest
 
-from narthex.linux.privileges import missing_tools
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.userspace.backend import UserspaceBackend
@@ -82,7 +81,15 @@ def test_what_was_written_is_told():
     assert dataplane("userspace").transactions(gone) > 0
 
 
-def test_the_mode_needs_what_iptables_needs(monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda _: None)
-    for family in IPFamily:
-        assert missing_tools("userspace", family) == missing_tools("iptables", family) != ()
+@pytest.mark.parametrize(
+    "mode, ipv4, ipv6",
+    [
+        ("nftables", "nft", "nft"),
+        ("iptables", "iptables-save iptables-restore", "ip6tables-save ip6tables-restore"),
+        ("ipvs", "iptables-save iptables-restore ipset", "ip6tables-save ip6tables-restore ipset"),
+        ("userspace", "iptables-save iptables-restore", "ip6tables-save ip6tables-restore"),
+    ],
+)
+def test_the_programs_that_a_mode_runs(mode, ipv4, ipv6):
+    assert dataplane(mode).tools(IPFamily.IPV4) == tuple(ipv4.split())
+    assert dataplane(mode).tools(IPFamily.IPV6) == tuple(ipv6.split())

@@ -87,8 +87,8 @@ def test_they_are_written_in_order_by_a_thread_of_its_own():
     server = Server()
     writer = EventWriter(server, "a", FakeClock())
     with writer.running():
-        writer.tell(starting("a"))
-        writer.tell(ipvs_deprecated("a"))
+        writer.record(starting("a"))
+        writer.record(ipvs_deprecated("a"))
     assert [event["reason"] for _, event in server.taken] == ["Starting", "IPVSDeprecation"]
 
 
@@ -96,9 +96,9 @@ def test_what_was_told_before_and_at_the_end_is_written():
     """A process that ends because of a taken port says so."""
     server = Server()
     writer = EventWriter(server, "a", FakeClock())
-    writer.tell(starting("a"))
+    writer.record(starting("a"))
     with pytest.raises(RuntimeError, match="taken"), writer.running():
-        writer.tell(cannot_serve("a", "health", "taken"))
+        writer.record(cannot_serve("a", "health", "taken"))
         raise RuntimeError("taken")
     assert len(server.taken) == 2
 
@@ -107,8 +107,8 @@ def test_a_refusal_is_said_and_ends_nothing(log):
     server = Server(refusals=1)
     writer = EventWriter(server, "a", FakeClock())
     with writer.running():
-        writer.tell(starting("a"))
-        writer.tell(ipvs_deprecated("a"))
+        writer.record(starting("a"))
+        writer.record(ipvs_deprecated("a"))
     assert [event["reason"] for _, event in server.taken] == ["IPVSDeprecation"]
     assert "the event Starting could not be written: status 403: no" in log.text
 
@@ -118,7 +118,7 @@ def test_it_is_tried_again(monkeypatch):
     server = Server(refusals=2)
     writer = EventWriter(server, "a", FakeClock())
     with writer.running():
-        writer.tell(starting("a"))
+        writer.record(starting("a"))
         assert server.came.wait(20)
     assert server.asked == 3
 
@@ -133,12 +133,12 @@ def test_a_server_that_hangs_holds_nobody_up(log):
     writer = EventWriter(Hanging(), "a", FakeClock())
     with writer.running(seconds=0.05):
         for _ in range(200):
-            writer.tell(starting("a"))
+            writer.record(starting("a"))
     assert "the event Starting is dropped: 100 are queued already" in log.text
     release.set()
 
 
 def test_without_a_server_they_are_debug_lines(log):
     log.set_level(logging.DEBUG, "narthex")
-    LogOnlyRecorder().tell(cannot_serve("a", "health", "taken"))
+    LogOnlyRecorder().record(cannot_serve("a", "health", "taken"))
     assert "FailedToStartProxierHealthcheck: taken" in log.text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from narthex.proxy.relay.choice import RESTING_SECONDS, Affinity, Turns
+from narthex.proxy.relay.choice import AVOIDED_SECONDS, Affinity, Turns
 
 A, B, C = ("10.64.1.1", 80), ("10.64.1.2", 80), ("10.64.1.3", 80)
 
@@ -43,8 +43,8 @@ def test_who_could_not_be_reached_comes_last_for_a_while():
     turns = Turns([A, B, C], keep)
     turns.failed(A, now=10.0)
     assert list(turns.candidates(10.1)) == [B, C, A]
-    assert list(turns.candidates(10.0 + RESTING_SECONDS)) == [B, C, A]
-    assert list(turns.candidates(10.0 + RESTING_SECONDS)) == [C, A, B]
+    assert list(turns.candidates(10.0 + AVOIDED_SECONDS)) == [B, C, A]
+    assert list(turns.candidates(10.0 + AVOIDED_SECONDS)) == [C, A, B]
     turns.failed(B, now=20.0)
     turns.reached(B)
     assert next(turns.candidates(20.1)) == A

@@ -261,7 +261,7 @@ class _Term:
             if self._refusals.get(each.object.key) != each.reason:
                 LOGGER.warning("pool %s is refused: %s", each.object.name, printable(each.reason))
                 if self._file is None:
-                    self._events.tell(
+                    self._events.record(
                         ClusterEvent(
                             kind="IPAddressPool",
                             api_version="metallb.io/v1beta1",
@@ -295,7 +295,7 @@ class _Term:
 
     def _record_event(self, service: Service, event: ServiceEvent) -> None:
         LOGGER.log(30 if event.warning else 20, "%s: %s: %s", service.key, event.reason, printable(event.text))
-        self._events.tell(
+        self._events.record(
             ClusterEvent(
                 kind="Service",
                 object=service.key,

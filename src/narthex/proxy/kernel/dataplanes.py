@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -46,6 +47,10 @@ FEW_ELEMENTS = 50
 """Receiving the notifications of so many elements costs less than leaving the notification group meanwhile."""
 _PACKAGES = {"nft": "nftables", "ipset": "ipset"}
 """Package of a program; all other programs are part of iptables."""
+_IPTABLES_TOOLS = {
+    IPFamily.IPV4: ("iptables-save", "iptables-restore"),
+    IPFamily.IPV6: ("ip6tables-save", "ip6tables-restore"),
+}
 
 CounterReader = Callable[[Plan, bool], "Iterable[ConnectionCount]"]
 """Reads the kernel's counters for a plan that is in force. The second argument asks for the counters of single
@@ -76,7 +81,7 @@ class OwnedObjects(msgspec.Struct, frozen=True, kw_only=True):
     """IPVS virtual servers, their ipsets, and the link that holds their addresses."""
 
 
-class Dataplane:
+class Dataplane(ABC):
     """One mode of the proxy with its options. Creating it starts nothing and writes nothing."""
 
     mode: ClassVar[str] = ""
@@ -118,14 +123,18 @@ class Dataplane:
         """Options that cannot change while the process runs."""
         return ()
 
+    def tools(self, family: IPFamily) -> tuple[str, ...]:
+        """Return the programs that the mode runs for a family."""
+        return _IPTABLES_TOOLS[family]
+
     @property
+    @abstractmethod
     def owned(self) -> OwnedObjects:
         """The kernel objects of this mode."""
-        raise NotImplementedError
 
+    @abstractmethod
     def target(self, family: IPFamily, namespace: str | None = None) -> Target[Any, Any]:
         """Return a Target for one family in a named network namespace; None: that of the calling thread."""
-        raise NotImplementedError
 
     def rules_in_force(self, family: IPFamily, namespace: str | None = None) -> Any:
         """Return the rules in the kernel as a bystander sees them; None when there are none. Raises ApplyError."""
@@ -165,11 +174,11 @@ class Dataplane:
         """Return why the mode cannot run on this machine and what to do; empty when it can."""
         return self._missing_programs()
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 - most modes need none
         """Prepare the kernel before the first rules. Raises StartError."""
 
     def _missing_programs(self) -> str:
-        missing = missing_tools(self.mode, IPFamily.IPV4)
+        missing = missing_tools(self.tools(IPFamily.IPV4))
         if not missing:
             return ""
         packages = " and ".join(dict.fromkeys(_PACKAGES.get(tool, "iptables") for tool in missing))
@@ -187,6 +196,11 @@ class NftablesDataplane(Dataplane):
     uses_iptables = False
     failure_metric = "sync_proxy_rules_nftables_sync_failures"
     partial_syncs = True
+
+    def tools(self, family: IPFamily) -> tuple[str, ...]:
+        """Return nft."""
+        del family
+        return ("nft",)
 
     @property
     def owned(self) -> OwnedObjects:
@@ -279,6 +293,10 @@ class IpvsDataplane(Dataplane):
     drains_connections = True
     notifies = False
     failure_metric = "sync_proxy_rules_iptables_restore_failures"
+
+    def tools(self, family: IPFamily) -> tuple[str, ...]:
+        """Return iptables and ipset."""
+        return (*super().tools(family), "ipset")
 
     @property
     def backend(self) -> Backend[Any, Any]:

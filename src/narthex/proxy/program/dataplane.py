@@ -86,7 +86,7 @@ class AnnouncedTarget(Target[R, C], Generic[R, C]):
 def check_machine(mode: str) -> tuple[IPFamily, ...]:
     """Return the families that the mode can serve here. Raises StartError if there is none, or no permission."""
     if mode not in DATAPLANES:
-        raise StartError(f"mode {mode} is not there yet: choose {' or '.join(DATAPLANES)} with --proxy-mode or `mode`")
+        raise StartError(f"mode {mode} does not exist: choose {' or '.join(DATAPLANES)} with --proxy-mode or `mode`")
     if not may_change_network():
         raise StartError("programming the kernel needs root (CAP_NET_ADMIN): run it with sudo")
     why_not = refusal(mode)
@@ -94,7 +94,7 @@ def check_machine(mode: str) -> tuple[IPFamily, ...]:
         raise StartError(why_not)
     families = []
     for family in usable_families():
-        missing = missing_tools(mode, family)
+        missing = missing_tools(dataplane(mode).tools(family))
         if missing:
             LOGGER.warning("%s is not found on the PATH: %s is left alone", " and ".join(missing), family.label)
         else:

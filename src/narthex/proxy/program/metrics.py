@@ -20,7 +20,7 @@ from narthex.model.objects import EndpointSlice
 from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
 from narthex.proxy.backends.iptables.names import OWN_TABLES
 from narthex.proxy.backends.iptables.rules import XtablesRules
-from narthex.proxy.kernel.dataplanes import DATAPLANES, Dataplane
+from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.ir import Drop, FrontendKind, Plan
 from narthex.proxy.plan.stale import StaleReason
 from narthex.proxy.program.sync import PHASES, FamilySync, SyncResult
@@ -98,7 +98,7 @@ class ProxyMetrics:
     def __init__(self, mode: str = "", more: Iterable[Collector] = (), gates: Mapping[str, bool] = {}) -> None:
         """Create the metrics of a proxy. `more` holds collectors that run at each scrape."""
         self._mode = mode
-        self._dataplane = DATAPLANES.get(mode, Dataplane)
+        self._dataplane = DATAPLANES.get(mode)
         self._more = tuple(more)
         self._gates = {**dict.fromkeys(_GATES, True), **{name: on for name, on in gates.items() if name in _GATES}}
         self._families: dict[IPFamily, _FamilyMetrics] = {}
@@ -188,7 +188,7 @@ class ProxyMetrics:
 
     def _sync_metrics(self) -> Iterable[Metric]:
         yield self._histogram("sync_proxy_rules_duration_seconds", "Time one sync took.", "duration")
-        if self._dataplane.partial_syncs:
+        if self._dataplane and self._dataplane.partial_syncs:
             yield self._histogram("sync_full_proxy_rules_duration_seconds", "Time a full sync took.", "full")
             yield self._histogram("sync_partial_proxy_rules_duration_seconds", "Time a partial sync took.", "partial")
         yield self._histogram(
@@ -214,9 +214,9 @@ class ProxyMetrics:
             yield counter
 
     def _mode_metrics(self) -> Iterable[Metric]:
-        if self._dataplane.failure_metric:
+        if self._dataplane and self._dataplane.failure_metric:
             yield self._counter(self._dataplane.failure_metric, "Syncs that failed.", "failures")
-        if self._dataplane.rules_by_table:
+        if self._dataplane and self._dataplane.rules_by_table:
             yield self._counter(
                 "sync_proxy_rules_iptables_partial_restore_failures", "Partial syncs that failed.", "partial_failures"
             )

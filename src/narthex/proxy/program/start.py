@@ -89,7 +89,9 @@ def assemble(
         FamilySync(family, Planner(settings.node, family), running.backend, target, clock)
         for family, target in running.targets.items()
     ]
-    checks = ServiceHealth(http, lambda: health.healthy, tell=lambda name, note: events.tell(cannot_check(name, note)))
+    checks = ServiceHealth(
+        http, lambda: health.healthy, tell=lambda name, note: events.record(cannot_check(name, note))
+    )
     by_family = {sync.family: sync for sync in syncs}
     unserved = UnservedReporter(lambda family: by_family[family].unserved)
     proxy = Proxy(
@@ -206,9 +208,9 @@ class ProxyPart:
         if self._stopping:
             proxy.stop()
         self._status.show(proxy, settings.mode)
-        events.tell(starting(node_name))
+        events.record(starting(node_name))
         if dataplane_of(settings).deprecated:
-            events.tell(deprecated := ipvs_deprecated(node_name))
+            events.record(deprecated := ipvs_deprecated(node_name))
             LOGGER.warning("%s", deprecated.note)
         try:
             with (
@@ -278,7 +280,7 @@ def run_process(
     except BindError as error:
         if creator is not None:
             writer = EventWriter(creator, settings.node.node_name, SystemClock())
-            writer.tell(cannot_serve(settings.node.node_name, error.purpose, str(error)))
+            writer.record(cannot_serve(settings.node.node_name, error.purpose, str(error)))
             with writer.running():
                 pass
         raise StartError(str(error)) from error

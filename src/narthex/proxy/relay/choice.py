@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 Place = tuple[str, int]
 """Address and port of an endpoint."""
 
-RESTING_SECONDS = 1.0
+AVOIDED_SECONDS = 1.0
 """For this long after a failure an endpoint is tried last, so that not every client waits for it."""
 TIMEOUTS = (0.25, 0.5, 1.0, 2.0)
 """Connect timeouts in seconds, by round (row 25.4)."""
@@ -51,7 +51,7 @@ class Turns:
         if first is None and order:
             self._next = (turn + 1) % len(order)
         ahead = [order[(turn + step) % len(order)] for step in range(len(order))]
-        ahead.sort(key=lambda place: (place != first, self._rests(place, now)))
+        ahead.sort(key=lambda place: (place != first, self._is_avoided(place, now)))
         for place in ahead:
             if place in self._order:
                 yield place
@@ -59,13 +59,13 @@ class Turns:
     def failed(self, place: Place, now: float) -> None:
         """Record that the endpoint could not be reached."""
         if place in self._order:
-            self._avoided[place] = now + RESTING_SECONDS
+            self._avoided[place] = now + AVOIDED_SECONDS
 
     def reached(self, place: Place) -> None:
         """Record that the endpoint could be reached."""
         self._avoided.pop(place, None)
 
-    def _rests(self, place: Place, now: float) -> bool:
+    def _is_avoided(self, place: Place, now: float) -> bool:
         return self._avoided.get(place, now) > now
 
 

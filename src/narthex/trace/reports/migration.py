@@ -26,9 +26,7 @@ class NodeChange(msgspec.Struct, frozen=True, kw_only=True):
     change: PathChange
 
 
-class ChangeGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Equal changes in several places."""
-
+class _EqualChanges(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     families: tuple[str, ...]
     arrivals: tuple[str, ...]
@@ -39,6 +37,11 @@ class ChangeGroup(msgspec.Struct, frozen=True, kw_only=True):
     after: str
     reasons: tuple[str, ...]
     services: tuple[str, ...]
+
+
+class ChangeGroup(_EqualChanges, frozen=True, kw_only=True):
+    """Equal changes in several places."""
+
     example: Packet
 
 
@@ -196,18 +199,9 @@ class PacketRecord(msgspec.Struct, frozen=True, kw_only=True):
     interface: str
 
 
-class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
+class ChangeRecord(_EqualChanges, frozen=True, kw_only=True):
     """A `ChangeGroup` in a document."""
 
-    nodes: tuple[str, ...]
-    families: tuple[str, ...]
-    arrivals: tuple[str, ...]
-    senders: tuple[str, ...]
-    sources: tuple[str, ...]
-    before: str
-    after: str
-    reasons: tuple[str, ...]
-    services: tuple[str, ...]
     example: PacketRecord
 
 
