@@ -1,5 +1,6 @@
 """What deploy/ says, held against what the program does: rights, ports, files, words of Kubernetes."""
 
+import itertools
 import re
 import shlex
 import shutil
@@ -18,9 +19,9 @@ from narthex.kube.access import Access
 from narthex.kube.events import event_object, starting
 from narthex.kube.origin import api_origin
 from narthex.lab.api.reads import ServerFeatures
-from narthex.linux import privileges
 from narthex.model import documents
-from narthex.model.net import split_port
+from narthex.model.net import FAMILIES, split_port
+from narthex.proxy.kernel.dataplanes import DATAPLANES, dataplane
 from narthex.runtime.configuration.file import read
 from narthex.testing.apiserver.server import FaultyApiServer
 from narthex.testing.build import node
@@ -182,8 +183,8 @@ def test_the_image_has_what_the_program_starts():
     assert {"nftables", "iptables", "ipset", "conntrack", "python3"} <= packages
     makers = {"nft": "nftables", "iptables-save": "iptables", "ip6tables-save": "iptables"}
     makers |= {"iptables-restore": "iptables", "ip6tables-restore": "iptables", "ipset": "ipset"}
-    for tools in privileges._TOOLS.values():
-        assert {makers[tool] for tool in tools} <= packages
+    for mode, family in itertools.product(DATAPLANES, FAMILIES):
+        assert {makers[tool] for tool in dataplane(mode).tools(family)} <= packages
     copied = [text.split()[:-1] for word, text in instructions() if word == "COPY" and not text.startswith("--from")]
     assert copied == [["pyproject.toml", "README.md"], ["src"]]
     assert all((ROOT / name).exists() for names in copied for name in names)
