@@ -10,11 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-_TOOLS = {
-    "nft": ["nft", "--version"],
-    "iptables": ["iptables", "--version"],
-    "ip": ["ip", "-V"],
-}
+_TOOLS = {"nft": ["nft", "--version"], "iptables": ["iptables", "--version"], "ip": ["ip", "-V"]}
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

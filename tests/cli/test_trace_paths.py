@@ -326,11 +326,7 @@ DROP_OVERLAY = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -p udp -m udp --dport 847
             "flannel.1 does not know where 10.244.2.0 is: no neighbour and no forwarding entry",
         ),
         (1, {"net__neighbours.json": "[]"}, "flannel.1 does not know where 10.244.2.0 is"),
-        (
-            2,
-            {"rules__iptables-legacy.txt": DROP_OVERLAY},
-            "the overlay's own packet, on node node-2: a rule drops it",
-        ),
+        (2, {"rules__iptables-legacy.txt": DROP_OVERLAY}, "the overlay's own packet, on node node-2: a rule drops it"),
         (2, {"net__links.json": "[]"}, "node node-2 has no VXLAN 1"),
     ],
 )

@@ -117,12 +117,7 @@ def test_two_of_a_family_need_a_newer_version():
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
-        {"args": "IP=10.0.0.7/24"},
-        {"args": "IP=10.0.0.7"},
-        {"runtimeConfig": {"ips": ["10.0.0.7"]}},
-    ],
+    "more", [{"args": "IP=10.0.0.7/24"}, {"args": "IP=10.0.0.7"}, {"runtimeConfig": {"ips": ["10.0.0.7"]}}]
 )
 def test_an_address_that_is_asked_for(more):
     config = configured(ranges(["10.0.0.0/24"], ["fd00::/64"]), **more)

@@ -53,10 +53,7 @@ def test_bridge_wishes():
         config,
         done,
         bridge.BridgeState(
-            "bridge",
-            b"123456",
-            1500,
-            tuple(wish.network for wish in wanted.node if isinstance(wish, AddAddress)),
+            "bridge", b"123456", 1500, tuple(wish.network for wish in wanted.node if isinstance(wish, AddAddress))
         ),
         MADE,
         "eth0",

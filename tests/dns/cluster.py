@@ -8,12 +8,7 @@ import dns.rdatatype
 
 from narthex.dns.corefile.settings import KubernetesSettings
 from narthex.dns.plugins.kubernetes import KubernetesPlugin
-from narthex.dns.server.dispatcher import (
-    BlockPlugins,
-    Dispatcher,
-    LocalAnswer,
-    RejectedPacket,
-)
+from narthex.dns.server.dispatcher import BlockPlugins, Dispatcher, LocalAnswer, RejectedPacket
 from narthex.dns.zone.changes import ZoneTracker
 from narthex.dns.zone.zone import Zone
 from narthex.model.net import IPFamily, Protocol

@@ -10,13 +10,7 @@ from narthex.dns.message.query import DnsClient
 from narthex.dns.message.response import local_response
 from narthex.dns.plugins.autopath import AutopathPlugin, pod_search_path, search_candidates
 from narthex.dns.server.counters import AnswerCounter
-from narthex.dns.server.dispatcher import (
-    BlockPlugins,
-    Dispatcher,
-    LocalAnswer,
-    PendingQuery,
-    Recursion,
-)
+from narthex.dns.server.dispatcher import BlockPlugins, Dispatcher, LocalAnswer, PendingQuery, Recursion
 from narthex.dns.server.resolv_conf import autopath_search_list
 from narthex.model.objects import Pod
 

@@ -249,13 +249,7 @@ def test_imports():
     ]
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"a": (("a", "import a"),)},
-        {"a": (("a", "import b"),), "b": (("b", "import a"),)},
-    ],
-)
+@pytest.mark.parametrize("files", [{"a": (("a", "import a"),)}, {"a": (("a", "import b"),), "b": (("b", "import a"),)}])
 def test_imports_in_a_circle(files):
     assert "circle" in faults(". {\n import a\n}", load=lambda pattern: files[pattern])[0]
     assert "circle" in faults("(x) {\n import y\n}\n(y) {\n import x\n}\n. {\n import x\n}")[0]

@@ -2,12 +2,7 @@
 
 import pytest
 
-from narthex.dns.search_list import (
-    SearchPath,
-    candidates,
-    look_up,
-    pod_search,
-)
+from narthex.dns.search_list import SearchPath, candidates, look_up, pod_search
 from narthex.testing.build import endpoint, endpoint_slice, service, snapshot
 
 LIST = ("shop.svc.cluster.local.", "svc.cluster.local.", "cluster.local.")

@@ -207,12 +207,7 @@ def test_a_promise_in_exchange_for_what_goes():
             "no IPv4 address any more",
         ),
         (service("shop/web", "192.168.15.9", "192.168.15.8"), [LAN], ["192.168.15.9"], "another IPv4 address"),
-        (
-            service("shop/web", "192.168.15.9", notes={"loadBalancerIPs": "nonsense"}),
-            [LAN],
-            ["192.168.15.9"],
-            "",
-        ),
+        (service("shop/web", "192.168.15.9", notes={"loadBalancerIPs": "nonsense"}), [LAN], ["192.168.15.9"], ""),
     ],
 )
 def test_keeping(web, pools, addresses, cause):
@@ -271,10 +266,7 @@ def test_nothing_new_comes_from_a_refused_pool():
 
 
 def test_a_status_that_another_controller_writes_is_left_alone():
-    for web in (
-        service("shop/web", "198.51.100.7"),
-        service("shop/web", ingress_names=("lb.example",)),
-    ):
+    for web in (service("shop/web", "198.51.100.7"), service("shop/web", ingress_names=("lb.example",))):
         decision = one(web, LAN)
         assert decision.foreign
         written = required_changes(web, decision)

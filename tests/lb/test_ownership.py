@@ -3,18 +3,8 @@
 import pytest
 
 from narthex.lb.announce import AddressElection, AnnouncementReason, NodeEligibility, rank
-from narthex.lb.ownership import (
-    CONFLICT_SECONDS,
-    HANDOVER_SECONDS,
-    AddressOwnership,
-    PeerClaims,
-)
-from narthex.lb.schedule import (
-    ANNOUNCE_AFTER,
-    PROBE_AFTER,
-    PROBE_EVERY,
-    AnnouncementSchedule,
-)
+from narthex.lb.ownership import CONFLICT_SECONDS, HANDOVER_SECONDS, AddressOwnership, PeerClaims
+from narthex.lb.schedule import ANNOUNCE_AFTER, PROBE_AFTER, PROBE_EVERY, AnnouncementSchedule
 
 IP = "192.0.2.7"
 FIRST, SECOND, THIRD = sorted("abc", key=lambda node: rank(node, IP))

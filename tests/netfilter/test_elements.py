@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from narthex.model.net import IPFamily, address, network, networks_between
 from narthex.netfilter.ast import DropPacket, Field, Goto, Return, Set, Slot, Unprintable
 from narthex.netfilter.netlink import attribute, attributes
-from narthex.netfilter.netlink.elements import (
-    decode_list,
-    encoder,
-    is_config_set,
-    key_encoder,
-)
+from narthex.netfilter.netlink.elements import decode_list, encoder, is_config_set, key_encoder
 
 V4, V6 = IPFamily.IPV4, IPFamily.IPV6
 FRONTEND = (Field.DADDR, Field.L4PROTO, Field.DPORT)
@@ -37,8 +32,7 @@ def test_bytes_of_an_endpoint_element():
     data = bytes([10, 64, 1, 10, 0x1F, 0x90, 0, 0])
     nested = 0x8000
     assert raw == attribute(
-        1 | nested,
-        attribute(1 | nested, attribute(1, key)) + attribute(2 | nested, attribute(1, data)),
+        1 | nested, attribute(1 | nested, attribute(1, key)) + attribute(2 | nested, attribute(1, data))
     )
 
 
@@ -159,12 +153,7 @@ def test_packets_of_a_counter():
 
 
 @pytest.mark.parametrize(
-    "raw",
-    [
-        b"\x40\x00\x01\x80",
-        b"\x02\x00\x01\x80",
-        attribute(1, attribute(1, attribute(1, b"abc"))),
-    ],
+    "raw", [b"\x40\x00\x01\x80", b"\x02\x00\x01\x80", attribute(1, attribute(1, attribute(1, b"abc")))]
 )
 def test_cut_or_strange_bytes_are_refused(raw):
     with pytest.raises(ValueError):

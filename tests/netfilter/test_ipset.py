@@ -4,13 +4,7 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Field, Unprintable
-from narthex.netfilter.ipset import (
-    IpSet,
-    IpsetTextError,
-    entry_line,
-    parse,
-    save_text,
-)
+from narthex.netfilter.ipset import IpSet, IpsetTextError, entry_line, parse, save_text
 from narthex.netfilter.walk.lookup import ipset_fields, ipset_index
 
 V4, V6 = IPFamily

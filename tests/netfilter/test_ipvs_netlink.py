@@ -49,10 +49,7 @@ def test_timeouts_come_back_as_they_were(seconds):
 
 @pytest.mark.parametrize(
     ("address", "family", "packed"),
-    [
-        ("10.110.0.1", 2, IPv4Address("10.110.0.1").packed + bytes(12)),
-        ("fd6e::1", 10, IPv6Address("fd6e::1").packed),
-    ],
+    [("10.110.0.1", 2, IPv4Address("10.110.0.1").packed + bytes(12)), ("fd6e::1", 10, IPv6Address("fd6e::1").packed)],
 )
 def test_the_bytes_are_those_of_the_kernel(address, family, packed):
     """Numbers of linux/ip_vs.h: family, protocol and port 80 of a virtual server's name."""

@@ -83,10 +83,7 @@ def rule(text, family="ip"):
         ("dnat to 10.0.0.1-10.0.0.9", (DnatRange("10.0.0.1", "10.0.0.9"),)),
         ("dnat ip to ip daddr . numgen random mod 3 map @m", (DnatMap((Field.DADDR, Slot(3)), "m"),)),
         ("numgen random mod 2 vmap { 0 : goto a, 1 : goto b }", (RandomGoto(("a", "b")),)),
-        (
-            "numgen inc mod 2 vmap { 0 : goto a, 1 : goto b }",
-            (RandomGoto(("a", "b")),),
-        ),
+        ("numgen inc mod 2 vmap { 0 : goto a, 1 : goto b }", (RandomGoto(("a", "b")),)),
         ("update @s { ip saddr timeout 3h }", (UpdateSet((Field.SADDR,), "s"),)),
         ("ip6 saddr ::ffff:10.0.0.1 accept", (Compare(Field.SADDR, ("::ffff:a00:1",)), Accept())),
         (
@@ -175,10 +172,7 @@ table inet f {
 
 def test_one_line_forms():
     (table,) = nft.parse("table ip t { chain c { ip saddr 10.0.0.1 accept; drop; }; }").tables
-    assert table.chains["c"].rules == (
-        Rule((Compare(Field.SADDR, ("10.0.0.1",)), Accept())),
-        Rule((DropPacket(),)),
-    )
+    assert table.chains["c"].rules == (Rule((Compare(Field.SADDR, ("10.0.0.1",)), Accept())), Rule((DropPacket(),)))
 
 
 def test_blocks_of_one_table_are_one_table():
@@ -219,12 +213,7 @@ def test_elements_with_counters_ranges_and_times():
         ("1.2.3.4", "sctp", 9): DropPacket(),
         ("10.96.0.1", "tcp", 80): Goto("send-c2"),
     }
-    assert set(table.sets["ranges"].elements) == {
-        ("10.0.0.0/8",),
-        ("11.0.0.4/30",),
-        ("11.0.0.8/31",),
-        ("12.0.0.1",),
-    }
+    assert set(table.sets["ranges"].elements) == {("10.0.0.0/8",), ("11.0.0.4/30",), ("11.0.0.8/31",), ("12.0.0.1",)}
     clients = table.sets["clients"]
     assert (clients.dynamic, clients.timeout, clients.size, dict(clients.elements)) == (True, 10800, 65535, {})
 

@@ -108,14 +108,7 @@ def drops(*chains: Chain, sets: tuple[Set, ...] = ()) -> Ruleset:
 
 # ---- iptables: kube-proxy's chains of today ------------------------------------------------------------------------
 
-LADDER = (
-    "0.14286000002",
-    "0.16667000018",
-    "0.20000000019",
-    "0.25000000000",
-    "0.33332999982",
-    "0.50000000000",
-)
+LADDER = ("0.14286000002", "0.16667000018", "0.20000000019", "0.25000000000", "0.33332999982", "0.50000000000")
 SEVEN = tuple(f"172.31.9.{number}" for number in range(52, 59))
 
 
@@ -176,11 +169,7 @@ def old_layout(no_local: bool = True) -> Ruleset:
         base("output", rule(Jump("KUBE-FIREWALL"))),
         base("forward", rule(Jump("KUBE-FORWARD"))),
         chain("KUBE-FIREWALL", rule(MarkIs(0x8000, 0x8000), DropPacket())),
-        chain(
-            "KUBE-FORWARD",
-            rule(CtState(("invalid",)), DropPacket()),
-            rule(MarkIs(0x4000, 0x4000), Accept()),
-        ),
+        chain("KUBE-FORWARD", rule(CtState(("invalid",)), DropPacket()), rule(MarkIs(0x4000, 0x4000), Accept())),
     )
     return Ruleset((nat_table, filter_table))
 
@@ -267,19 +256,10 @@ def constant(count: int = 3) -> Ruleset:
         "narthex",
         nat("prerouting", rule(VerdictMap(FRONTEND, "services"))),
         nat("output", rule(VerdictMap(FRONTEND, "services"))),
-        nat(
-            "postrouting",
-            rule(MarkIs(0, 0x4000), Return()),
-            rule(MarkXor(0x4000)),
-            rule(Masquerade()),
-        ),
+        nat("postrouting", rule(MarkIs(0, 0x4000), Return()), rule(MarkXor(0x4000)), rule(Masquerade())),
         base("forward", rule(CtState(("new",)), VerdictMap(FRONTEND, "empty"))),
         base("output2", rule(DropPacket())),
-        chain(
-            "send-c3",
-            rule(Compare(SADDR, ("10.64.0.0/12",)), Goto("pick-3")),
-            rule(MarkOr(0x4000), Goto("pick-3")),
-        ),
+        chain("send-c3", rule(Compare(SADDR, ("10.64.0.0/12",)), Goto("pick-3")), rule(MarkOr(0x4000), Goto("pick-3"))),
         chain("pick-3", rule(Counter(), DnatMap((*FRONTEND, Slot(3)), "endpoints"))),
         chain("refuse", rule(RejectPacket())),
         sets=(
@@ -368,10 +348,7 @@ def test_goto_comes_back_to_the_caller_of_the_chain_that_did_it() -> None:
 
 
 def test_goto_in_a_base_chain_ends_at_its_policy() -> None:
-    rules = drops(
-        base("forward", rule(Goto("a")), rule(RejectPacket()), policy="drop"),
-        chain("a", rule(Return())),
-    )
+    rules = drops(base("forward", rule(Goto("a")), rule(RejectPacket()), policy="drop"), chain("a", rule(Return())))
     trace = walk(rules, packet("10.1.1.1"), HOST)
     assert only(trace) == ("dropped", None, False)
     assert trace.outcomes[0].steps[-1].what == "policy drop"

@@ -6,12 +6,7 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.netfilter import nft, xtables
-from narthex.overlay.interfaces import (
-    InterfaceNotFound,
-    InterfaceSelection,
-    NodeInterface,
-    select_interface,
-)
+from narthex.overlay.interfaces import InterfaceNotFound, InterfaceSelection, NodeInterface, select_interface
 from narthex.overlay.kernel.checksums import PAYLOAD, ChecksumVerdict, datagram, verdict
 from narthex.overlay.masquerade import MasqueradeRules, iptables_changes
 

@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 from narthex.model.duration import duration, duration_text
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.proxy.program.settings import node_config
-from narthex.runtime.configuration.file import (
-    ConfigurationError,
-    ProxyConfiguration,
-    file_text,
-    parse,
-    read,
-)
+from narthex.runtime.configuration.file import ConfigurationError, ProxyConfiguration, file_text, parse, read
 from narthex.runtime.configuration.values import (
     AnnouncerConfiguration,
     ClientConnection,
@@ -191,11 +185,7 @@ featureGates: {AllowServiceExternalIPs: false}
             udp_timeout=3.0,
         ),
         winkernel=WinkernelConfiguration(
-            network_name="n",
-            source_vip="v",
-            enable_dsr=True,
-            root_hns_endpoint_name="r",
-            forward_health_check_vip=True,
+            network_name="n", source_vip="v", enable_dsr=True, root_hns_endpoint_name="r", forward_health_check_vip=True
         ),
         windows_run_as_service=True,
         detect_local_mode="InterfaceNamePrefix",
@@ -220,12 +210,7 @@ featureGates: {AllowServiceExternalIPs: false}
 
 @pytest.mark.parametrize(
     ("text", "healthz"),
-    [
-        ("1.2.3.4", "1.2.3.4:10256"),
-        ("1.2.3.4:99", "1.2.3.4:99"),
-        ("::", "[::]:10256"),
-        ("[::1]:99", "[::1]:99"),
-    ],
+    [("1.2.3.4", "1.2.3.4:10256"), ("1.2.3.4:99", "1.2.3.4:99"), ("::", "[::]:10256"), ("[::1]:99", "[::1]:99")],
 )
 def test_bind_addresses(text, healthz):
     assert good(f"healthzBindAddress: '{text}'").healthz_bind_address == healthz
@@ -375,11 +360,7 @@ def test_our_own_document():
             repair_checksums=False,
         ),
         announcer=AnnouncerConfiguration(
-            key_file="/etc/key",
-            port=7000,
-            pools_file="/etc/pools",
-            exclude_interfaces=(),
-            ignore_exclude_label=True,
+            key_file="/etc/key", port=7000, pools_file="/etc/pools", exclude_interfaces=(), ignore_exclude_label=True
         ),
         dns=DnsConfiguration(addresses=("10.96.0.10",), listen=("192.0.2.1",), zones=("cluster.local.",), upstreams=()),
     )

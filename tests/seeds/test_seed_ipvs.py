@@ -54,11 +54,7 @@ def test_the_chain_of_services(rules):
     both = ("dst", "dst")
     assert [rule.expressions for rule in rules.tables.chains["nat"]["KUBE-SERVICES"]] == [
         (MatchSet("KUBE-LOAD-BALANCER", both), Jump("KUBE-LOAD-BALANCER")),
-        (
-            Compare(Field.SADDR, (PODS,), negate=True),
-            MatchSet("KUBE-CLUSTER-IP", both),
-            Jump("KUBE-MARK-MASQ"),
-        ),
+        (Compare(Field.SADDR, (PODS,), negate=True), MatchSet("KUBE-CLUSTER-IP", both), Jump("KUBE-MARK-MASQ")),
         (IsLocal(Field.DADDR), Jump("KUBE-NODE-PORT")),
         (MatchSet("KUBE-CLUSTER-IP", both), Accept()),
         (MatchSet("KUBE-LOAD-BALANCER", both), Accept()),

@@ -4,16 +4,7 @@ import pytest
 
 from narthex.model.objects import NamespacedName
 from narthex.testing.scenario import parse
-from narthex.testing.setting import (
-    arrival,
-    from_host,
-    host_of,
-    node_config,
-    packet_of,
-    pod_interface,
-    snapshot,
-    uplink,
-)
+from narthex.testing.setting import arrival, from_host, host_of, node_config, packet_of, pod_interface, snapshot, uplink
 
 LB = {
     "apiVersion": "v1",

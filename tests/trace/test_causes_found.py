@@ -8,16 +8,7 @@ from narthex.netfilter.walk.state import KernelObjects
 from narthex.trace.causes.catalogue import CAUSES, CauseFinding
 from narthex.trace.causes.find import find
 from narthex.trace.follow.views import FdbEntry, LinkAddress, NextHop, NodeLink, NodeNeighbour, NodeRoute, NodeView
-from narthex.trace.model import (
-    Fate,
-    Header,
-    PacketPath,
-    Party,
-    PathBranch,
-    PathEnd,
-    PathStep,
-    Stage,
-)
+from narthex.trace.model import Fate, Header, PacketPath, Party, PathBranch, PathEnd, PathStep, Stage
 from narthex.trace.program.places import name_not_found
 
 

@@ -85,10 +85,7 @@ def rules() -> Ruleset:
             name="services",
             key=FRONT,
             data="verdict",
-            elements={
-                ("10.110.0.5", "tcp", 80): Goto("send-c2"),
-                ("10.20.0.11", "tcp", 30001): Goto("send-c2m"),
-            },
+            elements={("10.110.0.5", "tcp", 80): Goto("send-c2"), ("10.20.0.11", "tcp", 30001): Goto("send-c2m")},
         ),
         Set(name="empty", key=FRONT, data="verdict", elements={("10.110.0.6", "tcp", 80): RejectPacket()}),
         Set(name="endpoints", key=(*FRONT, Slot(2)), data="endpoint", elements=endpoints),
@@ -145,10 +142,7 @@ def test_data_of_a_node_port(golden) -> None:
     data = json.loads(document)
     assert data["service"] == "shop/web:http"
     assert data["plan"]["sender"] == "other"
-    assert [end["name"] for end in data["ends"]] == [
-        "pod shop/web-1 on worker-a",
-        "pod shop/web-2 on worker-b",
-    ]
+    assert [end["name"] for end in data["ends"]] == ["pod shop/web-1 on worker-a", "pod shop/web-2 on worker-b"]
     assert data["plan"]["agree"] is True
 
 

@@ -11,17 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from narthex.trace.causes.catalogue import Cause, CauseFinding
-from narthex.trace.model import (
-    Fate,
-    Header,
-    NearMiss,
-    PacketPath,
-    Party,
-    PathBranch,
-    PathEnd,
-    PathStep,
-    Stage,
-)
+from narthex.trace.model import Fate, Header, NearMiss, PacketPath, Party, PathBranch, PathEnd, PathStep, Stage
 from narthex.trace.render.drawing import MOST_LANES, draw
 from narthex.trace.render.graph import dot, mermaid
 from narthex.trace.render.html import page

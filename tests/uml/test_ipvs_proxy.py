@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.lab.kernel.requests_on_lab import Requests, ask
-from tests.proxy.kernel.small_cluster import (
-    CLUSTER_IP,
-    HERE,
-    NODE_IP,
-    SOURCE,
-    THERE,
-    SmallCluster,
-    service,
-    slices,
-)
+from tests.proxy.kernel.small_cluster import CLUSTER_IP, HERE, NODE_IP, SOURCE, THERE, SmallCluster, service, slices
 
 from narthex.lab.program import labs as lab
 from narthex.linux import ipset

@@ -27,9 +27,7 @@ F = TypeVar("F", bound=Callable[..., object])
 _NODE = click.option("--node", default="", metavar="NAME", help="Name of the node. Default: the only one.")
 _MORE = (
     click.option(
-        "--config",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="KubeProxyConfiguration file.",
+        "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="KubeProxyConfiguration file."
     ),
     click.option("--cluster-cidr", default="", metavar="CIDR[,CIDR]", help="Networks of all Pods."),
     click.option("--node-ip", "node_ips", multiple=True, metavar="IP", help="Address of the node; repeatable."),

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 def port_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--port`."""
     return click.option(
-        "--port",
-        default=0,
-        type=click.IntRange(0, 65535),
-        help="Port on 127.0.0.1. Default: any free one.",
+        "--port", default=0, type=click.IntRange(0, 65535), help="Port on 127.0.0.1. Default: any free one."
     )(function)
 
 

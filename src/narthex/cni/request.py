@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from narthex.cni import fields
-from narthex.cni.errors import (
-    DECODING_FAILURE,
-    INCOMPATIBLE_VERSION,
-    INVALID_CONFIG,
-    INVALID_ENVIRONMENT,
-    CniError,
-)
+from narthex.cni.errors import DECODING_FAILURE, INCOMPATIBLE_VERSION, INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
 from narthex.cni.json import JsonError, parse
 from narthex.model.values import Value
 

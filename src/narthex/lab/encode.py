@@ -133,11 +133,7 @@ def _endpoint(obj: EndpointSlice, endpoint: SliceEndpoint) -> Manifest:
         "addresses": [endpoint.address],
         "conditions": conditions,
         **_filled(
-            nodeName=endpoint.node_name,
-            zone=endpoint.zone,
-            hostname=endpoint.hostname,
-            hints=hints,
-            targetRef=target,
+            nodeName=endpoint.node_name, zone=endpoint.zone, hostname=endpoint.hostname, hints=hints, targetRef=target
         ),
     }
 

@@ -174,10 +174,7 @@ def gratuitous(address: str, mac: bytes, link_local: str) -> tuple[bytes, ...]:
             return ()
         return (_advertisement(address, mac, link_local, ALL_NODES_MAC, ALL_NODES, _OVERRIDE),)
     raw = _raw(address)
-    return (
-        _arp(_REQUEST, mac, raw, BROADCAST, raw, BROADCAST),
-        _arp(_REPLY, mac, raw, BROADCAST, raw, BROADCAST),
-    )
+    return (_arp(_REQUEST, mac, raw, BROADCAST, raw, BROADCAST), _arp(_REPLY, mac, raw, BROADCAST, raw, BROADCAST))
 
 
 def probe(address: str, mac: bytes, link_local: str) -> bytes | None:

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from narthex.lb.service_status import (
-    ADDRESS_POOL,
-    ALLOW_SHARED_IP,
-    LOAD_BALANCER_IPS,
-    PREFIX,
-    Refusal,
-    annotation,
-)
+from narthex.lb.service_status import ADDRESS_POOL, ALLOW_SHARED_IP, LOAD_BALANCER_IPS, PREFIX, Refusal, annotation
 from narthex.model.net import IPFamily, Protocol, family_of
 from narthex.model.objects import Labels, NamespacedName, Service
 from narthex.model.problem import quoted

@@ -66,11 +66,7 @@ def start_program(argv: Sequence[str], *, namespace: str | None = None) -> Start
     """
     with netns.entered(namespace):
         return subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            process_group=0,
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0
         )
 
 

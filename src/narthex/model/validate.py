@@ -55,9 +55,7 @@ FQDN = Syntax(
     _form(rf"{_LABEL}(?:\.{_LABEL})+\.?", 254),
 )
 EXTERNAL_NAME = Syntax(
-    "a domain name",
-    "DNS labels joined by '.', such as db.example.com",
-    _form(rf"{_LABEL}(?:\.{_LABEL})*\.?", 254),
+    "a domain name", "DNS labels joined by '.', such as db.example.com", _form(rf"{_LABEL}(?:\.{_LABEL})*\.?", 254)
 )
 PORT_NAME = Syntax(
     "a port name",

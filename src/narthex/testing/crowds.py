@@ -32,13 +32,7 @@ _PORTS = (
     ("admin", Protocol.TCP, 81, 9090),
     ("signal", Protocol.SCTP, 82, 8282),
 )
-_STATES = (
-    (True, True, False),
-    (False, True, True),
-    (False, False, False),
-    (False, False, True),
-    (False, True, False),
-)
+_STATES = ((True, True, False), (False, True, True), (False, False, False), (False, False, True), (False, True, False))
 """Ready, serving, terminating."""
 
 

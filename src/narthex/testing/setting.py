@@ -39,10 +39,7 @@ def snapshot(scenario: Scenario) -> Snapshot:
     """Return a snapshot of all objects, including the Node."""
     store = Store()
     node = Node(
-        name=scenario.node_name,
-        labels=scenario.labels,
-        pod_cidrs=scenario.pod_cidrs,
-        internal_ips=scenario.node_ips,
+        name=scenario.node_name, labels=scenario.labels, pod_cidrs=scenario.pod_cidrs, internal_ips=scenario.node_ips
     )
     store.apply(Upsert(node))
     for obj in scenario.objects:

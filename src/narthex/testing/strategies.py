@@ -103,10 +103,7 @@ def slices(draw: st.DrawFn) -> EndpointSlice:
         for_nodes=st.sampled_from([(), (), (NODE,), ("worker-b",)]),
     )
     port = st.builds(
-        EndpointPort,
-        name=st.sampled_from(PORT_NAMES),
-        protocol=protocols,
-        port=st.sampled_from([8080, 9090, None]),
+        EndpointPort, name=st.sampled_from(PORT_NAMES), protocol=protocols, port=st.sampled_from([8080, 9090, None])
     )
     return EndpointSlice(
         namespace=key.namespace,

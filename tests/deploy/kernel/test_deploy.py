@@ -10,25 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.lab.kernel.container import (
-    ROOT,
-    Container,
-    capabilities,
-    described,
-    documents,
-    pod,
-    terminate,
-    with_patch,
-)
-from tests.proxy.kernel.small_cluster import (
-    CLUSTER_IP,
-    HERE,
-    THERE,
-    SmallCluster,
-    node_object,
-    service,
-    slices,
-)
+from tests.lab.kernel.container import ROOT, Container, capabilities, described, documents, pod, terminate, with_patch
+from tests.proxy.kernel.small_cluster import CLUSTER_IP, HERE, THERE, SmallCluster, node_object, service, slices
 
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run

@@ -1,11 +1,6 @@
 """Counting in bulk loses nothing."""
 
-from narthex.dns.program.worker_protocol import (
-    CountsReport,
-    MessageReader,
-    StartServing,
-    frame,
-)
+from narthex.dns.program.worker_protocol import CountsReport, MessageReader, StartServing, frame
 from narthex.dns.server import counters as tallies
 from narthex.dns.server.counters import SIZES, AnswerCounter, AnswerCounts
 from narthex.dns.server.dispatcher import AnswerLabels

@@ -99,8 +99,7 @@ def test_a_name_of_ones_choice(server):
 
 
 @pytest.mark.parametrize(
-    ("tls", "reason"),
-    [({"authority": AUTHORITY, "server_name": "other.test"}, "TLS: "), ({}, "TLS: ")],
+    ("tls", "reason"), [({"authority": AUTHORITY, "server_name": "other.test"}, "TLS: "), ({}, "TLS: ")]
 )
 def test_who_is_somebody_else_is_not_believed(server, tls, reason):
     ((how,), _) = asked(server, **tls)

@@ -119,10 +119,7 @@ class World:
             "phase": phase,
             "conditions": conditions,
             "podIP": f"10.244.{number // 250}.{number % 250 + 2}",
-            "podIPs": [
-                {"ip": f"10.244.{number // 250}.{number % 250 + 2}"},
-                {"ip": f"fd00:10:244::{number:x}"},
-            ],
+            "podIPs": [{"ip": f"10.244.{number // 250}.{number % 250 + 2}"}, {"ip": f"fd00:10:244::{number:x}"}],
         }
         self.registry.update("Pod", {**held, "status": status}, subresource="status")
         if settle:

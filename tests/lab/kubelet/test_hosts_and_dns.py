@@ -29,10 +29,7 @@ def test_hosts_has_its_name_in_a_subdomain_and_aliases():
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        (
-            {},
-            "search shop.svc.cluster.local svc.cluster.local cluster.local\nnameserver 10.96.0.10\noptions ndots:5\n",
-        ),
+        ({}, "search shop.svc.cluster.local svc.cluster.local cluster.local\nnameserver 10.96.0.10\noptions ndots:5\n"),
         ({"dnsPolicy": "Default"}, None),
         ({"hostNetwork": True}, None),
         (

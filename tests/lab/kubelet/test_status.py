@@ -3,16 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from narthex.lab.kubelet.status import (
-    ContainerFacts,
-    PodFacts,
-    Running,
-    Terminated,
-    Waiting,
-    back_off,
-    phase,
-    status,
-)
+from narthex.lab.kubelet.status import ContainerFacts, PodFacts, Running, Terminated, Waiting, back_off, phase, status
 
 NOW, LATER = "2026-01-31T12:00:00Z", "2026-01-31T12:00:05Z"
 POD = {"metadata": {"name": "web", "namespace": "shop"}, "spec": {}}

@@ -20,9 +20,7 @@ NODES = st.lists(
 )
 PODS = st.lists(
     st.tuples(
-        st.sampled_from([None, "a", "b"]),
-        st.lists(st.sampled_from("xy"), max_size=2),
-        st.sampled_from([0, 0, 80, 81]),
+        st.sampled_from([None, "a", "b"]), st.lists(st.sampled_from("xy"), max_size=2), st.sampled_from([0, 0, 80, 81])
     ),
     max_size=14,
 )

@@ -36,11 +36,7 @@ def written(packed, existing):
     names = {id(each): each["name"] for each in existing}
     slices, writes = [], len(packed.empty)
     for old, ports, endpoints in packed.filled:
-        new = {
-            "name": names.get(id(old)) or f"new-{next(NUMBERS)}",
-            "ports": list(ports),
-            "endpoints": list(endpoints),
-        }
+        new = {"name": names.get(id(old)) or f"new-{next(NUMBERS)}", "ports": list(ports), "endpoints": list(endpoints)}
         if old is None or new != old:
             writes += 1
         slices.append(new)

@@ -3,12 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from narthex.lab.program.load_balancer_addresses import (
-    allocate_addresses,
-    answered_addresses,
-    patches,
-    pools_of,
-)
+from narthex.lab.program.load_balancer_addresses import allocate_addresses, answered_addresses, patches, pools_of
 from narthex.lab.topology import nodes
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.model.objects import IPAddressPool, LoadBalancerIngress, Service, ServiceCIDR, ServicePort

@@ -55,8 +55,7 @@ def scenario(config, objects, packets, mode):
         unjudged,
         flows=tuple(
             msgspec.structs.replace(
-                each,
-                expect=possible_ends(answer(packet_of(unjudged, each), host_of(unjudged, each), None, 0.0)),
+                each, expect=possible_ends(answer(packet_of(unjudged, each), host_of(unjudged, each), None, 0.0))
             )
             for each in unjudged.flows
         ),

@@ -104,10 +104,7 @@ class OverlayPlace:
         netns.create(node)
         batch(
             self.ns("link"),
-            [
-                f"link add to-{name} type veth peer name eth0 netns {node}",
-                f"link set to-{name} master br0 up",
-            ],
+            [f"link add to-{name} type veth peer name eth0 netns {node}", f"link set to-{name} master br0 up"],
         )
         commands = [f"addr add 192.0.2.{number}/24 dev eth0", "link set eth0 up", "route add default via 192.0.2.254"]
         commands += ["link add cni0 type bridge", f"addr add 10.244.{number}.1/24 dev cni0", "link set cni0 up"]

@@ -2,16 +2,7 @@
 
 import msgspec
 import pytest
-from tests.proxy.backends.nft_plans import (
-    INTERNAL,
-    after,
-    everything,
-    frontend,
-    plan,
-    pool,
-    port_name,
-    service,
-)
+from tests.proxy.backends.nft_plans import INTERNAL, after, everything, frontend, plan, pool, port_name, service
 
 from narthex.model.net import IPFamily
 from narthex.netfilter import nft
@@ -141,9 +132,7 @@ def test_a_match_can_go_from_one_service_to_another_at_once():
     one, other = web(10), service("other", cluster=pool(11))
     first = plan(one, other)
     changes = step(
-        first,
-        service("web", cluster=pool(10)),
-        service("other", frontend("10.96.0.1", 80, INTERNAL), cluster=pool(11)),
+        first, service("web", cluster=pool(10)), service("other", frontend("10.96.0.1", 80, INTERNAL), cluster=pool(11))
     )
     assert sizes(changes) == ({"endpoints": 1}, {"endpoints": 1})
 

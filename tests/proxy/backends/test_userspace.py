@@ -82,10 +82,7 @@ def test_a_listener_for_each_endpoint_set_that_somebody_may_have():
     both = web("10.64.1.10", "10.64.2.10", external_policy_local=True)
     rules = BACKEND.render(plan(*both))
     found = {listener.scope: listener.endpoints for listener in rules.listeners.values()}
-    assert found == {
-        Scope.CLUSTER: (("10.64.1.10", 8080), ("10.64.2.10", 8080)),
-        Scope.LOCAL: (("10.64.1.10", 8080),),
-    }
+    assert found == {Scope.CLUSTER: (("10.64.1.10", 8080), ("10.64.2.10", 8080)), Scope.LOCAL: (("10.64.1.10", 8080),)}
 
 
 def test_endpoints_come_and_go_without_a_rule():
@@ -220,11 +217,7 @@ def test_sctp_is_refused():
 
 
 def test_without_a_port_a_service_is_refused():
-    both = (
-        *web("10.64.1.10"),
-        service("shop/api", "10.110.0.6"),
-        endpoint_slice("shop/api", endpoint("10.64.1.11")),
-    )
+    both = (*web("10.64.1.10"), service("shop/api", "10.110.0.6"), endpoint_slice("shop/api", endpoint("10.64.1.11")))
     rules = UserspaceBackend((7000, 7000)).render(plan(*both))
     assert one(rules).name.service.name == "api"
     ends = [BACKEND.walk(rules, packet(to), HOST).outcomes[0].disposition for to in ("10.110.0.5", "10.110.0.6")]

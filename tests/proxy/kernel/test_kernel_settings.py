@@ -7,17 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.proxy.kernel.small_cluster import (
-    CALLERS,
-    CLUSTER_IP,
-    HERE,
-    POD,
-    PORT,
-    SOURCE,
-    SmallCluster,
-    service,
-    slices,
-)
+from tests.proxy.kernel.small_cluster import CALLERS, CLUSTER_IP, HERE, POD, PORT, SOURCE, SmallCluster, service, slices
 from tests.uml.machine import Machine
 
 from narthex.linux import namespaces as netns

@@ -8,17 +8,7 @@ from narthex.model.objects import ServiceCIDR
 from narthex.model.store import Store, Upsert
 from narthex.proxy.plan.ir import Forward, FrontendKind, NodePorts, PodDetector, Reject, Scope, ServiceHealthCheck
 from narthex.proxy.plan.planner import NodeConfig, Planner
-from narthex.testing.build import (
-    CONFIG,
-    NODE,
-    endpoint,
-    endpoint_slice,
-    node,
-    plan,
-    port_name,
-    service,
-    snapshot,
-)
+from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, node, plan, port_name, service, snapshot
 
 WEB = port_name("shop/web:http")
 

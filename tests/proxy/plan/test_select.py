@@ -36,10 +36,7 @@ class TestCandidates:
             endpoint_slice("shop/web", endpoint("10.64.1.9"), port=8080),
             endpoint_slice("shop/web", endpoint("10.64.1.10"), port=80, suffix="2"),
         )
-        assert [(each.address, each.port) for each in got.endpoints] == [
-            ("10.64.1.10", 80),
-            ("10.64.1.9", 8080),
-        ]
+        assert [(each.address, each.port) for each in got.endpoints] == [("10.64.1.10", 80), ("10.64.1.9", 8080)]
 
     @pytest.mark.parametrize(
         "port",

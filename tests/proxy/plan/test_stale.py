@@ -196,10 +196,7 @@ def test_udp_clients_of_a_relay_are_not_led_to_the_port_of_a_service_that_is_gon
 
 def test_an_exact_address_of_another_service_wins_over_a_node_port():
     rival = service(
-        "shop/rival",
-        "10.110.0.9",
-        external_ips=(NODE_IP,),
-        ports=(ServicePort(name="http", port=30080, protocol=UDP),),
+        "shop/rival", "10.110.0.9", external_ips=(NODE_IP,), ports=(ServicePort(name="http", port=30080, protocol=UDP),)
     )
     ends = endpoint_slice("shop/rival", endpoint(C), ports=(EndpointPort(name="http", port=80, protocol=UDP),))
     search = after((*web(A), rival, ends), (*web(B), rival, ends))

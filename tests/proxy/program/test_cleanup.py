@@ -89,8 +89,7 @@ def test_what_was_left_is_tried_again_and_told_once(log):
 
 
 @pytest.mark.parametrize(
-    ("mode", "localhost", "kept"),
-    [("iptables", True, True), ("iptables", False, False), ("nftables", True, False)],
+    ("mode", "localhost", "kept"), [("iptables", True, True), ("iptables", False, False), ("nftables", True, False)]
 )
 def test_route_localnet_stays_for_rules_that_guard_it(mode, localhost, kept):
     bench = Bench(CleanupOutcome(), mode=mode)

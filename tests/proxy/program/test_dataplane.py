@@ -22,13 +22,7 @@ def told(**fields):
 
 @pytest.mark.parametrize(
     ("text", "ports"),
-    [
-        ("", None),
-        ("0-0", None),
-        ("61000-61009", (61000, 61009)),
-        ("61000+9", (61000, 61009)),
-        ("7000", (7000, 7000)),
-    ],
+    [("", None), ("0-0", None), ("61000-61009", (61000, 61009)), ("61000+9", (61000, 61009)), ("7000", (7000, 7000))],
 )
 def test_a_range_of_ports_is_read_as_kube_proxy_wrote_it(text, ports):
     assert relay_ports(text) == ports

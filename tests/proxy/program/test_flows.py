@@ -65,13 +65,7 @@ class Bench:
         sync = FamilySync(IPFamily.IPV4, Planner(CONFIG, IPFamily.IPV4), backend, self.target, self.clock)
         flows = StaleFlowRemover(self.table, lambda: NODE_IPS, self.clock, self.metrics)
         self.proxy = Proxy(
-            self.inbox,
-            [sync],
-            self.clock,
-            SyncPeriods(),
-            node_name=NODE,
-            metrics=self.metrics,
-            after_sync=flows.after,
+            self.inbox, [sync], self.clock, SyncPeriods(), node_name=NODE, metrics=self.metrics, after_sync=flows.after
         )
 
     def change(self, *objects):

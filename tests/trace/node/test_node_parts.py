@@ -4,13 +4,7 @@ import pytest
 
 from narthex.model.net import IPFamily, Protocol
 from narthex.trace.follow.views import NextHop
-from narthex.trace.node.network import (
-    ConntrackListing,
-    fdb_of,
-    links_of,
-    neighbours_of,
-    read_line,
-)
+from narthex.trace.node.network import ConntrackListing, fdb_of, links_of, neighbours_of, read_line
 from narthex.trace.node.routes import policies_of, policy_lines, route_line, route_lines, routes_of
 from narthex.trace.node.view import settings_of, view_of_files
 

@@ -7,13 +7,7 @@ import pytest
 from narthex.model.net import IPFamily
 from narthex.model.objects import Node
 from narthex.testing.build import node, service, snapshot
-from narthex.trace.program.inputs import (
-    ClusterObjects,
-    InputError,
-    NodeOptions,
-    node_inputs,
-    read_cluster,
-)
+from narthex.trace.program.inputs import ClusterObjects, InputError, NodeOptions, node_inputs, read_cluster
 
 SERVICE = """
 apiVersion: v1

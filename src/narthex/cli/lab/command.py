@@ -50,9 +50,7 @@ def command() -> None:
     "among the manifests are used as well.",
 )
 @click.option(
-    "--keep",
-    is_flag=True,
-    help="Keep the API's objects for the next lab of this name, until `lab down --forget`.",
+    "--keep", is_flag=True, help="Keep the API's objects for the next lab of this name, until `lab down --forget`."
 )
 @name_option
 @output_option

@@ -22,12 +22,7 @@ from narthex.dns.corefile import directive as values
 from narthex.dns.corefile.directive import Directive
 from narthex.dns.corefile.plugins import PLUGINS, UNSUPPORTED_PLUGINS
 from narthex.dns.corefile.settings import DEFAULT_PORT, BindSettings, CorefilePosition, KubernetesSettings, ServerBlock
-from narthex.dns.corefile.syntax import (
-    CorefileNode,
-    CorefileReader,
-    CorefileWord,
-    LoadFiles,
-)
+from narthex.dns.corefile.syntax import CorefileNode, CorefileReader, CorefileWord, LoadFiles
 from narthex.model.problem import Problem, one_of, quoted
 
 _PORT = re.compile(r"\d{1,5}", re.ASCII)
@@ -170,10 +165,7 @@ def _check_dependencies(fields: dict[str, Any], node: CorefileNode, reader: Core
         if kubernetes is None:
             reader.error(node.where, "autopath @kubernetes needs plugin kubernetes in the same server block")
         elif kubernetes.pods != "verified":
-            reader.warning(
-                node.where,
-                "autopath @kubernetes does nothing without pods verified of plugin kubernetes",
-            )
+            reader.warning(node.where, "autopath @kubernetes does nothing without pods verified of plugin kubernetes")
     if "external" in fields and kubernetes is None:
         reader.error(node.where, "k8s_external needs plugin kubernetes in the same server block")
     if fields.get("loop") and not fields.get("forwards"):

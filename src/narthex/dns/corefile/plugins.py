@@ -362,11 +362,7 @@ _WITHOUT_EFFECT = {
     "resyncperiod": "there is no periodic resync",
     "upstream": "this server always resolves names outside the cluster itself",
 }
-_UNSUPPORTED = {
-    "multicluster": "",
-    "zonal": "",
-    "tls": "; name these files in a kubeconfig",
-}
+_UNSUPPORTED = {"multicluster": "", "zonal": "", "tls": "; name these files in a kubeconfig"}
 _KUBERNETES = (
     "endpoint", "kubeconfig", "namespaces", "namespace_labels", "labels", "pods", "endpoint_pod_names", "ttl",
     "noendpoints", "fallthrough", "ignore", "startup_timeout", *_WITHOUT_EFFECT,

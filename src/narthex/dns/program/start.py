@@ -29,12 +29,7 @@ Reread = Callable[[], tuple[ServerBlock, ...] | None]
 
 
 def serve(
-    source: CorefileSource,
-    manifests: Path | None,
-    kubeconfig: str,
-    master: str,
-    workers: int,
-    recursion: Sequence[str],
+    source: CorefileSource, manifests: Path | None, kubeconfig: str, master: str, workers: int, recursion: Sequence[str]
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises DnsConfigurationError and ListenError."""
     logs.start_logging(sys.stderr)
@@ -55,11 +50,7 @@ def serve(
 
 
 def build_server(
-    settings: DnsSettings,
-    manifests: Path | None,
-    kubeconfig: str,
-    master: str,
-    source: CorefileSource | None = None,
+    settings: DnsSettings, manifests: Path | None, kubeconfig: str, master: str, source: CorefileSource | None = None
 ) -> DnsServer:
     """Build a server, which is not started. Raises DnsConfigurationError."""
     reread = source.reread if source is not None else lambda: None

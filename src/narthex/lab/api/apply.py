@@ -13,17 +13,7 @@ import msgspec
 
 from narthex.lab.api import errors
 from narthex.lab.api.errors import StatusError
-from narthex.lab.api.field_sets import (
-    FieldSet,
-    Path,
-    at_path,
-    field_set,
-    nested,
-    parsed,
-    printed,
-    step_of,
-    without,
-)
+from narthex.lab.api.field_sets import FieldSet, Path, at_path, field_set, nested, parsed, printed, step_of, without
 from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import Raw

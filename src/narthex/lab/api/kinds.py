@@ -124,18 +124,10 @@ KINDS: Mapping[str, ApiResource] = _table(
         ApiResource(kind="Lease", group="coordination.k8s.io", plural="leases", unconditional=False),
         ApiResource(kind="EndpointSlice", group="discovery.k8s.io", plural="endpointslices", generation=True),
         ApiResource(
-            kind="ServiceCIDR",
-            group="networking.k8s.io",
-            plural="servicecidrs",
-            namespaced=False,
-            subresources=_STATUS,
+            kind="ServiceCIDR", group="networking.k8s.io", plural="servicecidrs", namespaced=False, subresources=_STATUS
         ),
         ApiResource(
-            kind="IPAddress",
-            group="networking.k8s.io",
-            plural="ipaddresses",
-            namespaced=False,
-            short_names=("ip",),
+            kind="IPAddress", group="networking.k8s.io", plural="ipaddresses", namespaced=False, short_names=("ip",)
         ),
         ApiResource(
             kind="CustomResourceDefinition",

@@ -65,13 +65,7 @@ def join_network(name: str) -> None:
 
 def join(process: int) -> None:
     """Move to all namespaces of another process. Its PID namespace applies to the next fork."""
-    kinds = (
-        ("ipc", NEW_IPC),
-        ("uts", NEW_HOSTNAME),
-        ("net", NEW_NETWORK),
-        ("pid", NEW_PROCESSES),
-        ("mnt", NEW_MOUNTS),
-    )
+    kinds = (("ipc", NEW_IPC), ("uts", NEW_HOSTNAME), ("net", NEW_NETWORK), ("pid", NEW_PROCESSES), ("mnt", NEW_MOUNTS))
     handles = [(os.open(f"/proc/{process}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), kind) for name, kind in kinds]
     for handle, kind in handles:
         setns(handle, kind)

@@ -7,10 +7,7 @@ from datetime import datetime
 
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
 from narthex.lab.controllers.endpointslice.controller import HEADLESS, services_of_pod
-from narthex.lab.controllers.endpointslice.pod_endpoints import (
-    PodEndpoints,
-    families_of,
-)
+from narthex.lab.controllers.endpointslice.pod_endpoints import PodEndpoints, families_of
 from narthex.lab.controllers.interfaces import (
     CreateObject,
     DeleteObject,

@@ -7,14 +7,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
-from narthex.lab.controllers.interfaces import (
-    CreateObject,
-    DeleteObject,
-    Object,
-    ObjectKey,
-    ReconcileResult,
-    RequeueAt,
-)
+from narthex.lab.controllers.interfaces import CreateObject, DeleteObject, Object, ObjectKey, ReconcileResult, RequeueAt
 from narthex.lab.controllers.objects import format_time, hash_suffix, key_of, parse_time, uid_of
 
 

@@ -9,13 +9,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
-from narthex.lab.controllers.interfaces import (
-    DeleteObject,
-    Object,
-    ObjectKey,
-    ReconcileResult,
-    UpdateObject,
-)
+from narthex.lab.controllers.interfaces import DeleteObject, Object, ObjectKey, ReconcileResult, UpdateObject
 from narthex.lab.controllers.objects import is_terminating, uid_of, with_metadata
 
 FOREGROUND = "foregroundDeletion"

@@ -12,14 +12,7 @@ from typing import Any, NamedTuple
 
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
 from narthex.lab.controllers.events import event_about
-from narthex.lab.controllers.interfaces import (
-    DeleteObject,
-    Object,
-    ObjectKey,
-    ReconcileResult,
-    RequeueAt,
-    UpdateObject,
-)
+from narthex.lab.controllers.interfaces import DeleteObject, Object, ObjectKey, ReconcileResult, RequeueAt, UpdateObject
 from narthex.lab.controllers.objects import (
     condition,
     format_time,

@@ -11,12 +11,7 @@ from narthex.lab.controllers import scheduling_filters as filters
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
 from narthex.lab.controllers.endpointslice.pod_endpoints import ZONE
 from narthex.lab.controllers.events import event_about
-from narthex.lab.controllers.interfaces import (
-    Object,
-    ObjectKey,
-    ReconcileResult,
-    UpdateObject,
-)
+from narthex.lab.controllers.interfaces import Object, ObjectKey, ReconcileResult, UpdateObject
 from narthex.lab.controllers.objects import (
     condition,
     controller_of,

@@ -93,10 +93,7 @@ def build_components(
         manifests=ManifestApplier(source, registry, api, tuple(node.name for node in nodes), applied),
         controllers=ControllerLoop(registry, lab_controllers()),
         heartbeats=NodeHeartbeats(
-            nodes,
-            registry,
-            interval=NODE_GRACE_SECONDS / _HEARTBEATS_PER_GRACE,
-            lease_seconds=int(NODE_GRACE_SECONDS),
+            nodes, registry, interval=NODE_GRACE_SECONDS / _HEARTBEATS_PER_GRACE, lease_seconds=int(NODE_GRACE_SECONDS)
         ),
         node_processes=node_processes,
         events=events,

@@ -139,10 +139,7 @@ def inspect_lab(name: str) -> LabStatus:
         nodes.append(LabNodeStatus(node=node.name, running=running, healthy=healthy, killed=killed))
     runs = is_running(state)
     return LabStatus(
-        running=runs,
-        healthy=runs and all(node.healthy for node in nodes),
-        nodes=tuple(nodes),
-        state=state,
+        running=runs, healthy=runs and all(node.healthy for node in nodes), nodes=tuple(nodes), state=state
     )
 
 

@@ -13,13 +13,7 @@ import msgspec
 from narthex.lab import cluster, pod_network, topology
 from narthex.lab.containers.forks import ForkServer
 from narthex.lab.pod_network import NONE
-from narthex.lab.program.node_client import (
-    HEALTH_PORT,
-    METRICS_PORT,
-    announcer_state,
-    healthy,
-    synced_since,
-)
+from narthex.lab.program.node_client import HEALTH_PORT, METRICS_PORT, announcer_state, healthy, synced_since
 from narthex.lab.program.node_process import NodeProcess, NodeStartRequest
 from narthex.lab.program.state import LabError, NodeRecord, StateDirectory
 from narthex.lab.topology import LabNode
@@ -138,11 +132,7 @@ class NodeProcesses:
         return [node for node in self._nodes if self._processes[node.name].poll() is None]
 
     def _await(
-        self,
-        done: Callable[[LabNode], bool],
-        timeout: float,
-        failure: str,
-        nodes: list[LabNode] | None = None,
+        self, done: Callable[[LabNode], bool], timeout: float, failure: str, nodes: list[LabNode] | None = None
     ) -> None:
         deadline = time.monotonic() + timeout
         waiting = list(self._nodes) if nodes is None else nodes
@@ -198,13 +188,7 @@ class NodeProcesses:
         own = {
             "apiVersion": "narthex/v1alpha1",
             "kind": "NarthexConfiguration",
-            "parts": {
-                "proxy": True,
-                "cni": True,
-                "overlay": self._overlay != NONE,
-                "dns": True,
-                "announcer": announce,
-            },
+            "parts": {"proxy": True, "cni": True, "overlay": self._overlay != NONE, "dns": True, "announcer": announce},
             "cni": {"socket": str(paths.socket), "stateDirectory": str(paths.records)},
             "dns": {
                 "addresses": cluster.own_addresses(DATAPLANES[self._mode].binds_addresses),

@@ -23,12 +23,7 @@ from narthex.trace.names import AddressName, AddressNames
 from narthex.trace.node.layout import CNI_FILE, PARTS
 from narthex.trace.node.view import view_of_bundle
 from narthex.trace.program.gather import gather
-from narthex.trace.program.inputs import (
-    ClusterObjects,
-    NodeOptions,
-    node_inputs,
-    read_server,
-)
+from narthex.trace.program.inputs import ClusterObjects, NodeOptions, node_inputs, read_server
 from narthex.trace.program.known import KnownCluster, live
 from narthex.trace.program.places import AddressOwner, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import answer, ask, question
@@ -60,8 +55,7 @@ def trace_lab(
     node = _node(lab, node_name or sender.node or target.node or (announcement.holder if announcement else ""))
     config_file = StateDirectory(lab.name).node(node.name).configuration
     inputs = node_inputs(
-        cluster,
-        NodeOptions(node=node.name, mode=lab.mode, config_file=config_file if config_file.exists() else None),
+        cluster, NodeOptions(node=node.name, mode=lab.mode, config_file=config_file if config_file.exists() else None)
     )
     with netns.entered(node.namespace):
         own = tuple(each.address for each in own_addresses())

@@ -209,11 +209,7 @@ def _service(service: Service, slices: Slices | None) -> dict[str, Any]:
         ],
         "name": service.external_name,
         "ports": [
-            {
-                "name": port.name,
-                "port": f"{port.port}/{port.protocol.lower}",
-                "nodePort": port.node_port,
-            }
+            {"name": port.name, "port": f"{port.port}/{port.protocol.lower}", "nodePort": port.node_port}
             for port in service.ports
         ],
         "ready": len(ready),

@@ -9,12 +9,7 @@ from narthex.model.net import join_port
 from narthex.model.store import Snapshot
 from narthex.trace.model import Fate, PacketPath, fraction_text
 from narthex.trace.names import AddressName
-from narthex.trace.program.inputs import (
-    ClusterObjects,
-    InputError,
-    NodeOptions,
-    node_inputs,
-)
+from narthex.trace.program.inputs import ClusterObjects, InputError, NodeOptions, node_inputs
 from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import answer, ask, question
 from narthex.trace.render.text import text

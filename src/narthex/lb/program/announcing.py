@@ -284,9 +284,7 @@ class Announcer:
 
     def _elect(self, now: float, orphans: Collection[str]) -> None:
         view = ElectionInput(
-            snapshot=self.snapshot,
-            announcers=self.announcers(now),
-            ignore_exclude_label=self._ignore_exclude_label,
+            snapshot=self.snapshot, announcers=self.announcers(now), ignore_exclude_label=self._ignore_exclude_label
         )
         self.decisions = self._decider.elect(view)
         rivals = {

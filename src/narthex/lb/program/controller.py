@@ -21,12 +21,7 @@ from narthex.kube.resources import ADDRESS_POOLS, ALL_SERVICES, NAMESPACES, NODE
 from narthex.kube.source import FollowedList, KubeSource
 from narthex.lb.allocate import AllocationInput, allocate
 from narthex.lb.ledger import AllocationLedger
-from narthex.lb.pool_usage import (
-    PoolUse,
-    namespace_labels,
-    reserved_addresses,
-    usage,
-)
+from narthex.lb.pool_usage import PoolUse, namespace_labels, reserved_addresses, usage
 from narthex.lb.pools import Pools, validate_pools
 from narthex.lb.program.files import PoolsFile
 from narthex.lb.program.status_writes import ServerUnavailable, StatusWriter, WriteOutcome, held_by_unreadable

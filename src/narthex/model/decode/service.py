@@ -96,8 +96,7 @@ def _ip_families(spec: WireServiceSpec, cluster_ips: tuple[str, ...], report: Pr
         if family_of(ip) is not family:
             field = f"spec.clusterIPs[{index}]" if spec.clusterIPs else "spec.clusterIP"
             report.error(
-                field,
-                f"{quoted(ip)} is {family_of(ip).label}, but spec.ipFamilies[{index}] is {family.label}",
+                field, f"{quoted(ip)} is {family_of(ip).label}, but spec.ipFamilies[{index}] is {family.label}"
             )
     return families
 

@@ -80,10 +80,7 @@ _NFT = re.compile(r"trace id ([0-9a-f]+) (ip6?|inet|arp|bridge|netdev) (\S+) (\S
 _VERDICT = re.compile(r"verdict ((?:jump|goto) \S+|[a-z]+)\)?", re.ASCII)
 _MARK = re.compile(r"\bmeta mark (0x[0-9a-f]+)", re.ASCII)
 _HANDLE = re.compile(r" # handle (\d+)$", re.ASCII)
-_PACKET = re.compile(
-    r'\b(iif|oif|saddr|daddr|sport|dport) (?:"([^"]*)"|(\S+))',
-    re.ASCII,
-)
+_PACKET = re.compile(r'\b(iif|oif|saddr|daddr|sport|dport) (?:"([^"]*)"|(\S+))', re.ASCII)
 _LEGACY = re.compile(r"TRACE: ([^\s:]+):([^\s:]+):(rule|policy|return):(\d+) (.*)", re.ASCII)
 _WORDS = re.compile(r"\b([A-Z0-9]+)=(\S*)", re.ASCII)
 _XTABLES_PACKET = re.compile(r"PACKET: (\d+) ([0-9a-f]+) (.*)", re.ASCII)

@@ -14,18 +14,7 @@ import struct
 from collections.abc import Iterator
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast import (
-    Chain,
-    DnatMap,
-    Expression,
-    Field,
-    InSet,
-    Key,
-    KeyPart,
-    Rule,
-    Slot,
-    Unprintable,
-)
+from narthex.netfilter.ast import Chain, DnatMap, Expression, Field, InSet, Key, KeyPart, Rule, Slot, Unprintable
 from narthex.netfilter.netlink import NESTED, attribute
 from narthex.netfilter.netlink.elements import LIST_ELEM
 

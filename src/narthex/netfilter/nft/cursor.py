@@ -24,12 +24,7 @@ class Token(NamedTuple):
 
 
 _TOKEN = re.compile(r'"[^"]*"|#[^\n]*|[{},;\n]|[^\s{},;"]+')
-_PLAIN_FIELDS = {
-    "iifname": Field.IIFNAME,
-    "oifname": Field.OIFNAME,
-    "iif": Field.IIFNAME,
-    "oif": Field.OIFNAME,
-}
+_PLAIN_FIELDS = {"iifname": Field.IIFNAME, "oifname": Field.OIFNAME, "iif": Field.IIFNAME, "oif": Field.OIFNAME}
 _ORIGINAL_FIELDS = {
     "saddr": Field.ORIG_SADDR,
     "daddr": Field.ORIG_DADDR,

@@ -95,12 +95,7 @@ def _ordered(key: ast.Key, cursor: TokenCursor) -> ast.Expression:
     if len(key) != 1 or key[0] not in _PORTS:
         raise UnknownSyntax
     operator, number = cursor.take(), cursor.number()
-    first, last = {
-        "<": (0, number - 1),
-        "<=": (0, number),
-        ">": (number + 1, 65535),
-        ">=": (number, 65535),
-    }[operator]
+    first, last = {"<": (0, number - 1), "<=": (0, number), ">": (number + 1, 65535), ">=": (number, 65535)}[operator]
     assert isinstance(key[0], ast.Field)
     return ast.PortRange(key[0], first, last)
 

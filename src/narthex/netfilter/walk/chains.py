@@ -14,15 +14,7 @@ from narthex.netfilter import ast
 from narthex.netfilter.describe import describe, describe_rule
 from narthex.netfilter.walk.lookup import RulesetIndex
 from narthex.netfilter.walk.matches import Matcher
-from narthex.netfilter.walk.state import (
-    RETURN,
-    Branch,
-    ChainResults,
-    HookPoint,
-    graft,
-    merge,
-    merge_results,
-)
+from narthex.netfilter.walk.state import RETURN, Branch, ChainResults, HookPoint, graft, merge, merge_results
 from narthex.netfilter.walk.statements import SIDE_EFFECTS, StatementExecutor, unsupported
 
 _NFT_JUMPS = 16

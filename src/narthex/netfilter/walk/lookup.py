@@ -6,18 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from narthex.model.net import IPFamily, address_key, family_of, network
-from narthex.netfilter.ast import (
-    Atom,
-    Chain,
-    Compare,
-    ElementData,
-    ElementKey,
-    Field,
-    Rule,
-    Ruleset,
-    Set,
-    Table,
-)
+from narthex.netfilter.ast import Atom, Chain, Compare, ElementData, ElementKey, Field, Rule, Ruleset, Set, Table
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.lazy import base_chains
 

@@ -209,10 +209,7 @@ def graft(branch: Branch, results: ChainResults) -> ChainResults:
     for continuation, part in results:
         out = part.copy()
         if part.trail is None:
-            out.trail, out.step_probability = (
-                branch.trail,
-                _rounded(branch.step_probability * part.step_probability),
-            )
+            out.trail, out.step_probability = (branch.trail, _rounded(branch.step_probability * part.step_probability))
         else:
             out.trail = Trail(part.trail, branch.trail, branch.step_probability)
         # Rounding one part of a split down keeps the sum exact, since the last part is the remainder.

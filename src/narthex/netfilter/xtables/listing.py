@@ -277,10 +277,7 @@ _MATCHES: list[tuple[re.Pattern[str], Callable[[Match], str]]] = [
         re.compile(r"(! ?)?owner (UID|GID) match (\S+)"),
         lambda m: f"-m owner {_negation(m[1])}--{m[2].lower()}-owner {m[3]}",
     ),
-    (
-        re.compile(r"PHYSDEV match((?: (?:! )?--physdev-\S+(?: (?!-|!)[\w.+-]+)?)+)"),
-        lambda m: f"-m physdev{m[1]}",
-    ),
+    (re.compile(r"PHYSDEV match((?: (?:! )?--physdev-\S+(?: (?!-|!)[\w.+-]+)?)+)"), lambda m: f"-m physdev{m[1]}"),
     (
         re.compile(r"MAC ?(! ?)?((?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2})"),
         lambda m: f"-m mac {_negation(m[1])}--mac-source {m[2]}",

@@ -9,12 +9,7 @@ from fractions import Fraction
 from narthex.model.net import networks_between
 from narthex.netfilter import ast
 from narthex.netfilter.xtables.lexer import NoEquivalentNode, Option, Options, extension_text
-from narthex.netfilter.xtables.values import (
-    ICMP_TYPES,
-    kernel_probability,
-    plain_network,
-    value_and_mask,
-)
+from narthex.netfilter.xtables.values import ICMP_TYPES, kernel_probability, plain_network, value_and_mask
 
 _UNDECIDABLE: dict[str, tuple[str, bool, bool]] = {
     "limit": ("the number of earlier packets", True, True),

@@ -11,10 +11,7 @@ from narthex.netfilter.ast import Hook
 
 _HOOKS: dict[str, tuple[str, dict[str, int]]] = {
     "raw": ("filter", {"PREROUTING": -300, "OUTPUT": -300}),
-    "mangle": (
-        "filter",
-        {"PREROUTING": -150, "INPUT": -150, "FORWARD": -150, "OUTPUT": -150, "POSTROUTING": -150},
-    ),
+    "mangle": ("filter", {"PREROUTING": -150, "INPUT": -150, "FORWARD": -150, "OUTPUT": -150, "POSTROUTING": -150}),
     "nat": ("nat", {"PREROUTING": -100, "INPUT": 100, "OUTPUT": -100, "POSTROUTING": 100}),
     "filter": ("filter", {"INPUT": 0, "FORWARD": 0, "OUTPUT": 0}),
     "security": ("filter", {"INPUT": 50, "FORWARD": 50, "OUTPUT": 50}),

@@ -42,21 +42,12 @@ _OLD_CHAINS = {
         "KUBE-FIREWALL",
         "KUBE-MARK-NODE",
     },
-    "filter": {
-        "KUBE-NODE-PORT",
-        "KUBE-SOURCE-RANGES-FIREWALL",
-        "KUBE-IPVS-FILTER",
-        "KUBE-IPVS-OUT-FILTER",
-    },
+    "filter": {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"},
     # ipvs of ours
     "mangle": {"KUBE-PROXY-FIREWALL", "KUBE-SOURCE-RANGES-FIREWALL"},
 }
 _ENTRIES = {
-    "nat": {
-        names.SERVICES,
-        names.POSTROUTING,
-        *USERSPACE_CHAINS.entries["nat"],
-    },
+    "nat": {names.SERVICES, names.POSTROUTING, *USERSPACE_CHAINS.entries["nat"]},
     "filter": {
         names.SERVICES,
         names.EXTERNAL_SERVICES,

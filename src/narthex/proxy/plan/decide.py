@@ -25,15 +25,7 @@ from narthex.proxy.plan.ir import (
     ServiceHealthCheck,
     ServicePlan,
 )
-from narthex.proxy.plan.select import (
-    HEADLESS_LABEL,
-    Candidates,
-    ProxyLocation,
-    Selection,
-    candidates,
-    is_ready,
-    select,
-)
+from narthex.proxy.plan.select import HEADLESS_LABEL, Candidates, ProxyLocation, Selection, candidates, is_ready, select
 
 PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 _NOT_OURS = frozenset({PROXY_NAME_LABEL, HEADLESS_LABEL})

@@ -140,9 +140,7 @@ def plan_record(plan: Plan) -> PlanRecord:
         family=plan.family.label,
         node=plan.node_name,
         pods=PodDetectionRecord(
-            cidrs=tuple(plan.pods.cidrs),
-            interface=plan.pods.interface,
-            interface_prefix=plan.pods.interface_prefix,
+            cidrs=tuple(plan.pods.cidrs), interface=plan.pods.interface, interface_prefix=plan.pods.interface_prefix
         ),
         node_ports=NodePortsRecord(cidrs=plan.node_ports.cidrs, localhost=plan.node_ports.localhost),
         service_cidrs=tuple(plan.service_cidrs),

@@ -311,15 +311,9 @@ class Deviation(enum.Enum):
         "connections of a pod to itself are masqueraded for this node's own endpoints only",
     )
     # Row 25.1; userspace.
-    RELAYED = (
-        "relayed",
-        "the node itself connects to the endpoint, which never sees the client's address",
-    )
+    RELAYED = ("relayed", "the node itself connects to the endpoint, which never sees the client's address")
     # Row 25.8; userspace.
-    NO_SCTP = (
-        "no-sctp",
-        "SCTP is refused where it would be forwarded",
-    )
+    NO_SCTP = ("no-sctp", "SCTP is refused where it would be forwarded")
     # Row 7.9; ipvs.
     ONE_POOL_PER_ADDRESS = (
         "one-pool-per-address",

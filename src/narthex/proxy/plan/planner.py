@@ -8,16 +8,7 @@ from collections.abc import Set as AbstractSet
 import msgspec
 from immutables import Map
 
-from narthex.model.net import (
-    IPFamily,
-    address,
-    address_key,
-    contains,
-    family_of,
-    host_network,
-    is_zero_prefix,
-    network,
-)
+from narthex.model.net import IPFamily, address, address_key, contains, family_of, host_network, is_zero_prefix, network
 from narthex.model.objects import NamespacedName, Node, Service, ServicePortName
 from narthex.model.store import Slices, Snapshot
 from narthex.proxy.plan.decide import Context, decide, health_check

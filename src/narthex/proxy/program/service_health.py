@@ -200,9 +200,7 @@ def _everywhere(node_ports: NodePorts) -> bool:
     return node_ports.cidrs is None or any(map(is_zero_prefix, node_ports.cidrs))
 
 
-def _settle(
-    checks: Mapping[NamespacedName, ServiceHealthCheck],
-) -> tuple[_Claims, frozenset[_Rival]]:
+def _settle(checks: Mapping[NamespacedName, ServiceHealthCheck]) -> tuple[_Claims, frozenset[_Rival]]:
     """Return the owner of each port, which is the first Service by name, and the other Services that requested it."""
     claims: dict[int, tuple[NamespacedName, ServiceHealthCheck]] = {}
     rivals = []

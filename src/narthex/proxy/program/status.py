@@ -38,10 +38,7 @@ def health_routes(health: HealthReporter, metrics: ProxyMetrics) -> Routes:
         metrics.answered(name, status)
         return _json(body, status)
 
-    return {
-        "/healthz": lambda: answer("healthz", health.healthz),
-        "/livez": lambda: answer("livez", health.livez),
-    }
+    return {"/healthz": lambda: answer("healthz", health.healthz), "/livez": lambda: answer("livez", health.livez)}
 
 
 def metrics_routes(

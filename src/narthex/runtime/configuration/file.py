@@ -386,11 +386,7 @@ def written(configuration: ProxyConfiguration) -> dict[str, Any]:
 
 def own_written(configuration: ProxyConfiguration) -> dict[str, Any]:
     """Return the NarthexConfiguration."""
-    return {
-        "apiVersion": OWN_API_VERSION,
-        "kind": OWN_KIND,
-        **_spelled(msgspec.to_builtins(configuration.own)),
-    }
+    return {"apiVersion": OWN_API_VERSION, "kind": OWN_KIND, **_spelled(msgspec.to_builtins(configuration.own))}
 
 
 def file_text(configuration: ProxyConfiguration) -> str:

@@ -19,11 +19,7 @@ _RECVERR = {IPFamily.IPV4: (socket.IPPROTO_IP, 11), IPFamily.IPV6: (socket.IPPRO
 _PORT_UNREACHABLE = {(2, 3, 3), (3, 1, 4)}
 """Origin (ICMP, ICMPv6), type and code."""
 ADDRESS_FAMILY = {IPFamily.IPV4: socket.AF_INET, IPFamily.IPV6: socket.AF_INET6}
-SOCKET_KIND = {
-    Protocol.TCP: socket.SOCK_STREAM,
-    Protocol.UDP: socket.SOCK_DGRAM,
-    Protocol.SCTP: socket.SOCK_RAW,
-}
+SOCKET_KIND = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM, Protocol.SCTP: socket.SOCK_RAW}
 _RST_ON_CLOSE = struct.pack("ii", 1, 0)
 _TCP_REPAIR, _TCP_REPAIR_QUEUE, _TCP_QUEUE_SEQ = 19, 20, 21
 _TCP_SEND_QUEUE = 2

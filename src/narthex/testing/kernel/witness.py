@@ -310,11 +310,5 @@ class KernelWitness:
 
     def _finding(self, label: str, expect: OutcomeText, got: OutcomeText, ok: bool) -> WitnessFinding:
         return WitnessFinding(
-            scenario=self._scenario.name,
-            label=label,
-            mode=self._mode,
-            against="kernel",
-            expect=expect,
-            got=got,
-            ok=ok,
+            scenario=self._scenario.name, label=label, mode=self._mode, against="kernel", expect=expect, got=got, ok=ok
         )

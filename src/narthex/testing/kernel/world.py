@@ -72,10 +72,7 @@ _SITE_SETTINGS = {
     "net/ipv4/conf/all/accept_local": "1",
     "net/ipv4/conf/default/accept_local": "1",
 }
-_LOOPBACK_SETTINGS = {
-    "net/ipv4/conf/all/route_localnet": "1",
-    "net/ipv4/conf/default/route_localnet": "1",
-}
+_LOOPBACK_SETTINGS = {"net/ipv4/conf/all/route_localnet": "1", "net/ipv4/conf/default/route_localnet": "1"}
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,10 +190,7 @@ def node_wires(layout: Layout, namespaces: list[str]) -> list[LinkRequest]:
 def way_to(layout: Layout, address: str, site: int) -> list[LinkRequest]:
     """Return the requests that route an address to a site."""
     interface = layout.sites[site].interface
-    return [
-        wiring.route(host_network(address), interface),
-        wiring.neighbour(address, _site_mac(site), interface),
-    ]
+    return [wiring.route(host_network(address), interface), wiring.neighbour(address, _site_mac(site), interface)]
 
 
 def site_wires(layout: Layout, number: int) -> list[LinkRequest]:

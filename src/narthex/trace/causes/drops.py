@@ -10,12 +10,7 @@ from narthex.netfilter.walk.walk import walk
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.proxies import PROXY_TABLES, XTABLES, is_proxys
 from narthex.trace.causes.scene import BALANCER, DiagnosisContext, finding, rule_text
-from narthex.trace.model import (
-    Fate,
-    PathLeaf,
-    PathStep,
-    Stage,
-)
+from narthex.trace.model import Fate, PathLeaf, PathStep, Stage
 
 POLICY_CHAINS = {
     "cali-": "Calico",

@@ -12,11 +12,7 @@ from narthex.trace.causes.scene import DiagnosisContext, ServiceEndpoint, Target
 from narthex.trace.model import PathLeaf
 
 _COMPARED = 200
-_REFUSING_COMMENTS = {
-    "no local endpoints": "local-policy",
-    "no endpoints": "no-endpoints",
-    "source": "source-range",
-}
+_REFUSING_COMMENTS = {"no local endpoints": "local-policy", "no endpoints": "no-endpoints", "source": "source-range"}
 
 
 def of_objects(scene: DiagnosisContext) -> Iterator[CauseFinding]:

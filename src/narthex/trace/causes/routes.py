@@ -9,12 +9,7 @@ from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import DiagnosisContext, finding
 from narthex.trace.follow.routing import RouteDecision, RouteQuery, forwards, look_up
 from narthex.trace.follow.views import ClusterMap, NextHop, NodeLink, NodeView
-from narthex.trace.model import (
-    Fate,
-    PathLeaf,
-    PathStep,
-    Stage,
-)
+from narthex.trace.model import Fate, PathLeaf, PathStep, Stage
 
 _VXLAN_OVERHEAD = {IPFamily.IPV4: 50, IPFamily.IPV6: 70}
 _FORBIDS = ("blackhole", "unreachable", "prohibit", "policy rule says")
@@ -150,11 +145,7 @@ def _route_to_owner(scene: DiagnosisContext, to: str) -> tuple[str, ...]:
 
 def _link_down(reason: str, evidence: tuple[str, ...], node: str) -> CauseFinding:
     return finding(
-        "link-down",
-        reason,
-        evidence=evidence,
-        advice="`ip link set LINK up`, and see what took it down.",
-        node=node,
+        "link-down", reason, evidence=evidence, advice="`ip link set LINK up`, and see what took it down.", node=node
     )
 
 

@@ -15,13 +15,7 @@ from narthex.netfilter.ast import Table
 from narthex.proxy.plan.select import HEADLESS_LABEL
 from narthex.trace.causes.catalogue import CAUSES, CauseFinding
 from narthex.trace.follow.views import NodeRules, NodeView, TrackedConnection
-from narthex.trace.model import (
-    Fate,
-    PacketPath,
-    PathLeaf,
-    PathStep,
-    Stage,
-)
+from narthex.trace.model import Fate, PacketPath, PathLeaf, PathStep, Stage
 
 BAD = frozenset({Fate.DROPPED, Fate.REJECTED, Fate.LOST})
 HOOKS = frozenset({Stage.PREROUTING, Stage.INPUT, Stage.FORWARD, Stage.OUTPUT, Stage.POSTROUTING})

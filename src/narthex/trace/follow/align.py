@@ -13,12 +13,7 @@ import msgspec
 
 from narthex.netfilter.dump.kernel_trace import KernelStep, KernelTrace, TraceEvent
 from narthex.proxy.plan.show import visible
-from narthex.trace.model import (
-    PacketPath,
-    PathLeaf,
-    PathStep,
-    Stage,
-)
+from narthex.trace.model import PacketPath, PathLeaf, PathStep, Stage
 
 _AFTER_REWRITING = ("dnat", "snat", "masquerade", "redirect")
 _AT_THE_END = re.compile(r": ((?:goto|jump) \S+|return|accept|drop)(?: \})?$")

@@ -20,11 +20,7 @@ from narthex.trace.model import Fate, Header, NearMiss, PathEnd, PathStep, rule_
 
 Steps = tuple[PathStep, ...]
 
-_FATES = {
-    Disposition.DROPPED: Fate.DROPPED,
-    Disposition.REJECTED: Fate.REJECTED,
-    Disposition.UNSUPPORTED: Fate.UNKNOWN,
-}
+_FATES = {Disposition.DROPPED: Fate.DROPPED, Disposition.REJECTED: Fate.REJECTED, Disposition.UNSUPPORTED: Fate.UNKNOWN}
 _REASONS = {
     Disposition.DROPPED: "a rule drops it silently",
     Disposition.REJECTED: "a rule rejects it, and the sender receives an error",

@@ -115,12 +115,7 @@ class PathFollower:
         undo = next((each for each in reversed(flow.bindings) if each.node == view.name), None)
         undo = undo if flow.is_reply else None
         traversal = NodeTraversal(
-            view,
-            header,
-            self._cluster.name_of,
-            own=self._cluster.own(view),
-            undo=undo,
-            is_reply=flow.is_reply,
+            view, header, self._cluster.name_of, own=self._cluster.own(view), undo=undo, is_reply=flow.is_reply
         )
         if entry.bridged and entry.link is not None:
             over = self._over_frames(view, header, entry.link, steps, flow, undo is not None)

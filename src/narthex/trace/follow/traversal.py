@@ -16,13 +16,7 @@ from narthex.netfilter.walk.walk import HookPoint
 from narthex.trace.follow.hooks import NodeHooks, PartialPath, Steps
 from narthex.trace.follow.routing import RouteDecision, RouteQuery, check_source, forwards, localnet, look_up
 from narthex.trace.follow.views import NextHop, NodeView, TrackedConnection
-from narthex.trace.model import (
-    Fate,
-    Header,
-    PathEnd,
-    PathStep,
-    Stage,
-)
+from narthex.trace.model import Fate, Header, PathEnd, PathStep, Stage
 
 
 class NatBinding(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,13 +8,7 @@ import msgspec
 
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
-from narthex.trace.program.inputs import (
-    ClusterObjects,
-    InputError,
-    NodeInputs,
-    NodeOptions,
-    node_inputs,
-)
+from narthex.trace.program.inputs import ClusterObjects, InputError, NodeInputs, NodeOptions, node_inputs
 from narthex.trace.reports.compare import ModeSetup, compare, factors, serving
 from narthex.trace.reports.migration import MigrationReport, NodeChange, differences, grouped
 

@@ -85,11 +85,7 @@ def _header(
     port, protocol = port_of(places, target, to, spec)
     sent_from = next(ip for ip in source.addresses if family_of(ip) is family_of(to))
     return Header(
-        source=sent_from,
-        destination=to,
-        protocol=protocol.lower,
-        port=port,
-        source_port=request.source_port or None,
+        source=sent_from, destination=to, protocol=protocol.lower, port=port, source_port=request.source_port or None
     )
 
 

@@ -67,11 +67,7 @@ STYLE = """
 }
 """
 
-_SIGNS = {
-    Fate.DELIVERED: "\N{CHECK MARK}",
-    Fate.LEAVES: "\N{RIGHTWARDS ARROW}",
-    Fate.UNKNOWN: "?",
-}
+_SIGNS = {Fate.DELIVERED: "\N{CHECK MARK}", Fate.LEAVES: "\N{RIGHTWARDS ARROW}", Fate.UNKNOWN: "?"}
 
 
 def svg(drawing: Drawing, findings: Sequence[CauseFinding] = ()) -> str:

@@ -130,11 +130,7 @@ def _endpoint(service: Object, pod: Object, address: str, node: Object | None) -
     published = bool(spec_of(service).get("publishNotReadyAddresses"))
     endpoint: Object = {
         "addresses": [address],
-        "conditions": {
-            "ready": published or (ready and not terminating),
-            "serving": ready,
-            "terminating": terminating,
-        },
+        "conditions": {"ready": published or (ready and not terminating), "serving": ready, "terminating": terminating},
         "targetRef": {"kind": "Pod", "namespace": key.namespace, "name": key.name, "uid": uid_of(pod)},
     }
     if spec.get("nodeName"):

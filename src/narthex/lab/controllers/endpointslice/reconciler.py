@@ -12,13 +12,7 @@ import msgspec
 
 from narthex.lab.controllers.cluster_state import SERVICE_NAME, ClusterState
 from narthex.lab.controllers.endpointslice.pod_endpoints import PortGroup
-from narthex.lab.controllers.interfaces import (
-    CreateObject,
-    DeleteObject,
-    Object,
-    ObjectKey,
-    UpdateObject,
-)
+from narthex.lab.controllers.interfaces import CreateObject, DeleteObject, Object, ObjectKey, UpdateObject
 from narthex.lab.controllers.objects import controlled_by, hash_suffix, is_terminating, key_of, labels_of, reference_to
 
 MAX_ENDPOINTS = 100

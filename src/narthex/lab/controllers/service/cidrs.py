@@ -6,12 +6,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
-from narthex.lab.controllers.interfaces import (
-    Object,
-    ObjectKey,
-    ReconcileResult,
-    UpdateObject,
-)
+from narthex.lab.controllers.interfaces import Object, ObjectKey, ReconcileResult, UpdateObject
 from narthex.lab.controllers.objects import (
     condition_holds,
     is_terminating,

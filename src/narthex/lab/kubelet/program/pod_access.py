@@ -17,12 +17,7 @@ from narthex.lab.containers.inside import find
 from narthex.lab.containers.log import LogReader
 from narthex.lab.containers.program import ExecSpec, ProgramSpec
 from narthex.lab.kubelet.environment import hostname
-from narthex.lab.kubelet.program.containers import (
-    ContainerRun,
-    PodDependencies,
-    echo_name,
-    environment_of,
-)
+from narthex.lab.kubelet.program.containers import ContainerRun, PodDependencies, echo_name, environment_of
 from narthex.lab.kubelet.program.kubelet import Kubelet
 from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.kubelet.status import ContainerFacts, Running

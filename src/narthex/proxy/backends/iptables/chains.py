@@ -13,27 +13,10 @@ from narthex.model.net import join_port
 from narthex.model.objects import ServicePortName
 from narthex.netfilter.ast import Expression, Field, Jump, RecentCheck, RecentSet, Return, Rule
 from narthex.proxy.backends.iptables import names
-from narthex.proxy.backends.iptables.frame import (
-    FROM_SELF,
-    JUMP_MARK,
-    Frame,
-    Match,
-    Rules,
-    address_match,
-    rule,
-)
+from narthex.proxy.backends.iptables.frame import FROM_SELF, JUMP_MARK, Frame, Match, Rules, address_match, rule
 from narthex.proxy.backends.iptables.lazy import DrawRules, EndpointRules
 from narthex.proxy.backends.iptables.refusals import RefusalRules, Row, comment_text, destination, refused, row_of
-from narthex.proxy.plan.ir import (
-    Decision,
-    Endpoint,
-    Forward,
-    Frontend,
-    FrontendKind,
-    Pool,
-    Scope,
-    ServicePlan,
-)
+from narthex.proxy.plan.ir import Decision, Endpoint, Forward, Frontend, FrontendKind, Pool, Scope, ServicePlan
 
 _KIND_WORDS = {
     FrontendKind.CLUSTER_IP: " cluster IP",

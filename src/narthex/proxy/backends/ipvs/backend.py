@@ -176,14 +176,7 @@ class _Turn:
             tables = previous.tables if previous is not None and previous.tables == tables else tables
         else:
             tables = previous.tables
-        return IpvsRules(
-            self._plan.family,
-            servers,
-            sets[self._name(names.IPVS_IPS)].entries,
-            sets,
-            tables,
-            now,
-        )
+        return IpvsRules(self._plan.family, servers, sets[self._name(names.IPVS_IPS)].entries, sets, tables, now)
 
     def _masks_differ(self, now: _Rendering) -> bool:
         return now.masks.keys() != self._last.masks.keys()

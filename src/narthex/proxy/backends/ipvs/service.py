@@ -10,17 +10,7 @@ from narthex.model.net import Protocol, in_any, is_zero_prefix, parsed_network
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs.frame import Mask
-from narthex.proxy.plan.ir import (
-    Drop,
-    Endpoint,
-    Forward,
-    Frontend,
-    FrontendKind,
-    NodePorts,
-    Plan,
-    Scope,
-    ServicePlan,
-)
+from narthex.proxy.plan.ir import Drop, Endpoint, Forward, Frontend, FrontendKind, NodePorts, Plan, Scope, ServicePlan
 
 SetEntry = tuple[str, str]
 """A set by its IPv4 name, and an entry of it in the format of `ipset save`."""

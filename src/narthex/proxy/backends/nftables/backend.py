@@ -160,12 +160,7 @@ def _advanced(previous: NftRules, settings: NftSettings, plan: Plan) -> tuple[Nf
     have = _partial(settings, old, previous.rows, previous.counts, with_shared=grown)
     want = _partial(settings, new, rows, counts, with_shared=grown)
     rules = NftRules(
-        settings=settings,
-        fragments=fragments,
-        shared=shared,
-        rows=rows,
-        counts=counts,
-        lineage=plan.lineage.number,
+        settings=settings, fragments=fragments, shared=shared, rows=rows, counts=counts, lineage=plan.lineage.number
     )
     return rules, between(have, want)
 

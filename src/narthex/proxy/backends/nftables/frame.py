@@ -184,10 +184,7 @@ def _nat_chains(settings: NftSettings) -> list[Chain]:
         Rule((InSet(PORT_KEY, NODEPORT_RESTRICTED), InSet(allowed, NODEPORT_ALLOWED_SOURCES, True), DropPacket())),
         Rule((VerdictMap(PORT_KEY, NODEPORT_SERVICES),)),
     )
-    services = (
-        Rule((VerdictMap(ADDRESS_KEY, SERVICES),)),
-        *_at_node_address(settings, Jump("nodeports")),
-    )
+    services = (Rule((VerdictMap(ADDRESS_KEY, SERVICES),)), *_at_node_address(settings, Jump("nodeports")))
     return [
         Chain(name="services", rules=services),
         Chain(name="nodeports", rules=node_ports),

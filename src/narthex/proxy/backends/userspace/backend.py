@@ -23,13 +23,7 @@ from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import save_text
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables.frame import NEW, SENT_ON, Frame, Rules, rule
-from narthex.proxy.backends.iptables.refusals import (
-    PROTOCOLS,
-    comment_text,
-    firewall_lines,
-    leaks_to,
-    unless_sent,
-)
+from narthex.proxy.backends.iptables.refusals import PROTOCOLS, comment_text, firewall_lines, leaks_to, unless_sent
 from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.backends.traits import USERSPACE
 from narthex.proxy.backends.userspace import names
@@ -68,12 +62,7 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
 
     name = "userspace"
     deviations = frozenset(
-        {
-            Deviation.NO_CLUSTER_IP_GUARD,
-            Deviation.REJECT_BEFORE_RANGES,
-            Deviation.RELAYED,
-            Deviation.NO_SCTP,
-        }
+        {Deviation.NO_CLUSTER_IP_GUARD, Deviation.REJECT_BEFORE_RANGES, Deviation.RELAYED, Deviation.NO_SCTP}
     )
     traits = USERSPACE
 
@@ -220,9 +209,7 @@ def _tables(plan: Plan, frame: Frame, ordered: list[UserspaceFragment], known: X
         names.NON_LOCAL: tuple(_doors(plan, ordered)),
     }
     return XtablesRules(
-        plan.family,
-        {"nat": _kept(nat, known, "nat"), "filter": _kept(filter_, known, "filter")},
-        Map(_jumps()),
+        plan.family, {"nat": _kept(nat, known, "nat"), "filter": _kept(filter_, known, "filter")}, Map(_jumps())
     )
 
 

@@ -103,10 +103,7 @@ def diff(have: UserspaceRules | None, want: UserspaceRules) -> UserspaceChanges:
     """Return the changes from one to the other; None as `have` means that everything is replaced."""
     if have is None:
         return UserspaceChanges(
-            tables=xtables.diff(None, want.tables),
-            mark=want.mark,
-            replace=True,
-            listen=tuple(_sorted(want.listeners)),
+            tables=xtables.diff(None, want.tables), mark=want.mark, replace=True, listen=tuple(_sorted(want.listeners))
         )
     old, new = have.listeners, want.listeners
     changed = {key: one for key, one in new.items() if (held := old.get(key)) is not one and held != one}
