@@ -8,9 +8,9 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -101,35 +101,38 @@ class KubeSource:
         return []
 
     def changes(self, stop: threading.Event) -> Iterator[list[Event]]:
-        """Connect and yield events until `stop` is set; Synced follows once all lists have been complete.
+        """Connect and yield events until `stop` is set, as `follow` does."""
+        with asyncio.Runner() as runner:
+            api = ApiClient(self._access)
+            stopped = asyncio.Event()
+            batches = self.follow(api, stopped)
+            _set_after(stop, runner.get_loop(), stopped)
+            try:
+                while (events := runner.run(anext(batches, None))) is not None:
+                    yield events
+            finally:
+                runner.run(batches.aclose())
+                runner.run(api.close())
+
+    async def follow(self, api: StreamOpener, stop: asyncio.Event) -> AsyncGenerator[list[Event], None]:
+        """Yield events until `stop` is set; Synced follows once all lists have been complete.
 
         Also yields an empty list when only `problems` changed. A second call lists everything anew.
         """
-        with asyncio.Runner() as runner:
-            self._something = asyncio.Event()
-            api = ApiClient(self._access)
-            running = runner.run(self._start(api, stop))
-            try:
-                while not stop.is_set():
-                    events = runner.run(self._next(running, stop))
-                    if not stop.is_set():
-                        yield events
-            finally:
-                runner.run(_end(api, running))
+        self._something = asyncio.Event()
+        running = [asyncio.create_task(follow(watch, api, self._tell)) for watch in self._watches]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                events = await self._next((stopping, *running), stop)
+                if not stop.is_set():
+                    yield events
+        finally:
+            for task in (stopping, *running):
+                task.cancel()
+            await asyncio.gather(stopping, *running, return_exceptions=True)
 
-    async def _start(self, api: ApiClient, stop: threading.Event) -> list[asyncio.Task[None]]:
-        loop = asyncio.get_running_loop()
-        something = self._something
-
-        def wait() -> None:
-            stop.wait()
-            with contextlib.suppress(RuntimeError):  # The loop may be gone by then.
-                loop.call_soon_threadsafe(something.set)
-
-        threading.Thread(target=wait, name="watch-stop", daemon=True).start()
-        return [asyncio.create_task(follow(watch, api, self._tell)) for watch in self._watches]
-
-    async def _next(self, running: Sequence[asyncio.Task[None]], stop: threading.Event) -> list[Event]:
+    async def _next(self, running: Sequence[asyncio.Task[Any]], stop: asyncio.Event) -> list[Event]:
         """Return the next batch of events."""
         something = asyncio.create_task(self._something.wait())
         await asyncio.wait([something, *running], return_when=asyncio.FIRST_COMPLETED)
@@ -174,11 +177,15 @@ class KubeSource:
         noted.synced, noted.trouble = watch.synced, watch.trouble is not None
 
 
-async def _end(api: ApiClient, running: Sequence[asyncio.Task[None]]) -> None:
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
-    await api.close()
+def _set_after(stop: threading.Event, loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
+    """Set an event of a loop once a thread's event is set."""
+
+    def wait() -> None:
+        stop.wait()
+        with contextlib.suppress(RuntimeError):  # The loop may be gone by then.
+            loop.call_soon_threadsafe(stopped.set)
+
+    threading.Thread(target=wait, name="watch-stop", daemon=True).start()
 
 
 class StreamOpener(Protocol):
