@@ -5,15 +5,15 @@ from narthex.dns.server import counters as tallies
 from narthex.dns.server.counters import SIZES, AnswerCounter, AnswerCounts
 from narthex.dns.server.dispatcher import AnswerLabels
 
-LABELS = AnswerLabels(".", "A", "NOERROR", "kubernetes")
+LABELS = (".", "A", "NOERROR", "kubernetes")
 KEY = ("udp", 1, *LABELS)
 
 
 def test_what_is_taken_is_counted_once():
     tally = AnswerCounter(lambda: None)
-    counter = tally.counter(("udp", 1, LABELS, 50, 120))
+    counter = tally.counter(("udp", 1, AnswerLabels(*LABELS), 50, 120))
     counter[0] += 3
-    tally.counter(("udp", 1, LABELS, 60, 120))[0] += 1
+    tally.counter(("udp", 1, AnswerLabels(*LABELS), 60, 120))[0] += 1
     tally.observe(".", 0.0003, 4)
     first = tally.take()
     assert first.answers == {KEY: 4}
@@ -31,7 +31,7 @@ def test_too_many_kinds_are_folded_and_everybody_told(monkeypatch):
     dropped = []
     tally = AnswerCounter(lambda: dropped.append(1))
     for size in range(35):
-        tally.counter(("udp", 1, LABELS, size, size))[0] += 1
+        tally.counter(("udp", 1, AnswerLabels(*LABELS), size, size))[0] += 1
     assert len(dropped) == 3
     assert tally.take().answers == {KEY: 35}
 
@@ -39,7 +39,7 @@ def test_too_many_kinds_are_folded_and_everybody_told(monkeypatch):
 def test_counts_of_workers_add_up():
     def one(zone):
         tally = AnswerCounter(lambda: None)
-        tally.counter(("tcp", 2, LABELS._replace(zone=zone), 50, 120))[0] += 2
+        tally.counter(("tcp", 2, AnswerLabels(zone, *LABELS[1:]), 50, 120))[0] += 2
         tally.observe(zone, 1.5, 2)
         tally.lost = 1
         return tally.take()

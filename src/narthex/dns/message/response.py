@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -65,7 +65,7 @@ class AnswerRotation:
         return self._before + self._doubled[at : at + self._kept] + self._after
 
 
-class EncodedResponse(NamedTuple):
+class EncodedResponse(msgspec.Struct, frozen=True):
     """A response without its ID."""
 
     tail: bytes
@@ -74,7 +74,7 @@ class EncodedResponse(NamedTuple):
     """Set if each response has an order of its own; `tail` is the first one."""
 
 
-class Sections(NamedTuple):
+class Sections(msgspec.Struct, frozen=True):
     """Encoded records of a response."""
 
     answers: Sequence[bytes] = ()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -38,7 +37,7 @@ _ARPA = (names.wire("in-addr.arpa"), names.wire("ip6.arpa"))
 _SERVER, _CONTACT = b"\x02ns\x03dns", b"\x0ahostmaster"
 
 
-class ExternalTarget(NamedTuple):
+class ExternalTarget(msgspec.Struct, frozen=True):
     """The name outside the cluster's zones whose records complete an answer."""
 
     target: bytes

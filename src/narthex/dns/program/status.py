@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from narthex.dns.corefile.settings import HttpEndpoint, ServerBlock
 from narthex.dns.program.listeners import EVERYWHERE, ListenError
@@ -16,7 +17,7 @@ from narthex.runtime.metrics import metrics_reply
 _OK = HttpResponse(200, b"OK")
 
 
-class Readiness(NamedTuple):
+class Readiness(msgspec.Struct, frozen=True):
     """State of the server for `/ready`."""
 
     missing: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ _Key = TypeVar("_Key")
 DropReason = Literal["question", "case", "malformed"]
 
 
-class AnswerLabels(NamedTuple):
+class AnswerLabels(msgspec.Struct, frozen=True):
     """Metric labels of a query and its answer."""
 
     zone: str
@@ -141,7 +141,7 @@ class AnswerCounter:
             times, counter[0] = counter[0], 0
             if not times:
                 continue
-            key = (transport, family, *labels)
+            key = (transport, family, labels.zone, labels.type, labels.rcode, labels.plugin)
             counts.answers[key] = counts.answers.get(key, 0) + times
             by = (transport, labels.zone)
             for sizes, size in ((counts.request_sizes, request), (counts.response_sizes, response)):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from narthex.dns.message import names, wire
 from narthex.dns.message.query import DnsClient, Query, Transport, max_response_size, parse_query
@@ -43,7 +44,7 @@ Open resolvers are used for reflection attacks (RFC 5358), so that all others ge
 _MAX_KNOWN_CLIENTS = 4096
 
 
-class BlockPlugins(NamedTuple):
+class BlockPlugins(msgspec.Struct, frozen=True):
     """The plugins of one server block that answer queries."""
 
     zones: tuple[str, ...]
@@ -53,7 +54,7 @@ class BlockPlugins(NamedTuple):
     external: K8sExternalPlugin | None = None
 
 
-class PendingQuery(NamedTuple):
+class PendingQuery(msgspec.Struct, frozen=True):
     """A query that a resolver must answer or complete."""
 
     query: Query
@@ -64,14 +65,14 @@ class PendingQuery(NamedTuple):
     """Response for clients that may not use recursion; None: REFUSED."""
 
 
-class LocalAnswer(NamedTuple):
+class LocalAnswer(msgspec.Struct, frozen=True):
     """A response from the zones of the cluster."""
 
     response: EncodedResponse
     labels: AnswerLabels
 
 
-class RejectedPacket(NamedTuple):
+class RejectedPacket(msgspec.Struct, frozen=True):
     """The whole error response to a packet that is not a valid query."""
 
     message: bytes

@@ -208,7 +208,7 @@ class _Connection:
             return
         answer = server.dispatcher.handle(packet, "tcp")
         if isinstance(answer, LocalAnswer):
-            response, labels = answer
+            response, labels = answer.response, answer.labels
             counter = self._count(labels, packet, len(response.tail) + 2)
             message = packet[:2] + response.tail
             if response.rcode and server.log is None:

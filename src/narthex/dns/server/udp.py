@@ -146,7 +146,7 @@ class UdpServer:
         packet = self._packet(slot, key)
         answer = self._dispatcher.handle(packet, "udp")
         if isinstance(answer, LocalAnswer):
-            response, labels = answer
+            response, labels = answer.response, answer.labels
             counter = self._count(labels, packet, len(response.tail) + 2)
             if self._log is not None and self._log.covers(labels.zone):
                 self._logged.store(key, response, counter, labels.zone)

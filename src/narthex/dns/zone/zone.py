@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import msgspec
 
 from narthex.dns.message import names
 from narthex.dns.message.wire import AAAA, TXT, A
@@ -22,7 +24,7 @@ _IN_ADDR, _IP6 = names.wire("in-addr.arpa"), names.wire("ip6.arpa")
 NxdomainScope = Literal["always", "unless a service"]
 
 
-class ExistingName(NamedTuple):
+class ExistingName(msgspec.Struct, frozen=True):
     """The records of a name that exists."""
 
     records: Records

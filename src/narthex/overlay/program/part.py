@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -55,7 +55,7 @@ _CONCERN = RuleScope(
 )
 
 
-class OverlayOrigin(NamedTuple):
+class OverlayOrigin(msgspec.Struct, frozen=True):
     """The source of Nodes, and the writer of this node's own Node."""
 
     source: EventSource
