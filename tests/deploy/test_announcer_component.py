@@ -9,7 +9,7 @@ import yaml
 from narthex.cli.node import command
 from narthex.kube.access import Access
 from narthex.kube.resources import of_a_proxy, of_an_announcer
-from narthex.lb.program.conditions import ConditionWriter
+from narthex.lb.program.status_writes import ConditionWriter
 from narthex.lb.service_status import ServiceCondition
 from narthex.linux.run import run
 from narthex.model.objects import NamespacedName

@@ -16,8 +16,7 @@ from narthex.kube.events import EventWriter
 from narthex.kube.leader_election import Leader
 from narthex.kube.origin import EventPoster
 from narthex.lab.api.reads import ServerFeatures
-from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSettings
-from narthex.lb.program.start import CONTROLLER
+from narthex.lb.program.controller import CONTROLLER, LoadBalancerController, LoadBalancerSettings
 from narthex.linux.clock import SystemClock
 from narthex.model import documents
 from narthex.model.decode.objects import decode

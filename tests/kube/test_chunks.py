@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from narthex.kube.chunks import ChunkDecoder, ChunkError
+from narthex.kube.transport import ChunkDecoder, ChunkError
 
 
 def coded(parts, *, extension=b"", trailers=b""):

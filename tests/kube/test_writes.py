@@ -6,7 +6,7 @@ import json
 import pytest
 
 from narthex.kube.access import Access
-from narthex.kube.writes import AlreadyExistsError, ApiError, ConflictError, NoResponseError, NotFoundError, writing
+from narthex.kube.client import AlreadyExistsError, ApiError, ConflictError, NoResponseError, NotFoundError, writing
 from narthex.testing.apiserver.server import DropConnection, FaultyApiServer, Refuse
 from narthex.testing.build import service
 

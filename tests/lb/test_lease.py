@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from narthex.kube.lease import (
+from narthex.kube.leader_election import (
     Elector,
     LeaseRecord,
     LeaseTimes,

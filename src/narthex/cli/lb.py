@@ -94,9 +94,8 @@ def controller(
         has_source(where)
         _show_plan(_inspected(config, lb_class, cluster_cidr, where), output)
         return
-    from narthex.kube.lease import LeaseTimes
-    from narthex.lb.program.controller import LoadBalancerSettings
-    from narthex.lb.program.start import CONTROLLER, ControllerOptions, serve
+    from narthex.kube.leader_election import LeaseTimes
+    from narthex.lb.program.controller import CONTROLLER, ControllerOptions, LoadBalancerSettings, serve
     from narthex.runtime import logs
     from narthex.runtime.configuration.values import LoggingConfiguration
     from narthex.runtime.process import StartError

@@ -18,8 +18,8 @@ from narthex.kube.exchange import WATCH_TIMES
 from narthex.kube.resources import of_a_proxy
 from narthex.kube.source import FollowedList, KubeSource
 from narthex.model.problem import quoted
-from narthex.runtime.feed import EventSource
 from narthex.runtime.metrics import Collector
+from narthex.runtime.reconciler import EventSource
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

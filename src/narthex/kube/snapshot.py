@@ -1,10 +1,12 @@
-"""One-time reads of a cluster through its API server, for commands that print something and exit."""
+"""One-time reads of a cluster through its API server, as objects or as JSON, for commands that print something and exit."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -64,3 +66,38 @@ async def _read(
             raise Unreachable(f"{access.origin}: {watch.resource.paths[0]}: {why}")
     unseen = tuple(watch.trouble for watch in watches if watch.trouble is not None)
     return events, unseen + tuple(problem for watch in watches for problem in watch.cache.problems)
+
+
+_RAW_PATHS = {
+    "services": "/api/v1/services",
+    "endpointslices": "/apis/discovery.k8s.io/v1/endpointslices",
+    "nodes": "/api/v1/nodes",
+    "pods": "/api/v1/pods",
+    "networkpolicies": "/apis/networking.k8s.io/v1/networkpolicies",
+}
+_RAW_SECONDS = 60.0
+
+
+def read_lists(access: Access) -> dict[str, dict[str, Any] | str]:
+    """Return each list as the server returned it, by the plural of its kind, or the reason why it could not be read."""
+    return asyncio.run(_read_raw(access))
+
+
+async def _read_raw(access: Access) -> dict[str, dict[str, Any] | str]:
+    api = ApiClient(access)
+    try:
+        return {plural: await _raw_list(api, path) for plural, path in _RAW_PATHS.items()}
+    finally:
+        await api.close()
+
+
+async def _raw_list(api: ApiClient, path: str) -> dict[str, Any] | str:
+    try:
+        async with asyncio.timeout(_RAW_SECONDS):
+            status, body = await api.exchange("GET", path, None, "application/json")
+        if status != 200:
+            return f"the server answers {status}"
+        found = json.loads(body)
+    except (Unreachable, TimeoutError, ValueError) as error:
+        return str(error) or f"no answer within {_RAW_SECONDS:g} s"
+    return found if isinstance(found, dict) else "the server answers with something else"

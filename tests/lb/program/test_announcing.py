@@ -12,9 +12,9 @@ from narthex.lb.heartbeat import Membership
 from narthex.lb.kernel.links import HostLink
 from narthex.lb.program import announcer_status
 from narthex.lb.program.announcing import Announcer
-from narthex.lb.program.conditions import ConditionWriter
 from narthex.lb.program.files import HeartbeatKeyError, read_keys
 from narthex.lb.program.inspection import WhyError, why_service
+from narthex.lb.program.status_writes import ConditionWriter
 from narthex.lb.service_status import ServiceCondition
 from narthex.model.objects import IPAddressPool, L2Advertisement, NamespacedName
 from narthex.model.store import Synced, Upsert

@@ -8,11 +8,9 @@ from contextlib import contextmanager
 import pytest
 
 from narthex.kube.access import Access
-from narthex.kube.leader_election import Leader
-from narthex.kube.lease import LeaseTimes
+from narthex.kube.leader_election import Leader, LeaseTimes
 from narthex.lab.api.reads import ServerFeatures
-from narthex.lb.program.controller import LoadBalancerController, LoadBalancerSettings
-from narthex.lb.program.start import ControllerMetrics
+from narthex.lb.program.controller import ControllerMetrics, LoadBalancerController, LoadBalancerSettings
 from narthex.linux.clock import SystemClock
 from narthex.runtime.configuration.values import ClientConnection
 from narthex.testing.apiserver.server import DropConnection, FaultyApiServer, Refuse

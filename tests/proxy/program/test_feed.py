@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from narthex.model.store import Synced, Upsert
-from narthex.runtime import feed as feed_module
-from narthex.runtime.feed import EventFeed
+from narthex.runtime import reconciler as feed_module
+from narthex.runtime.reconciler import EventFeed
 from narthex.testing.build import service
 
 

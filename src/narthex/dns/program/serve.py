@@ -28,10 +28,9 @@ from narthex.linux.clock import Clock, SystemClock
 from narthex.model.objects import EndpointSlice, NamespacedName
 from narthex.model.store import Event, Snapshot, Store, Upsert
 from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
-from narthex.runtime.feed import EventFeed, EventSource
 from narthex.runtime.logs import LOGGER, ProblemLog
 from narthex.runtime.metrics import Collector
-from narthex.runtime.reconciler import Reconciler
+from narthex.runtime.reconciler import EventFeed, EventSource, Reconciler
 
 MAX_WORKERS = 4
 """Limit of the default number; each takes memory, and one answers a hundred thousand queries per second."""

@@ -16,8 +16,15 @@ from narthex.lab import topology
 from narthex.lab.topology import LabNode
 from narthex.lb.allocate import AllocationInput, allocate
 from narthex.lb.announce import announced_addresses
-from narthex.lb.pool_usage import namespace_labels
-from narthex.lb.pools import AddressRange, Pools, ReservedAddresses, address_text, read_range, validate_pools
+from narthex.lb.pools import (
+    AddressRange,
+    Pools,
+    ReservedAddresses,
+    address_text,
+    namespace_labels,
+    read_range,
+    validate_pools,
+)
 from narthex.lb.service_status import (
     ALLOCATED_FROM,
     PREFIX,

@@ -30,7 +30,6 @@ _PRELOADED = (
     "narthex.dns.program.node_local",
     "narthex.kube.origin",
     "narthex.kube.access",
-    "narthex.kube.chunks",
     "narthex.kube.source",
     "narthex.kube.transport",
     "narthex.proxy.backends.nftables.backend",

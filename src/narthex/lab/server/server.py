@@ -24,8 +24,7 @@ from narthex.lab.api.errors import StatusError
 from narthex.lab.api.requests import ApiRequest, ApiResponse, ExecRequest, LogRequest, WatchStream
 from narthex.lab.server.pods import PodRuntime
 from narthex.lab.server.threads import ThreadedReader
-from narthex.runtime.http.connection import HttpConnection
-from narthex.runtime.http.framing import HttpLimits, MalformedRequest
+from narthex.runtime.http.connection import HttpConnection, HttpLimits, MalformedRequest
 from narthex.runtime.http.messages import ConnectionSlots, HttpRequest
 from narthex.runtime.http.server import HttpServer
 

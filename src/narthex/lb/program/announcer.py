@@ -24,15 +24,14 @@ from narthex.lb.kernel.links import LinkChanges
 from narthex.lb.kernel.packets import RawLinkTransport
 from narthex.lb.program import announcer_status
 from narthex.lb.program.announcing import Announcer
-from narthex.lb.program.conditions import ConditionWriter
 from narthex.lb.program.files import HeartbeatKeyError, PoolsFile, read_keys
+from narthex.lb.program.status_writes import ConditionWriter
 from narthex.linux.clock import SystemClock
 from narthex.runtime.configuration.values import AnnouncerConfiguration
-from narthex.runtime.feed import EventFeed
 from narthex.runtime.http.messages import HttpResponse
 from narthex.runtime.logs import LOGGER, ProblemLog
 from narthex.runtime.process import StartError
-from narthex.runtime.reconciler import Reconciler
+from narthex.runtime.reconciler import EventFeed, Reconciler
 from narthex.runtime.status import StatusPaths
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@
     objects ────> Store ──────┼─> AddressElector ─> AddressOwnership ─> replies, announcements, probes
     links ──────> Transport ──┘
 
-`Announcer` never blocks and reads no clock; `announcer_loop.py` runs it.
+`Announcer` never blocks and reads no clock; `program/announcer.py` runs it.
 """
 
 from __future__ import annotations

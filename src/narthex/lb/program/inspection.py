@@ -27,8 +27,7 @@ from narthex.lb import why
 from narthex.lb.allocate import AllocationInput, allocate
 from narthex.lb.announce import ElectionInput, NodeAnnouncerState, announced_addresses, elect
 from narthex.lb.heartbeat import PeerState
-from narthex.lb.pool_usage import PoolUse, namespace_labels, reserved_addresses, usage
-from narthex.lb.pools import Pools, validate_pools
+from narthex.lb.pools import Pools, PoolUse, namespace_labels, reserved_addresses, usage, validate_pools
 from narthex.lb.program.announcer import PATH
 from narthex.lb.resources import LoadBalancerConfiguration, read
 from narthex.lb.service_status import (

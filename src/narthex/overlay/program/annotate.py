@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from narthex.kube.access import Access
-from narthex.kube.writes import ApiError, writing
+from narthex.kube.client import ApiError, writing
 from narthex.linux.background import in_background
 from narthex.linux.clock import Clock, SystemClock
 from narthex.model.backoff import Backoff

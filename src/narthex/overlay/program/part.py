@@ -33,12 +33,11 @@ from narthex.overlay.program.loop import Overlay
 from narthex.overlay.program.metrics import OverlayMetrics
 from narthex.overlay.program.selftest import SelfTest
 from narthex.overlay.program.settings import OverlaySettings
-from narthex.runtime.feed import EventFeed, EventSource
 from narthex.runtime.http.messages import HttpResponse, SlowResponse
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import exposition, metrics_reply
 from narthex.runtime.process import StartError, run_until_signal
-from narthex.runtime.reconciler import Reconciler, Throttle
+from narthex.runtime.reconciler import EventFeed, EventSource, Reconciler, Throttle
 from narthex.runtime.status import Routes, StatusListener
 
 if TYPE_CHECKING:

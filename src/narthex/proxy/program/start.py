@@ -49,11 +49,11 @@ from narthex.proxy.program.settings import ProxySettings, family_warnings
 from narthex.proxy.program.status import StatusPorts
 from narthex.proxy.program.sync import FamilySync, SyncResult
 from narthex.runtime import logs
-from narthex.runtime.feed import EventFeed
 from narthex.runtime.http.server import HttpServer
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import Collector
 from narthex.runtime.process import Runnable, StartError, ended_by_signal, replace_process
+from narthex.runtime.reconciler import EventFeed
 from narthex.runtime.status import BindError
 
 

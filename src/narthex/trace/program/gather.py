@@ -129,7 +129,7 @@ def take(node: str = "", namespace: str | None = None, kubeconfig: str = "", mas
     if not (kubeconfig or master):
         return gathered
     from narthex.kube.access import Access
-    from narthex.kube.raw_lists import read_lists
+    from narthex.kube.snapshot import read_lists
     from narthex.runtime.configuration.values import ClientConnection
 
     lists = read_lists(Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master))

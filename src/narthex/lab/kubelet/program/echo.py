@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from narthex.linux import namespaces as netns
-from narthex.runtime.http.framing import HttpLimits, MalformedRequest, RequestFraming
+from narthex.runtime.http.connection import HttpLimits, MalformedRequest, RequestFraming
 
 _IPPROTO_SCTP = 132
 _MAX_REQUEST = 64 * 1024
