@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from narthex.lb.announce import AddressElection, AnnouncementReason
+from narthex.lb.heartbeat import PeerState
 from narthex.lb.service_status import ServiceCondition
 
 CONDITION = "narthex/Announced"
@@ -100,9 +101,10 @@ def _together(decision: AddressElection) -> str:
 
 
 def explain(
-    service: str, decisions: Iterable[AddressElection], seen: Mapping[str, Mapping[str, AnnouncerObservation]]
+    service: str, decisions: Iterable[AddressElection], states: Mapping[str, AnnouncerStatus]
 ) -> ServiceExplanation:
-    """Return the explanation of a Service. `seen` are the announcers' own observations, by node and address."""
+    """Return the explanation of a Service. `states` are the announcers' own statuses, by node."""
+    seen = {(node, each.address): each.observation for node, state in states.items() for each in state.addresses}
     return ServiceExplanation(
         service=service,
         addresses=tuple(
@@ -116,7 +118,7 @@ def explain(
                         announces=verdict.reason is AnnouncementReason.ANNOUNCES,
                         reason=verdict.reason.value,
                         text=verdict.text,
-                        seen=seen.get(verdict.node, {}).get(decision.address),
+                        seen=seen.get((verdict.node, decision.address)),
                     )
                     for verdict in decision.verdicts
                 ),
@@ -151,62 +153,115 @@ def _seen(seen: AnnouncerObservation | None) -> list[str]:
     return [answer + requests + announced, *(f"also answered by {each}" for each in seen.foreign)]
 
 
-def read_state(state: Mapping[str, Any]) -> dict[str, AnnouncerObservation]:
-    """Return the observations in a running announcer's status, by address; empty if the status is invalid."""
-    try:
-        status = msgspec.convert(state, _State)
-    except msgspec.ValidationError:
-        return {}
-    return {
-        each.address: AnnouncerObservation(
-            answers=each.answers,
-            yielding=each.yielding,
-            links=tuple(each.links),
-            last_request=each.last_request.text if each.last_request else "",
-            gratuitous=each.gratuitous,
-            requests=each.requests,
-            foreign=tuple(other.text for other in each.foreign),
-        )
-        for each in status.addresses
-    }
+class AnnouncerLink(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A link in an announcer's status."""
+
+    name: str
+    mac: str = ""
+    link_local: str = ""
 
 
-class _LastRequest(msgspec.Struct, rename="camel"):
+class AnnouncerPeer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A peer in an announcer's status."""
+
+    node: str
+    address: str = ""
+    state: PeerState
+    heard_seconds_ago: float | None = None
+    leaving: bool
+    standing_back: bool
+    links: tuple[str, ...]
+
+
+class AnnouncerRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The last request for an address in an announcer's status."""
+
     sender: str
     mac: str
     link: str
     seconds_ago: float
 
-    @property
-    def text(self) -> str:
-        """Description of the request."""
+    def __str__(self) -> str:
         return f"by {self.sender or self.mac} on {self.link} {self.seconds_ago:.0f} s ago"
 
 
-class _ForeignResponder(msgspec.Struct, rename="camel"):
+class AnnouncerRival(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Another host that answered for an address, in an announcer's status."""
+
     mac: str
     node: str
     link: str
+    times: int = 0
     last_seconds_ago: float
 
+    def __str__(self) -> str:
+        node = f" (node {self.node})" if self.node else ""
+        return f"{self.mac}{node} on {self.link} {self.last_seconds_ago:.0f} s ago"
+
+
+class AnnouncerAddress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An address in an announcer's status."""
+
+    address: str
+    services: tuple[str, ...] = ()
+    pool: str = ""
+    turn: str = ""
+    """The elected node; empty if none can answer."""
+    holders: tuple[str, ...] = ()
+    answers: bool
+    yielding: bool
+    held_seconds: float | None = None
+    links: tuple[str, ...]
+    requests: int
+    responses: int = 0
+    gratuitous: int
+    announced_seconds_ago: float | None = None
+    last_request: AnnouncerRequest | None
+    duplicates: int = 0
+    foreign: tuple[AnnouncerRival, ...]
+    nodes: tuple[dict[str, str], ...] = ()
+    """Node, reason, and text of each verdict of the election."""
+    notes: tuple[str, ...] = ()
+
     @property
-    def text(self) -> str:
-        """Description of the host."""
-        return (
-            f"{self.mac}{f' (node {self.node})' if self.node else ''} on {self.link} {self.last_seconds_ago:.0f} s ago"
+    def observation(self) -> AnnouncerObservation:
+        """The part that explanations show."""
+        return AnnouncerObservation(
+            answers=self.answers,
+            yielding=self.yielding,
+            links=self.links,
+            last_request=str(self.last_request or ""),
+            gratuitous=self.gratuitous,
+            requests=self.requests,
+            foreign=tuple(map(str, self.foreign)),
         )
 
 
-class _Address(msgspec.Struct, rename="camel"):
-    address: str
-    answers: bool
-    yielding: bool
-    links: list[str]
-    requests: int
-    gratuitous: int
-    last_request: _LastRequest | None
-    foreign: list[_ForeignResponder]
+class AnnouncerStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An announcer's status, as JSON at its status port (`docs/reference/announcer.md`)."""
+
+    node: str
+    running: bool = True
+    listening: bool = False
+    """True until it has learned enough for an election."""
+    standing_back: bool
+    leaving: bool
+    links: tuple[AnnouncerLink, ...]
+    peers: tuple[AnnouncerPeer, ...]
+    addresses: tuple[AnnouncerAddress, ...]
+    failovers: int = 0
+    beats: dict[str, int] = {}  # codespell:ignore beats
+    """Heartbeats, received ones and rejected ones by reason."""
+
+    @property
+    def by_address(self) -> dict[str, AnnouncerAddress]:
+        """Return the entries of the addresses."""
+        return {each.address: each for each in self.addresses}
 
 
-class _State(msgspec.Struct):
-    addresses: list[_Address]
+def read_status(data: bytes) -> AnnouncerStatus | None:
+    """Decode the response of an announcer's status port; None if it is invalid or the announcer does not run."""
+    try:
+        return msgspec.json.decode(data, type=AnnouncerStatus)
+    except msgspec.DecodeError:
+        return None

@@ -3,6 +3,7 @@
 import contextlib
 import json
 
+import msgspec
 import pytest
 
 from narthex.kube.access import Access
@@ -89,8 +90,7 @@ class Alone:
         self.announcing.answer(self.now)
 
     def state(self, address=IP):
-        said = announcer_status.state(self.announcing, self.now)
-        json.dumps(said)
+        said = json.loads(msgspec.json.encode(announcer_status.status(self.announcing, self.now)))
         return next(each for each in said["addresses"] if each["address"] == address)
 
 
@@ -134,7 +134,8 @@ def test_it_announces_at_once_answers_and_counts():
     said = made.state()
     assert (said["requests"], said["responses"], said["gratuitous"], said["answers"]) == (1, 1, 2, True)
     assert said["lastRequest"]["mac"] == l2.mac_text(CLIENT) and said["holders"] == ["a"]
-    assert why.read_state(announcer_status.state(made.announcing, made.now))[IP].last_request.startswith("by 02:00:")
+    seen = announcer_status.status(made.announcing, made.now).by_address[IP]
+    assert seen.observation.last_request.startswith("by 02:00:")
     numbers = {sample.name: sample for family in announcer_status.metrics(made.announcing) for sample in family.samples}
     assert numbers["metallb_layer2_responses_sent"].value == 1
     assert numbers["metallb_speaker_announced"].labels["service"] == "shop/web"

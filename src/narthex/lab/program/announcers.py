@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from narthex.lab.program.labs import Lab, access_of, open_lab
 from narthex.lab.program.node_client import announcer_status
 from narthex.lab.program.state import LabError
-from narthex.lb.program.inspection import States, WhyError, read_status, why_service
-from narthex.lb.why import ServiceExplanation
+from narthex.lb.program.inspection import States, WhyError, why_service
+from narthex.lb.why import AnnouncerStatus, ServiceExplanation
 
 
-def states(lab: Lab) -> dict[str, Mapping[str, Any]]:
+def states(lab: Lab) -> dict[str, AnnouncerStatus]:
     """Return the status of each announcer that responds, by node."""
-    found = {node.name: read_status(announcer_status(node.namespace)) for node in lab.nodes}
+    found = {node.name: announcer_status(node.namespace) for node in lab.nodes}
     return {name: state for name, state in found.items() if state is not None}
 
 
 def holder(states: States, address: str) -> str:
     """Return the node that answers for an address, empty if none does."""
-    return next(
-        (
-            node
-            for node, state in states.items()
-            if any(each["address"] == address and each["answers"] for each in state["addresses"])
-        ),
-        "",
-    )
+    for node, state in states.items():
+        if any(each.address == address and each.answers for each in state.addresses):
+            return node
+    return ""
 
 
 def why_lab(name: str, service: str) -> ServiceExplanation:

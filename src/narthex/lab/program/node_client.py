@@ -7,6 +7,7 @@ import socket
 
 import msgspec
 
+from narthex.lb.why import AnnouncerStatus, read_status
 from narthex.linux import namespaces as netns
 
 HEALTH_PORT = 10256
@@ -58,40 +59,10 @@ def synced_since(namespace: str, moment: float) -> bool:
     return bool(seen) and all(moment <= time and time <= written.get(family, 0.0) for family, time in seen.items())
 
 
-class AnnouncedAddress(msgspec.Struct, frozen=True):
-    """One address in the status of a node's announcer."""
-
-    address: str
-    turn: str
-    """The elected node; empty if none can answer."""
-    answers: bool
-
-
-class AnnouncerState(msgspec.Struct, frozen=True):
-    """The status of a node's announcer."""
-
-    listening: bool
-    """True until the announcer has learned enough to decide."""
-    entries: tuple[AnnouncedAddress, ...] = msgspec.field(name="addresses")
-
-    @property
-    def addresses(self) -> dict[str, AnnouncedAddress]:
-        """The entries by address."""
-        return {each.address: each for each in self.entries}
-
-
-def announcer_status(namespace: str) -> bytes:
-    """Return the JSON status of the node's announcer (`docs/reference/announcer.md`), empty if none runs."""
+def announcer_status(namespace: str) -> AnnouncerStatus | None:
+    """Return the status of the node's announcer, None if none runs or it is starting."""
     try:
         status, body = get(namespace, METRICS_PORT, "/announcer")
     except OSError:
-        return b""
-    return body if status == 200 else b""
-
-
-def announcer_state(namespace: str) -> AnnouncerState | None:
-    """Return the decoded status of the node's announcer, None if none runs or it is starting."""
-    try:
-        return msgspec.json.decode(announcer_status(namespace), type=AnnouncerState)
-    except msgspec.DecodeError:
         return None
+    return read_status(body) if status == 200 else None

@@ -13,7 +13,7 @@ import msgspec
 from narthex.lab import cluster, pod_network, topology
 from narthex.lab.containers.forks import ForkServer
 from narthex.lab.pod_network import NONE
-from narthex.lab.program.node_client import HEALTH_PORT, METRICS_PORT, announcer_state, healthy, synced_since
+from narthex.lab.program.node_client import HEALTH_PORT, METRICS_PORT, announcer_status, healthy, synced_since
 from narthex.lab.program.node_process import NodeProcess, NodeStartRequest
 from narthex.lab.program.state import LabError, NodeRecord, StateDirectory
 from narthex.lab.topology import LabNode
@@ -118,8 +118,8 @@ class NodeProcesses:
         """Wait until all running announcers know the addresses, and a node answers for each that has an elected node. Raises LabError."""
 
         def settled(_: LabNode) -> bool:
-            states = [announcer_state(node.namespace) for node in self._running]
-            entries = [each.addresses for each in states if each is not None and not each.listening]
+            states = [announcer_status(node.namespace) for node in self._running]
+            entries = [each.by_address for each in states if each is not None and not each.listening]
             if len(entries) < len(states) or any(not addresses <= entry.keys() for entry in entries):
                 return False
             turns = {ip for entry in entries for ip, each in entry.items() if each.turn and ip in addresses}

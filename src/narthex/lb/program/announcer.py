@@ -109,7 +109,8 @@ class AnnouncerPart:
         with self._lock:
             if self._announcing is None:
                 return {"node": self._node, "running": False}
-            return announcer_status.state(self._announcing, time.monotonic())
+            state: dict[str, Any] = msgspec.to_builtins(announcer_status.status(self._announcing, time.monotonic()))
+        return state
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics for prometheus-client."""

@@ -4,96 +4,100 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from narthex.lb.heartbeat import PeerState
 from narthex.lb.l2 import mac_text
 from narthex.lb.program.announcing import AddressRecord, Announcer
+from narthex.lb.why import (
+    AnnouncerAddress,
+    AnnouncerLink,
+    AnnouncerPeer,
+    AnnouncerRequest,
+    AnnouncerRival,
+    AnnouncerStatus,
+)
 from narthex.runtime.metrics import counter, gauge, untyped
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 
-def state(announcing: Announcer, now: float) -> dict[str, Any]:
-    """Return the state as JSON data (docs/reference/announcer.md). `now` is the loop's clock."""
+def status(announcing: Announcer, now: float) -> AnnouncerStatus:
+    """Return the state. `now` is the loop's clock."""
     membership = announcing.membership
     counts = membership.counts
-    return {
-        "node": announcing.node,
-        "running": True,
-        "listening": membership.listening(now),
-        "standingBack": membership.standing_back(now),
-        "leaving": membership.leaving,
-        "links": [
-            {"name": link.name, "mac": mac_text(link.mac), "linkLocal": link.link_local}
+    return AnnouncerStatus(
+        node=announcing.node,
+        listening=membership.listening(now),
+        standing_back=membership.standing_back(now),
+        leaving=membership.leaving,
+        links=tuple(
+            AnnouncerLink(name=link.name, mac=mac_text(link.mac), link_local=link.link_local)
             for _, link in sorted(announcing.links.items())
-        ],
-        "peers": [
-            {
-                "node": peer.name,
-                "address": peer.address,
-                "state": peer.state.value,
-                "heardSecondsAgo": _ago(now, peer.heard),
-                "leaving": peer.leaving,
-                "standingBack": peer.standing_back,
-                "links": [link.name for link in peer.payload.links],
-            }
+        ),
+        peers=tuple(
+            AnnouncerPeer(
+                node=peer.name,
+                address=peer.address,
+                state=peer.state,
+                heard_seconds_ago=_ago(now, peer.heard),
+                leaving=peer.leaving,
+                standing_back=peer.standing_back,
+                links=tuple(link.name for link in peer.payload.links),
+            )
             for _, peer in sorted(membership.peers.items())
-        ],
-        "addresses": [_address(announcing, address, now) for address in announcing.decisions],
-        "failovers": announcing.failovers,
-        "beats": {  # codespell:ignore beats
+        ),
+        addresses=tuple(_address(announcing, address, now) for address in announcing.decisions),
+        failovers=announcing.failovers,
+        beats={  # codespell:ignore beats
             "received": counts.received,
             "wrongKey": counts.wrong_key,
             "garbled": counts.malformed,
             "replayed": counts.replayed,
             "strangers": counts.unknown_senders,
         },
-    }
+    )
 
 
-def _address(announcing: Announcer, address: str, now: float) -> dict[str, Any]:
+def _address(announcing: Announcer, address: str, now: float) -> AnnouncerAddress:
     decision = announcing.decisions[address]
     held = announcing.ownership.held.get(address)
     record = announcing.records.get(address, AddressRecord())
-    last_request = record.last_request
-    return {
-        "address": address,
-        "services": [str(key) for key in decision.services],
-        "pool": decision.pool,
-        "turn": decision.holder,
-        "holders": list(announcing.holders(address)),
-        "answers": held is not None,
-        "yielding": held is not None and held.yielding,
-        "heldSeconds": _ago(now, held.since) if held else None,
-        "links": list(announcing.links_of(address)),
-        "requests": record.requests,
-        "responses": record.answers,
-        "gratuitous": record.gratuitous,
-        "announcedSecondsAgo": _ago(now, record.announced_at),
-        "lastRequest": {
-            "sender": last_request.sender,
-            "mac": last_request.mac,
-            "link": last_request.link,
-            "secondsAgo": _ago(now, last_request.at),
-        }
-        if last_request
+    last = record.last_request
+    return AnnouncerAddress(
+        address=address,
+        services=tuple(map(str, decision.services)),
+        pool=decision.pool,
+        turn=decision.holder,
+        holders=announcing.holders(address),
+        answers=held is not None,
+        yielding=held is not None and held.yielding,
+        held_seconds=_ago(now, held.since) if held else None,
+        links=announcing.links_of(address),
+        requests=record.requests,
+        responses=record.answers,
+        gratuitous=record.gratuitous,
+        announced_seconds_ago=_ago(now, record.announced_at),
+        last_request=AnnouncerRequest(
+            sender=last.sender, mac=last.mac, link=last.link, seconds_ago=round(now - last.at, 3)
+        )
+        if last
         else None,
-        "duplicates": record.duplicates,
-        "foreign": [
-            {
-                "mac": each.mac,
-                "node": each.node,
-                "link": each.link,
-                "times": each.times,
-                "lastSecondsAgo": _ago(now, each.last),
-            }
+        duplicates=record.duplicates,
+        foreign=tuple(
+            AnnouncerRival(
+                mac=each.mac,
+                node=each.node,
+                link=each.link,
+                times=each.times,
+                last_seconds_ago=round(now - each.last, 3),
+            )
             for each in announcing.foreign_responders(address, now)
-        ],
-        "nodes": [{"node": each.node, "reason": each.reason.value, "text": each.text} for each in decision.verdicts],
-        "notes": list(decision.notes),
-    }
+        ),
+        nodes=tuple({"node": each.node, "reason": each.reason.value, "text": each.text} for each in decision.verdicts),
+        notes=decision.notes,
+    )
 
 
 def _ago(now: float, then: float | None) -> float | None:

@@ -163,7 +163,7 @@ _AT_ONCE = 32
 _MOST_BYTES = 16 << 20
 STATUS_PORT = 10249
 
-States = Mapping[str, Mapping[str, Any]]
+States = Mapping[str, why.AnnouncerStatus]
 """The status of each announcer, by node."""
 
 
@@ -193,34 +193,24 @@ def why_service(
         states = _states(snapshot, status_port) if status_port else {}
     view = ElectionInput(snapshot=snapshot, announcers=announcers(snapshot, states))
     decisions = [decision for decision in elect(view).values() if key in decision.services]
-    seen = {node: why.read_state(state) for node, state in states.items()}
-    said = why.explain(str(key), decisions, seen)
+    said = why.explain(str(key), decisions, states)
     return msgspec.structs.replace(said, notes=tuple(_notes(found, key, states, asked=asked)))
-
-
-def read_status(data: bytes) -> Mapping[str, Any] | None:
-    """Decode the response of an announcer's status port (`docs/reference/announcer.md`); None if it is invalid."""
-    try:
-        found: Mapping[str, Any] = msgspec.to_builtins(msgspec.json.decode(data, type=_State))
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        return None
-    return found
 
 
 def announcers(snapshot: Snapshot, states: States) -> dict[str, NodeAnnouncerState]:
     """Return the state of each node's announcer: from itself, else from a peer, else assumed alive."""
     known: dict[str, NodeAnnouncerState] = {}
     for state in states.values():
-        for peer in state.get("peers", ()):
-            known[peer["node"]] = NodeAnnouncerState(
-                state=PeerState(peer["state"]),
-                leaving=peer["leaving"],
-                standing_back=peer["standingBack"],
-                links=tuple(peer["links"]) if peer["state"] == PeerState.ALIVE.value else None,
+        for peer in state.peers:
+            known[peer.node] = NodeAnnouncerState(
+                state=peer.state,
+                leaving=peer.leaving,
+                standing_back=peer.standing_back,
+                links=peer.links if peer.state is PeerState.ALIVE else None,
             )
     for node, state in states.items():
-        links = tuple(link["name"] for link in state.get("links", ()))
-        known[node] = NodeAnnouncerState(links=links, leaving=state["leaving"], standing_back=state["standingBack"])
+        links = tuple(link.name for link in state.links)
+        known[node] = NodeAnnouncerState(links=links, leaving=state.leaving, standing_back=state.standing_back)
     return {key.name: known.get(key.name, NodeAnnouncerState()) for key in snapshot.nodes}
 
 
@@ -236,7 +226,7 @@ def _named(snapshot: Snapshot, text: str) -> NamespacedName:
     raise WhyError(f"there is no Service {key}{hint}: name it as NAMESPACE/NAME")
 
 
-def _notes(found: ClusterInspection, key: NamespacedName, states: Mapping[str, Any], *, asked: bool) -> list[str]:
+def _notes(found: ClusterInspection, key: NamespacedName, states: States, *, asked: bool) -> list[str]:
     service = found.snapshot.services[key]
     notes = []
     if service.type != LOAD_BALANCER:
@@ -263,34 +253,15 @@ def _states(snapshot: Snapshot, port: int) -> States:
         return {name: state for name, state in zip(reachable, answers, strict=True) if state is not None}
 
 
-def _ask(address: str, port: int) -> Mapping[str, Any] | None:
+def _ask(address: str, port: int) -> why.AnnouncerStatus | None:
     host = f"[{address}]" if family_of(address) is IPFamily.IPV6 else address
     connection = http.client.HTTPConnection(host, port, timeout=_ASK_SECONDS)
     try:
         connection.request("GET", PATH)
         answer = connection.getresponse()
         data = answer.read(_MOST_BYTES)
-        return read_status(data) if answer.status == 200 else None
+        return why.read_status(data) if answer.status == 200 else None
     except (OSError, http.client.HTTPException):
         return None
     finally:
         connection.close()
-
-
-class _Peer(msgspec.Struct, rename="camel"):
-    node: str
-    state: PeerState
-    leaving: bool
-    standing_back: bool
-    links: list[str]
-
-
-class _State(msgspec.Struct, rename="camel"):
-    """The part of an announcer's status that is used here; `why.read_state` reads the addresses."""
-
-    node: str
-    leaving: bool
-    standing_back: bool
-    links: list[dict[str, Any]]
-    peers: list[_Peer]
-    addresses: list[dict[str, Any]]

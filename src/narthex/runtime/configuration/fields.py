@@ -6,11 +6,30 @@ Reading continues after an error, so that one run reports all errors.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+import msgspec
 
 from narthex.model.duration import duration
 from narthex.model.problem import ProblemCollector, quoted, wrong_type
+
+LARGEST_NUMBER = 2**31 - 1
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+TextReader = Callable[[str], str]
+"""Returns the value of a text. Raises ValueError with the reason."""
+
+_NO_READERS: Mapping[str, TextReader] = {}
+
+_SPELLED = {"cidr": "CIDR", "cidrs": "CIDRs", "ips": "IPs", "arp": "ARP", "dsr": "DSR"}
+
+
+def camel_case(name: str) -> str:
+    """Return the name of a Struct's field as it is written in a file."""
+    first, *rest = name.split("_")
+    return first + "".join(_SPELLED.get(word, word.capitalize()) for word in rest)
 
 
 class Fields:
@@ -45,13 +64,38 @@ class Fields:
         self._sections.append(inner)
         return inner
 
+    def struct(self, kind: type[S], readers: Mapping[str, TextReader] = _NO_READERS, **given: Any) -> S:
+        """Return a Struct with the `given` values. All other fields are read by the types of their defaults.
+
+        A float is a duration, an integer is not negative, and a Struct is a section. `readers` are for texts, and for those
+        in lists, by the name of the Struct's field.
+        """
+        for name, default in msgspec.structs.asdict(kind()).items():
+            if name not in given:
+                given[name] = self._of_type(camel_case(name), default, readers.get(name, str))
+        return kind(**given)
+
+    def _of_type(self, name: str, default: Any, reader: TextReader) -> Any:
+        match default:
+            case bool():
+                return self.flag(name, default)
+            case int():
+                return self.whole(name, default, 0, LARGEST_NUMBER)
+            case float():
+                return self.seconds(name, default)
+            case str():
+                return self.read(name, reader, default)
+            case tuple():
+                return default if self.raw(name) is None else self.texts(name, reader)
+        return self.section(name).struct(type(default))
+
     def text(self, name: str, default: str = "") -> str:
         """Return text; empty means the default."""
         value = self._typed(name, str, "text")
         return value or default
 
-    def read(self, name: str, reader: Callable[[str], str], default: str = "") -> str:
-        """Return text through a reader that raises ValueError with the reason."""
+    def read(self, name: str, reader: TextReader, default: str = "") -> str:
+        """Return text through a reader."""
         text = self.text(name)
         try:
             return reader(text) if text else default
@@ -101,7 +145,7 @@ class Fields:
             return default
         return default if zero_is_default and value == 0 else value
 
-    def texts(self, name: str, reader: Callable[[str], str] = str) -> tuple[str, ...]:
+    def texts(self, name: str, reader: TextReader = str) -> tuple[str, ...]:
         """Return a list of texts, each through a reader."""
         found = []
         for index, value in enumerate(self._typed(name, list, "a list") or ()):

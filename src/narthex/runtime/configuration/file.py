@@ -22,26 +22,16 @@ from narthex.model.duration import duration_text
 from narthex.model.net import IPFamily, family_of, join_port, split_port
 from narthex.model.problem import Problem, ProblemCollector, kind_of, quoted, steps
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
-from narthex.runtime.configuration.fields import Fields
-from narthex.runtime.configuration.sections import (
-    announcer,
-    client_connection,
-    conntrack,
-    dns,
-    ipvs,
-    logging,
-    overlay,
-    rules,
-    winkernel,
-)
+from narthex.runtime.configuration.fields import Fields, camel_case
+from narthex.runtime.configuration.sections import announcer, client_connection, dns, ipvs, logging, overlay, rules
 from narthex.runtime.configuration.values import (
     DEFAULT_MODE,
     HEALTHZ_PORT,
     METRICS_PORT,
     CniConfiguration,
-    NodeParts,
     OwnConfiguration,
     ProxyConfiguration,
+    WinkernelConfiguration,
 )
 
 if TYPE_CHECKING:
@@ -168,38 +158,37 @@ def _configuration(top: Fields) -> ProxyConfiguration:
     bind_address = top.read("bindAddress", validate.any_address, "0.0.0.0")
     six = family_of(bind_address) is IPFamily.IPV6
     detect = top.section("detectLocal")
-    made = ProxyConfiguration(
+    made = top.struct(
+        ProxyConfiguration,
+        {"hostname_override": _node_name, "show_hidden_metrics_for_version": _version},
         mode=_mode(top),
         feature_gates=_feature_gates(top),
         client_connection=client_connection(top.section("clientConnection")),
         logging=logging(top.section("logging")),
-        hostname_override=top.read("hostnameOverride", _node_name),
         bind_address=bind_address,
         healthz_bind_address=_bind_address(top, "healthzBindAddress", "::" if six else "0.0.0.0", HEALTHZ_PORT),
         metrics_bind_address=_bind_address(top, "metricsBindAddress", "::1" if six else "127.0.0.1", METRICS_PORT),
-        bind_address_hard_fail=top.flag("bindAddressHardFail"),
-        enable_profiling=top.flag("enableProfiling"),
-        show_hidden_metrics_for_version=top.read("showHiddenMetricsForVersion", _version),
         iptables=rules(top.section("iptables"), localhost=True),
         nftables=rules(top.section("nftables"), localhost=False),
         ipvs=ipvs(top.section("ipvs")),
-        winkernel=winkernel(top.section("winkernel")),
-        windows_run_as_service=top.flag("windowsRunAsService"),
         detect_local_mode=top.word("detectLocalMode", LOCAL_MODES, "ClusterCIDR"),
         bridge_interface=detect.read("bridgeInterface", _interface),
         interface_name_prefix=detect.read("interfaceNamePrefix", _interface),
         cluster_cidrs=_cluster_cidrs(top),
         node_port_addresses=_node_port_addresses(top),
         oom_score_adj=top.whole("oomScoreAdj", -999, -1000, 1000),
-        conntrack=conntrack(top.section("conntrack")),
         config_sync_period=top.seconds("configSyncPeriod", 900.0, zero_is_default=True),
-        port_range=top.text("portRange"),
+        own=OwnConfiguration(),
     )
     for mode, name in (("BridgeInterface", "bridgeInterface"), ("InterfaceNamePrefix", "interfaceNamePrefix")):
         if made.detect_local_mode == mode and not detect.raw(name):
             detect.error(name, f"is required for detectLocalMode {mode}")
-    if made.windows_run_as_service:
-        top.warning("windowsRunAsService", "is for Windows, ignored")
+    for name, given in (
+        ("winkernel", made.winkernel != WinkernelConfiguration()),
+        ("windowsRunAsService", made.windows_run_as_service),
+    ):
+        if given:
+            top.warning(name, "is for Windows, ignored")
     if made.mode == "userspace":
         try:
             relay_ports(made.port_range)
@@ -236,33 +225,19 @@ def relay_ports_of(configuration: ProxyConfiguration) -> tuple[int, int] | None:
 def _own(top: Fields) -> OwnConfiguration:
     for name in ("apiVersion", "kind"):
         top.raw(name)
-    made = OwnConfiguration(
-        strict_source_ranges=top.flag("strictSourceRanges"),
-        explain_service=top.read("explainService", _service_name),
+    made = top.struct(
+        OwnConfiguration,
+        {"explain_service": _service_name},
         connection_metrics=top.word("connectionMetrics", CONNECTION_METRICS, "endpoints"),
         connection_series=top.whole("connectionSeries", 10000, 0, 1_000_000),
         udp_idle_timeout=top.seconds("udpIdleTimeout", 30.0, zero_is_default=True),
-        parts=_parts(top.section("parts")),
-        cni=_cni(top.section("cni")),
+        cni=top.section("cni").struct(CniConfiguration, _CNI_READERS),
         overlay=overlay(top.section("overlay"), _absolute_path),
         dns=dns(top.section("dns"), _absolute_path),
         announcer=announcer(top.section("announcer"), _absolute_path),
     )
     top.unknown()
     return made
-
-
-def _parts(section: Fields) -> NodeParts:
-    defaults = msgspec.structs.asdict(NodeParts())
-    return NodeParts(**{name: section.flag(name, default) for name, default in defaults.items()})
-
-
-def _cni(section: Fields) -> CniConfiguration:
-    defaults = CniConfiguration()
-    return CniConfiguration(
-        socket=section.read("socket", _socket_path, defaults.socket),
-        state_directory=section.read("stateDirectory", _absolute_path, defaults.state_directory),
-    )
 
 
 def _mode(top: Fields) -> str:
@@ -367,8 +342,8 @@ def _service_name(text: str) -> str:
     return text
 
 
+_CNI_READERS = {"socket": _socket_path, "state_directory": _absolute_path}
 _TIMES = ("Period", "Timeout", "Frequency")
-_SPELLED = {"cidr": "CIDR", "cidrs": "CIDRs", "ips": "IPs", "arp": "ARP", "dsr": "DSR"}
 
 
 def written(configuration: ProxyConfiguration) -> dict[str, Any]:
@@ -401,8 +376,7 @@ def file_text(configuration: ProxyConfiguration) -> str:
 def _spelled(fields: Mapping[str, Any]) -> dict[str, Any]:
     spelled: dict[str, Any] = {}
     for name, value in fields.items():
-        first, *rest = name.split("_")
-        camel = first + "".join(_SPELLED.get(word, word.capitalize()) for word in rest)
+        camel = camel_case(name)
         if isinstance(value, dict):
             spelled[camel] = _spelled(value)
         elif isinstance(value, float) and camel.endswith(_TIMES):
