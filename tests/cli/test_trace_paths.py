@@ -59,7 +59,7 @@ def test_what_is_missing_is_said_and_not_guessed() -> None:
     said = trace("10.244.0.5", "10.106.183.112:4000", "--rules", HELLO)
     assert "where 10.244.3.81 is the routes say, and they are not known" in said
     assert "routes: no file contains it" in said
-    assert "taken to be eth0, say another with --iif" in said
+    assert "taken to be eth0, name another interface with --iif" in said
 
 
 def test_a_question_without_sources_or_with_too_many() -> None:

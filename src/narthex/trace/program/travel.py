@@ -196,7 +196,7 @@ def _from_neighbour(
     if entry is not None:
         what = f"{how}, by frames alone over {entry.link}" if entry.bridged else f"{how}, in by {entry.link}"
         return view, entry, _begin(view, header, what)
-    unknown = f"which link it comes in by ({why}); taken to be {guess}, say another with --iif"
+    unknown = f"which link it comes in by ({why}); taken to be {guess}, name another interface with --iif"
     return view, NodeEntry(link=guess), _begin(view, header, f"{how}, in by {guess}", unknown)
 
 
