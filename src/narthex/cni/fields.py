@@ -12,10 +12,12 @@ from narthex.model import packed_addresses as address
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import TypeVar
 
     from narthex.model.packed_addresses import Network
 
     Fields = Mapping[str, object]
+    T = TypeVar("T")
 
 
 def wrong(path: str, what: str) -> CniError:
@@ -23,24 +25,25 @@ def wrong(path: str, what: str) -> CniError:
     return CniError(INVALID_CONFIG, f"{path}: {what}")
 
 
-def text(fields: Fields, name: str, path: str = "", default: str = "") -> str:
-    """Return a string; absent or null: the default."""
+def _typed(fields: Fields, where: tuple[str, str], kind: type[T], what: str, default: T) -> T:
+    """Return a value of a type; absent or null: the default. `where` is name and path."""
+    name, path = where
     value = fields.get(name)
     if value is None:
         return default
-    if not isinstance(value, str):
-        raise wrong(path + name, "must be a string")
+    if not isinstance(value, kind):
+        raise wrong(path + name, f"must be {what}")
     return value
+
+
+def text(fields: Fields, name: str, path: str = "", default: str = "") -> str:
+    """Return a string; absent or null: the default."""
+    return _typed(fields, (name, path), str, "a string", default)
 
 
 def flag(fields: Fields, name: str, path: str = "", default: bool = False) -> bool:
     """Return a boolean; absent or null: the default."""
-    value = fields.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise wrong(path + name, "must be true or false")
-    return value
+    return _typed(fields, (name, path), bool, "true or false", default)
 
 
 def whole(fields: Fields, name: str, least: int, most: int, path: str = "") -> int | None:
@@ -55,40 +58,30 @@ def whole(fields: Fields, name: str, least: int, most: int, path: str = "") -> i
 
 def part(fields: Fields, name: str, path: str = "") -> Fields:
     """Return an object; absent or null: empty."""
-    value = fields.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise wrong(path + name, "must be an object")
-    return value
-
-
-def objects(fields: Fields, name: str, path: str = "") -> list[Fields]:
-    """Return a list of objects; absent or null: empty."""
-    value = items(fields, name, path)
-    for number, one in enumerate(value):
-        if not isinstance(one, dict):
-            raise wrong(f"{path}{name}[{number}]", "must be an object")
-    return value  # type: ignore[return-value]
-
-
-def texts(fields: Fields, name: str, path: str = "") -> tuple[str, ...]:
-    """Return a list of strings; absent or null: empty."""
-    value = items(fields, name, path)
-    for number, one in enumerate(value):
-        if not isinstance(one, str):
-            raise wrong(f"{path}{name}[{number}]", "must be a string")
-    return tuple(value)  # type: ignore[arg-type]
+    return _typed(fields, (name, path), dict, "an object", {})
 
 
 def items(fields: Fields, name: str, path: str = "") -> list[object]:
     """Return a list of any values; absent or null: empty."""
-    value = fields.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise wrong(path + name, "must be a list")
-    return value
+    return _typed(fields, (name, path), list, "a list", [])
+
+
+def objects(fields: Fields, name: str, path: str = "") -> list[Fields]:
+    """Return a list of objects; absent or null: empty."""
+    return _items_of(fields, name, path, dict, "an object")
+
+
+def texts(fields: Fields, name: str, path: str = "") -> tuple[str, ...]:
+    """Return a list of strings; absent or null: empty."""
+    return tuple(_items_of(fields, name, path, str, "a string"))
+
+
+def _items_of(fields: Fields, name: str, path: str, kind: type[T], what: str) -> list[T]:
+    value = items(fields, name, path)
+    for number, one in enumerate(value):
+        if not isinstance(one, kind):
+            raise wrong(f"{path}{name}[{number}]", f"must be {what}")
+    return value  # type: ignore[return-value]
 
 
 def ip(value: str, path: str) -> bytes:
@@ -105,3 +98,17 @@ def network(value: str, path: str) -> Network:
         return address.network(value)
     except ValueError as error:
         raise wrong(path, str(error)) from None
+
+
+def optional_ip(fields: Fields, name: str, path: str = "") -> bytes:
+    """Return the packed form of an address field; absent or empty: empty."""
+    value = text(fields, name, path)
+    return ip(value, path + name) if value else b""
+
+
+def directory(fields: Fields, name: str, path: str, default: str) -> str:
+    """Return an absolute path without a slash at its end."""
+    value = text(fields, name, path) or default
+    if not value.startswith("/") or "\0" in value or ".." in value.split("/"):
+        raise wrong(path + name, "must be an absolute path without '..'")
+    return value.rstrip("/")

@@ -28,6 +28,8 @@ _NAME_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0
 _NAME_MARKS = frozenset("_.-")
 _MOST_NAME = 160
 """Names become parts of file names, three per file, which are limited to 255 bytes."""
+ADDRESS_ARGUMENTS = ("IP", "MAC")
+"""Keys of CNI_ARGS that plugins with addresses know."""
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
 
 

@@ -171,7 +171,9 @@ def _read_old(data: Fields, path: str) -> tuple[list[IPConfig], list[PodRoute]]:
         if one:
             here = f"{path}{name}."
             ips.append(
-                IPConfig(fields.network(fields.text(one, "ip", here), here + "ip"), _gateway(one, "gateway", here))
+                IPConfig(
+                    fields.network(fields.text(one, "ip", here), here + "ip"), fields.optional_ip(one, "gateway", here)
+                )
             )
             routes += read_routes(one, here)
     return ips, routes
@@ -188,7 +190,7 @@ def _read_ip(one: Fields, path: str, interfaces: int) -> IPConfig:
     if interface is not None and interface >= interfaces:
         raise fields.wrong(path + "interface", f"there are only {interfaces} interfaces")
     network = fields.network(fields.text(one, "address", path), path + "address")
-    return IPConfig(network, _gateway(one, "gateway", path), interface)
+    return IPConfig(network, fields.optional_ip(one, "gateway", path), interface)
 
 
 def read_routes(data: Fields, path: str) -> tuple[PodRoute, ...]:
@@ -202,7 +204,7 @@ def read_routes(data: Fields, path: str) -> tuple[PodRoute, ...]:
             value = fields.whole(one, name, 0, _MOST_NUMBER, here)
             if value is not None:
                 numbers.append((name, value))
-        routes.append(PodRoute(destination, _gateway(one, "gw", here), tuple(numbers)))
+        routes.append(PodRoute(destination, fields.optional_ip(one, "gw", here), tuple(numbers)))
     return tuple(routes)
 
 
@@ -216,8 +218,3 @@ def read_dns(data: Fields, path: str = "") -> DNSConfig:
         fields.texts(one, "search", here),
         fields.texts(one, "options", here),
     )
-
-
-def _gateway(one: Fields, name: str, path: str) -> bytes:
-    value = fields.text(one, name, path)
-    return fields.ip(value, path + name) if value else b""

@@ -58,6 +58,12 @@ class Records:
                 if found is not None:
                     yield name, found
 
+    def invalid(
+        self, kind: str, network: str, valid: frozenset[tuple[str, str]]
+    ) -> list[tuple[str, dict[str, object]]]:
+        """Return attachments and records of a network without those in `valid` (container ID, interface). Raises OSError."""
+        return [(name, held) for name, held in self.all(kind, network) if tuple(name.split(":")[1:]) not in valid]
+
 
 def split(attachment: str) -> tuple[str, str, str] | None:
     """Return network, container ID, and interface of an attachment's name; None if it is invalid."""

@@ -17,7 +17,7 @@ from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _NESTED = 0x8000
 _LIST_ELEM, _KEY, _DATA, _USERDATA, _KEY_END, _VALUE = 1, 1, 2, 6, 10, 1
@@ -157,6 +157,33 @@ class PodTable:
                 found += some
                 break
         return found
+
+    def reconcile(
+        self, expected: Mapping[str, tuple[Sequence[SetElement], Sequence[SetElement]]], names: Iterable[str]
+    ) -> int:
+        """Add missing elements, own and shared ones by owner; return the number of own ones. `names` are their sets.
+
+        Raises OSError.
+        """
+        if not expected and not self.is_whole():
+            return 0
+        self.restore()
+        there = {(held.element.set, held.element.key) for held in self.held(names)}
+        changed = 0
+        for owner, parts in expected.items():
+            own, shared = ([one for one in part if (one.set, one.key) not in there] for part in parts)
+            self.add(own, owner, shared)
+            changed += len(own)
+        return changed
+
+    def remove_orphans(self, names: Iterable[str], attachments: Iterable[tuple[str, object]], network: str = "") -> int:
+        """Remove elements, of one network or all, whose owner is none of the attachments; return their number."""
+        owners = {owner_of(attachment) for attachment, _ in attachments}
+        orphans = [one for one in self.held(names) if one.owner not in owners]
+        orphans = [one for one in orphans if network in ("", one.owner.partition(":")[0])]
+        for held in orphans:
+            self.remove([held.element], held.owner)
+        return len(orphans)
 
     def _payload(self, elements: Sequence[SetElement], owner: str, key_only: bool = False) -> bytes:
         head = attr(1, self._name.encode() + b"\0") + attr(2, elements[0].set.encode() + b"\0")

@@ -52,10 +52,7 @@ class IpamConfig(Value):
 def directory_of(config: Mapping[str, object]) -> str:
     """Return the directory of a network's reservations: all that DEL needs of a possibly invalid configuration. Raises CniError."""
     ipam = fields.part(config, "ipam")
-    data_dir = fields.text(ipam, "dataDir", "ipam.") or DATA_DIR
-    if not data_dir.startswith("/") or "\0" in data_dir or ".." in data_dir.split("/"):
-        raise fields.wrong("ipam.dataDir", "must be an absolute path without '..'")
-    return f"{data_dir.rstrip('/')}/{fields.text(config, 'name')}"
+    return f"{fields.directory(ipam, 'dataDir', 'ipam.', DATA_DIR)}/{fields.text(config, 'name')}"
 
 
 def read(request: CniRequest) -> IpamConfig:
@@ -106,7 +103,7 @@ def _range(fields_: Fields, path: str) -> IpamRange:
     first = _next(subnet.first)
     # The last IPv4 address is the broadcast address; the last IPv6 address is a normal one.
     last = subnet.last if bits == 128 else _before(subnet.last)
-    start, end, gateway = (_optional_ip(fields_, name, path) for name in ("rangeStart", "rangeEnd", "gateway"))
+    start, end, gateway = (fields.optional_ip(fields_, name, path) for name in ("rangeStart", "rangeEnd", "gateway"))
     for name, value in (("rangeStart", start), ("rangeEnd", end)):
         if value and not first <= value <= last:
             raise fields.wrong(path + name, f"{address.text(value)} is not an address for hosts of {subnet}")
@@ -115,11 +112,6 @@ def _range(fields_: Fields, path: str) -> IpamRange:
     if start and end and start > end:
         raise fields.wrong(path + "rangeStart", f"{address.text(start)} is behind rangeEnd {address.text(end)}")
     return IpamRange(subnet, start or first, end or last, gateway or first)
-
-
-def _optional_ip(fields_: Fields, name: str, path: str) -> bytes:
-    value = fields.text(fields_, name, path)
-    return fields.ip(value, path + name) if value else b""
 
 
 def _refuse_overlap(sets: list[tuple[IpamRange, ...]]) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from narthex.cni.result import CniResult
 
 TABLE = "narthex-hostport"
+GUARD = "links"
+"""Set of the links that `guard` is about."""
 PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}
 _MASK_BITS = 31
 _DEFAULT_MASQ_BIT = 13
@@ -119,12 +121,7 @@ def _mappings(request: CniRequest) -> tuple[PortMapping, ...]:
         protocol = (fields.text(one, "protocol", path) or "tcp").lower()
         if protocol not in PROTOCOLS:
             raise fields.wrong(path + "protocol", f"{protocol[:16]!r} is not one of {', '.join(PROTOCOLS)}")
-        host_ip = fields.text(one, "hostIP", path)
-        bound = fields.ip(host_ip, path + "hostIP") if host_ip else b""
-        if any(bound):
-            found.append(PortMapping(protocol, ports[0], ports[1], bound))
-        else:
-            found.append(PortMapping(protocol, ports[0], ports[1], b"" if not bound else bytes(len(bound))))
+        found.append(PortMapping(protocol, ports[0], ports[1], fields.optional_ip(one, "hostIP", path)))
     return tuple(dict.fromkeys(found))
 
 
@@ -163,7 +160,7 @@ def loopback_links(config: PortmapConfig, pod: PortmapTarget) -> tuple[str, ...]
 
 def guard(links: tuple[str, ...]) -> tuple[SetElement, ...]:
     """Return the elements that block loopback destinations from these links. They stay as long as the links exist."""
-    return tuple(SetElement("links", _name(link)) for link in links)
+    return tuple(SetElement(GUARD, _name(link)) for link in links)
 
 
 def _elements(config: PortmapConfig, pod: PortmapTarget, mapping: PortMapping, ip: bytes) -> list[SetElement]:

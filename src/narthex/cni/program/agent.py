@@ -18,13 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from narthex.cni import request as requests
-from narthex.cni.kernel import records
 from narthex.cni.kernel.records import STATE
-from narthex.cni.kernel.tables import owner_of
-from narthex.cni.plugins.masquerade import subnets
 from narthex.cni.program import ipam as addresses
-from narthex.cni.program import pods, ports, run
-from narthex.cni.program.masquerade import ips_of, put, take
+from narthex.cni.program import masquerade, pods, ports, run
 from narthex.cni.program.node import NodeContext
 from narthex.linux import setns
 from narthex.linux.nfnetlink import NfNetlink
@@ -265,46 +261,6 @@ def resync(state: str) -> int:
     """Reconcile tables with records; return the number of missing and excess elements. Raises OSError."""
     node = NodeContext(state)
     try:
-        return ports.resync(node) + _masquerade(node)
+        return ports.resync(node) + masquerade.resync(node)
     finally:
         node.close()
-
-
-def _masquerade(node: NodeContext) -> int:
-    names = node.names()
-    expected = {}
-    for attachment, record in list(node.records.all(records.MASQUERADE)):
-        pod = node.records.get(records.PODS, attachment)
-        if record.get("backend") != "nftables":
-            continue
-        if pod is not None and records.is_gone(pod, names):
-            take(node, attachment, record)
-            node.records.drop(records.MASQUERADE, attachment)
-            continue
-        expected[attachment] = ips_of(record)
-    if not expected and not node.masquerade.is_whole():
-        return 0
-    node.masquerade.restore()
-    changed = 0
-    there = {held.element.key for held in node.masquerade.held(("pods4", "pods6"))}
-    for attachment, ips in expected.items():
-        if any(ip.network.address not in there for ip in ips):
-            put(node, attachment, ips)
-            changed += len(ips)
-    owners = {owner_of(attachment) for attachment, _ in node.records.all(records.MASQUERADE)}
-    for held in node.masquerade.held(("pods4", "pods6")):
-        if held.owner not in owners:
-            node.masquerade.remove([held.element], held.owner)
-            changed += 1
-    used = {one for ips in expected.values() for one in subnets(ips)}
-    for held in node.masquerade.held(("near4", "near6")):
-        if held.element not in used and not _is_used(node, held.element.key):
-            node.masquerade.remove([held.element], "")
-            changed += 1
-    return changed
-
-
-def _is_used(node: NodeContext, key: bytes) -> bool:
-    """Return True if a new attachment uses the network."""
-    first = key[: len(key) // 2]
-    return any(ip.network.first == first for _, record in node.records.all(records.MASQUERADE) for ip in ips_of(record))

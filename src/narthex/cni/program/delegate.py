@@ -21,18 +21,19 @@ _PATIENCE_SECONDS = 60.0
 
 def run(request: CniRequest, plugin: str) -> bytes:
     """Run a plugin with the unchanged request; return its output. Raises CniError, with the plugin's own code if it fails."""
-    return execute(plugin, _environment(request), request.stdin)
+    asked = request.command, request.container, request.namespace, request.interface, request.args, request.path
+    return execute(plugin, environment(*asked), request.stdin)
 
 
-def execute(plugin: str, environment: Mapping[str, str], stdin: bytes) -> bytes:
-    """Run a plugin from the environment's CNI_PATH; return its output. Raises CniError."""
-    program = _found(environment["CNI_PATH"], plugin)
+def execute(plugin: str, variables: Mapping[str, str], stdin: bytes) -> bytes:
+    """Run a plugin from the CNI_PATH of its environment; return its output. Raises CniError."""
+    program = _found(variables["CNI_PATH"], plugin)
     try:
         done = subprocess.run(
             [program],
             input=stdin,
             capture_output=True,
-            env={"PATH": os.environ.get("PATH", os.defpath), **environment},
+            env={"PATH": os.environ.get("PATH", os.defpath), **variables},
             check=False,
             timeout=_PATIENCE_SECONDS,
         )
@@ -64,13 +65,18 @@ def undo(request: CniRequest, plugin: str) -> None:
 
 def result_of(answer: bytes, plugin: str) -> CniResult:
     """Parse the result of a plugin's ADD. Raises CniError."""
+    return result.read(object_of(answer, plugin), f"the result of {plugin}: ")
+
+
+def object_of(answer: bytes, plugin: str) -> dict[str, object]:
+    """Parse the object on a plugin's standard output. Raises CniError."""
     try:
         data = parse(answer)
     except JsonError as error:
         raise CniError(OTHER, f"plugin {plugin} returned invalid JSON: {error}") from None
     if not isinstance(data, dict):
         raise CniError(OTHER, f"plugin {plugin} did not return an object")
-    return result.read(data, f"the result of {plugin}: ")
+    return data
 
 
 def _found(path: str, plugin: str) -> str:
@@ -83,15 +89,17 @@ def _found(path: str, plugin: str) -> str:
     raise CniError(INVALID_CONFIG, f"failed to find plugin {plugin[:64]!r} in path {path[:256]!r}")
 
 
-def _environment(request: CniRequest) -> dict[str, str]:
-    args = ";".join(f"{key}={value}" for key, value in request.args.items())
+def environment(
+    command: str, container: str, namespace: str, interface: str, args: Mapping[str, str], path: str
+) -> dict[str, str]:
+    """Return the environment of a plugin."""
     return {
-        "CNI_COMMAND": request.command,
-        "CNI_CONTAINERID": request.container,
-        "CNI_NETNS": request.namespace,
-        "CNI_IFNAME": request.interface,
-        "CNI_ARGS": args,
-        "CNI_PATH": request.path,
+        "CNI_COMMAND": command,
+        "CNI_CONTAINERID": container,
+        "CNI_NETNS": namespace,
+        "CNI_IFNAME": interface,
+        "CNI_ARGS": ";".join(f"{key}={value}" for key, value in args.items()),
+        "CNI_PATH": path,
     }
 
 

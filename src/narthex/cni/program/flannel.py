@@ -22,7 +22,7 @@ PASSED_ON = ("runtimeConfig", "args", "prevResult", "cni.dev/valid-attachments")
 
 def subnet_file_of(request: CniRequest) -> str:
     """Return the path of `subnet.env`. Raises CniError."""
-    return _path(request, "subnetFile", SUBNET_FILE)
+    return fields.directory(request.config, "subnetFile", "", SUBNET_FILE)
 
 
 def saved_file_of(request: CniRequest) -> str:
@@ -32,14 +32,7 @@ def saved_file_of(request: CniRequest) -> str:
 
 def data_dir_of(request: CniRequest) -> str:
     """Return the directory of saved configurations, one per container. Raises CniError."""
-    return _path(request, "dataDir", DATA_DIR)
-
-
-def _path(request: CniRequest, name: str, default: str) -> str:
-    path = fields.text(request.config, name) or default
-    if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
-        raise fields.wrong(name, "must be an absolute path without '..'")
-    return path.rstrip("/")
+    return fields.directory(request.config, "dataDir", "", DATA_DIR)
 
 
 class SubnetEnv(dict[str, str]):

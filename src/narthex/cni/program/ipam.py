@@ -7,7 +7,7 @@ from narthex.cni.errors import CANNOT_ADD, INVALID_CONFIG, NOT_AS_ADDED, TAKEN, 
 from narthex.cni.kernel import files, records
 from narthex.cni.kernel.leases import IpamLeases
 from narthex.cni.plugins import host_local as ipam
-from narthex.cni.request import valid_attachments
+from narthex.cni.request import ADDRESS_ARGUMENTS, check_arguments, valid_attachments
 from narthex.cni.result import CniResult, DNSConfig
 from narthex.model import packed_addresses as address
 
@@ -26,8 +26,14 @@ def kind_of(request: CniRequest) -> str:
     return fields.text(fields.part(request.config, "ipam"), "type", "ipam.")
 
 
-def add(node: NodeContext, request: CniRequest, link: str = "") -> CniResult:
-    """Allocate the addresses of an attachment. `link` is the node's end of its veth pair. Raises CniError."""
+def add(node: NodeContext, request: CniRequest) -> CniResult:
+    """Perform the ADD of host-local. Raises CniError."""
+    check_arguments(request, ADDRESS_ARGUMENTS)
+    return allocate(node, request, "")
+
+
+def allocate(node: NodeContext, request: CniRequest, link: str) -> CniResult:
+    """Allocate the addresses of an attachment. `link` is the node's end of its veth pair, or empty. Raises CniError."""
     if kind_of(request) != "host-local":
         from narthex.cni.program import delegate
 
@@ -150,14 +156,8 @@ def collect(node: NodeContext, request: CniRequest) -> None:
         with leases.lock():
             held = leases.held().items()
             leases.free([one for one, owner in held if not any(owner.is_of(*each) for each in valid)])
-    drop_invalid(node, request, records.PODS, valid)
-
-
-def drop_invalid(node: NodeContext, request: CniRequest, kind: str, valid: frozenset[tuple[str, str]]) -> None:
-    """Remove the network's records of a kind without a valid attachment."""
-    for attachment, _ in node.records.all(kind, request.network):
-        if tuple(attachment.split(":")[1:]) not in valid:
-            node.records.drop(kind, attachment)
+    for attachment, _ in node.records.invalid(records.PODS, request.network, valid):
+        node.records.drop(records.PODS, attachment)
 
 
 def status(node: NodeContext, request: CniRequest) -> None:

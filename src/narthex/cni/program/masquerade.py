@@ -18,42 +18,42 @@ if TYPE_CHECKING:
     from narthex.cni.request import CniRequest
 
 
+_PODS, _NEAR = ("pods4", "pods6"), ("near4", "near6")
+
+
 def add(node: NodeContext, request: CniRequest, backend: str, ips: tuple[IPConfig, ...]) -> None:
     """Masquerade a pod. Raises OSError, CniError."""
     record = {"backend": backend, "ips": [str(ip.network) for ip in ips]}
     node.records.put(records.MASQUERADE, request.attachment, record)
     if backend == "nftables":
-        put(node, request.attachment, ips)
+        node.masquerade.add(masquerade.elements(ips), owner_of(request.attachment), masquerade.subnets(ips))
     else:
         from narthex.cni.program import iptables as chains
 
         chains.masquerade(request, ips)
 
 
-def put(node: NodeContext, attachment: str, ips: tuple[IPConfig, ...]) -> None:
-    """Add the elements of a pod to the table; they may exist. Raises OSError."""
-    node.masquerade.add(masquerade.elements(ips), owner_of(attachment), masquerade.subnets(ips))
-
-
 def remove(node: NodeContext, request: CniRequest, configured: bool) -> None:
     """Stop masquerading a pod. `configured`: without a record, it may have the reference plugins' chains."""
     record = node.records.get(records.MASQUERADE, request.attachment)
-    if record is not None and record.get("backend") == "nftables":
-        take(node, request.attachment, record)
-    elif record is not None or configured:
+    if record is not None or configured:
+        _close(node, request.attachment, record or {})
+    else:
+        node.records.drop(records.MASQUERADE, request.attachment)
+
+
+def _close(node: NodeContext, attachment: str, record: Mapping[str, object]) -> None:
+    if record.get("backend") == "nftables":
+        node.masquerade.remove(masquerade.elements(_ips_of(record)), owner_of(attachment))
+    else:
         from narthex.cni.program import iptables as chains
 
-        chains.unmasquerade(request.network, request.container)
-    node.records.drop(records.MASQUERADE, request.attachment)
+        network, container, _ = attachment.split(":")
+        chains.unmasquerade(network, container)
+    node.records.drop(records.MASQUERADE, attachment)
 
 
-def take(node: NodeContext, attachment: str, record: Mapping[str, object]) -> None:
-    """Remove the elements of a record from the table. Raises OSError."""
-    node.masquerade.remove(masquerade.elements(ips_of(record)), owner_of(attachment))
-
-
-def ips_of(record: Mapping[str, object]) -> tuple[IPConfig, ...]:
-    """Return the addresses in a record."""
+def _ips_of(record: Mapping[str, object]) -> tuple[IPConfig, ...]:
     found = []
     for text in fields.items(record, "ips"):
         try:
@@ -78,14 +78,22 @@ def check(node: NodeContext, request: CniRequest, backend: str, ips: tuple[IPCon
 
 def collect(node: NodeContext, request: CniRequest, valid: frozenset[tuple[str, str]]) -> None:
     """Remove the rules of all attachments that are not valid (GC)."""
-    for attachment, record in list(node.records.all(records.MASQUERADE, request.network)):
-        network, container, interface = attachment.split(":")
-        if (container, interface) in valid:
-            continue
-        if record.get("backend") == "nftables":
-            take(node, attachment, record)
-        else:
-            from narthex.cni.program import iptables as chains
+    for attachment, record in node.records.invalid(records.MASQUERADE, request.network, valid):
+        _close(node, attachment, record)
 
-            chains.unmasquerade(network, container)
-        node.records.drop(records.MASQUERADE, attachment)
+
+def resync(node: NodeContext) -> int:
+    """Restore removed elements and remove those that no attachment uses; return their number. Raises OSError."""
+    ips_of = {attachment: _ips_of(record) for attachment, record in node.lasting(records.MASQUERADE, _close)}
+    expected = {owner_of(name): (masquerade.elements(ips), masquerade.subnets(ips)) for name, ips in ips_of.items()}
+    changed = node.masquerade.reconcile(expected, (*_PODS, *_NEAR))
+    changed += node.masquerade.remove_orphans(_PODS, node.records.all(records.MASQUERADE))
+    for held in node.masquerade.held(_NEAR):
+        # Of all records, read again: attachments may have been added meanwhile.
+        used = (
+            one.key for _, record in node.records.all(records.MASQUERADE) for one in masquerade.subnets(_ips_of(record))
+        )
+        if held.element.key not in used:
+            node.masquerade.remove([held.element], "")
+            changed += 1
+    return changed

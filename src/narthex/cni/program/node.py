@@ -5,12 +5,13 @@ from __future__ import annotations
 import posix
 
 from narthex.cni.errors import INVALID_NAMESPACE, UNKNOWN_CONTAINER, CniError
+from narthex.cni.kernel import records
 from narthex.cni.kernel.records import STATE, Records
 from narthex.linux import setns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from narthex.cni.kernel.tables import PodTable
     from narthex.cni.plan import SysctlSetting
@@ -86,6 +87,20 @@ class NodeContext:
     def names(self) -> frozenset[str]:
         """Return the names of all interfaces of the node."""
         return frozenset(link.name for link in self.links.links())
+
+    def lasting(
+        self, kind: str, close: Callable[[NodeContext, str, dict[str, object]], None]
+    ) -> Iterator[tuple[str, dict[str, object]]]:
+        """Yield attachments and records of nftables rules; `close` those whose namespace is gone. Raises OSError."""
+        names = self.names()
+        for attachment, record in list(self.records.all(kind)):
+            pod = self.records.get(records.PODS, attachment)
+            if record.get("backend") != "nftables":
+                continue
+            if pod is not None and records.is_gone(pod, names):
+                close(self, attachment, record)
+            else:
+                yield attachment, record
 
     def begin(self, pod: int | None) -> None:
         """Begin a request. `pod` is the open file of the pod's namespace, if the client has sent it."""

@@ -11,7 +11,7 @@ from narthex.cni.plugins import bridge, pod, ptp
 from narthex.cni.program import ipam as addresses
 from narthex.cni.program import masquerade
 from narthex.cni.program.node import apply_settings
-from narthex.cni.request import check_arguments, valid_attachments
+from narthex.cni.request import ADDRESS_ARGUMENTS, check_arguments, valid_attachments
 from narthex.cni.result import CniResult, Interface, IPConfig, previous
 from narthex.linux.rtnetlink import RtNetlink
 from narthex.model.links import AddRoute, DeleteLink, SetDown, SetUp
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from narthex.cni.program.node import NodeContext
     from narthex.cni.request import CniRequest
     from narthex.linux.rtnetlink import LinkState
+    from narthex.model.links import LinkChange
 
 _PORT_SECONDS, _PORT_PAUSE = 2.5, 0.0002
-KNOWN_ARGUMENTS = ("IP", "MAC")
 
 
 def add_bridge(node: NodeContext, request: CniRequest) -> CniResult:
     """Perform the ADD of `bridge`. Raises CniError, OSError."""
     config = bridge.read(request)
-    check_arguments(request, KNOWN_ARGUMENTS)
+    check_arguments(request, ADDRESS_ARGUMENTS)
     veth = _new_veth(config.mac)
     allocated = _allocate(node, request, veth)
     try:
@@ -51,7 +51,7 @@ def add_bridge(node: NodeContext, request: CniRequest) -> CniResult:
 def add_ptp(node: NodeContext, request: CniRequest) -> CniResult:
     """Perform the ADD of `ptp`. Raises CniError, OSError."""
     config = ptp.read(request)
-    check_arguments(request, KNOWN_ARGUMENTS)
+    check_arguments(request, ADDRESS_ARGUMENTS)
     veth = _new_veth(bridge.mac_of(request))
     allocated = _allocate(node, request, veth)
     try:
@@ -86,7 +86,7 @@ def _new_veth(mac: bytes | None) -> VethIdentity:
 
 def _allocate(node: NodeContext, request: CniRequest, veth: VethIdentity) -> CniResult:
     if bridge.has_ipam(request):
-        return addresses.add(node, request, veth.name)
+        return addresses.allocate(node, request, veth.name)
     record = records.of_namespace(node.pod(request), request.namespace, veth.name)
     if node.records.get(records.PODS, request.attachment) is None:
         node.records.put(records.PODS, request.attachment, record)
@@ -170,7 +170,8 @@ def remove(node: NodeContext, request: CniRequest) -> None:
         if record is not None and record.get("boot") == records.boot():
             node.links.fulfil([DeleteLink(str(record.get("link", "")))])
         else:
-            _remove_inside(node, request)
+            # Another plugin created the pod's interface.
+            _remove_inside(node, request, DeleteLink(request.interface))
         masquerade.remove(node, request, record is None and request.config.get("ipMasq") is True)
     finally:
         if bridge.has_ipam(request):
@@ -178,14 +179,13 @@ def remove(node: NodeContext, request: CniRequest) -> None:
         node.records.drop(records.PODS, request.attachment)
 
 
-def _remove_inside(node: NodeContext, request: CniRequest) -> None:
-    """Remove the pod's interface of an attachment that another plugin created."""
+def _remove_inside(node: NodeContext, request: CniRequest, change: LinkChange) -> None:
     if not request.namespace:
         return
     try:
         with node.inside(request):
             links = RtNetlink()
-            links.fulfil([DeleteLink(request.interface)])
+            links.fulfil([change])
             links.close()
     except CniError:
         # The namespace is gone, and the interface with it.
@@ -194,15 +194,7 @@ def _remove_inside(node: NodeContext, request: CniRequest) -> None:
 
 def remove_loopback(node: NodeContext, request: CniRequest) -> None:
     """Perform the DEL of `loopback`. Raises OSError."""
-    if not request.namespace:
-        return
-    try:
-        with node.inside(request):
-            links = RtNetlink()
-            links.fulfil([SetDown("lo")])
-            links.close()
-    except CniError:
-        return
+    _remove_inside(node, request, SetDown("lo"))
 
 
 def check(node: NodeContext, request: CniRequest) -> None:
@@ -215,8 +207,7 @@ def check(node: NodeContext, request: CniRequest) -> None:
     ends = _check_node(node, request, before)
     with node.inside(request):
         _check_pod(request, before, ends)
-    on_bridge = request.plugin == "bridge"
-    masked_by = bridge.read(request).masquerade if on_bridge else ptp.read(request).masquerade
+    masked_by = _masquerade_of(request)
     if masked_by:
         masquerade.check(node, request, masked_by, before.ips)
 
@@ -224,9 +215,10 @@ def check(node: NodeContext, request: CniRequest) -> None:
 def _check_node(node: NodeContext, request: CniRequest, before: CniResult) -> dict[int, LinkState]:
     """Check the node's ends of the attachment; return them by index."""
     found: dict[int, LinkState] = {}
-    master = 0
+    master, own = 0, ""
     if request.plugin == "bridge":
         config = bridge.read(request)
+        own = config.bridge
         there = node.links.link(config.bridge)
         if there is None or there.kind != "bridge":
             raise _differs(f"there is no bridge {config.bridge}")
@@ -236,7 +228,7 @@ def _check_node(node: NodeContext, request: CniRequest, before: CniResult) -> di
             for missing in gateways.difference(node.links.addresses(master)):
                 raise _differs(f"bridge {config.bridge} has lost its address {missing}")
     for one in before.interfaces:
-        if one.sandbox or (request.plugin == "bridge" and one.name == bridge.read(request).bridge):
+        if one.sandbox or (own and one.name == own):
             continue
         link = node.links.link(one.name)
         if link is None or link.kind != "veth":
@@ -290,6 +282,10 @@ def check_loopback(node: NodeContext, request: CniRequest) -> None:
         raise _differs("lo is down")
 
 
+def _masquerade_of(request: CniRequest) -> str:
+    return (bridge.read(request) if request.plugin == "bridge" else ptp.read(request)).masquerade
+
+
 def _differs(what: str) -> CniError:
     return CniError(NOT_AS_ADDED, what)
 
@@ -299,20 +295,20 @@ def collect(node: NodeContext, request: CniRequest) -> None:
     valid = valid_attachments(request)
     names = node.names()
     try:
-        for attachment, record in node.records.all(records.PODS, request.network):
-            if tuple(attachment.split(":")[1:]) not in valid and record.get("link") in names:
+        for _, record in node.records.invalid(records.PODS, request.network, valid):
+            if record.get("link") in names:
                 node.links.fulfil([DeleteLink(str(record["link"]))])
         masquerade.collect(node, request, valid)
     finally:
         if bridge.has_ipam(request):
             addresses.collect(node, request)
-        addresses.drop_invalid(node, request, records.PODS, valid)
+        for attachment, _ in node.records.invalid(records.PODS, request.network, valid):
+            node.records.drop(records.PODS, attachment)
 
 
 def status(node: NodeContext, request: CniRequest) -> None:
     """Perform the STATUS of bridge and ptp. Raises CniError if an ADD would fail."""
-    masked_by = (bridge.read(request) if request.plugin == "bridge" else ptp.read(request)).masquerade
-    if masked_by == "nftables":
+    if _masquerade_of(request) == "nftables":
         node.masquerade.is_whole()
     if bridge.has_ipam(request):
         addresses.status(node, request)

@@ -153,14 +153,9 @@ def check(node: NodeContext, request: CniRequest) -> None:
 
 def collect(node: NodeContext, request: CniRequest) -> None:
     """Perform the GC: remove the host ports without a valid attachment. Raises CniError, OSError."""
-    valid = valid_attachments(request)
-    for attachment, record in list(node.records.all(records.PORTS, request.network)):
-        if tuple(attachment.split(":")[1:]) not in valid:
-            _close(node, attachment, record)
-    owners = {owner_of(attachment) for attachment, _ in node.records.all(records.PORTS, request.network)}
-    for held in node.ports.held(_SETS):
-        if held.owner.partition(":")[0] == request.network and held.owner not in owners:
-            node.ports.remove([held.element], held.owner)
+    for attachment, record in node.records.invalid(records.PORTS, request.network, valid_attachments(request)):
+        _close(node, attachment, record)
+    node.ports.remove_orphans(_SETS, node.records.all(records.PORTS, request.network), request.network)
 
 
 def status(node: NodeContext, request: CniRequest) -> None:
@@ -179,32 +174,13 @@ def status(node: NodeContext, request: CniRequest) -> None:
 
 def resync(node: NodeContext) -> int:
     """Restore removed elements and remove orphaned ones; return their number. Raises OSError."""
-    names, expected = node.names(), {}
-    for attachment, record in list(node.records.all(records.PORTS)):
-        pod_record = node.records.get(records.PODS, attachment)
-        if record.get("backend") != "nftables":
-            continue
-        if pod_record is not None and records.is_gone(pod_record, names):
-            _close(node, attachment, record)
-            continue
+    expected = {}
+    for attachment, record in node.lasting(records.PORTS, _close):
         config, pod = of_record(record)
         guard = portmap.guard(portmap.loopback_links(config, pod))
         expected[owner_of(attachment)] = (portmap.elements(config, pod), guard)
-    if not expected and not node.ports.is_whole():
-        return 0
-    node.ports.restore()
-    changed = 0
-    there = {(held.element.set, held.element.key): held.owner for held in node.ports.held(_SETS)}
-    for owner, (elements, guard) in expected.items():
-        missing = [one for one in elements if (one.set, one.key) not in there]
-        node.ports.add(missing, owner, guard)
-        changed += len(missing)
-    owners = {owner_of(attachment) for attachment, _ in node.records.all(records.PORTS)}
-    for held in node.ports.held(_SETS):
-        if held.owner not in owners:
-            node.ports.remove([held.element], held.owner)
-            changed += 1
-    return changed
+    added = node.ports.reconcile(expected, (*_SETS, portmap.GUARD))
+    return added + node.ports.remove_orphans(_SETS, node.records.all(records.PORTS))
 
 
 def _forget_flows(config: PortmapConfig, pod: PortmapTarget, only_to_pod: bool = False) -> int:
@@ -269,7 +245,7 @@ def of_record(record: Fields[str, object]) -> tuple[PortmapConfig, PortmapTarget
             fields.text(one, "protocol"),
             fields.whole(one, "hostPort", 1, 65535) or 0,
             fields.whole(one, "containerPort", 1, 65535) or 0,
-            fields.ip(host_ip, "hostIP") if (host_ip := fields.text(one, "hostIP")) else b"",
+            fields.optional_ip(one, "hostIP"),
         )
         for one in fields.objects(record, "mappings")
     )

@@ -68,32 +68,10 @@ def _add(node: NodeContext, request: CniRequest) -> Mapping[str, object]:
     """Return the result of an ADD as an object."""
     if request.plugin == "flannel":
         return _add_flannel(node, request)
-    if request.plugin == "portmap":
-        from narthex.cni.program import ports
-
-        ports.add(node, request)
+    made = _run_command(node, request)
+    if made is None or (request.plugin == "loopback" and request.config.get("prevResult") is not None):
         return _previous_result(request)
-    if request.plugin == "host-local":
-        from narthex.cni.program import ipam as addresses
-
-        requests.check_arguments(request, ("IP", "MAC"))
-        return results.write(addresses.add(node, request), request.version)
-    from narthex.cni.program import pods
-
-    if request.plugin == "loopback":
-        made = pods.add_loopback(node, request)
-        return (
-            _previous_result(request)
-            if request.config.get("prevResult") is not None
-            else results.write(made, request.version)
-        )
-    return results.write(_add_pod(node, request), request.version)
-
-
-def _add_pod(node: NodeContext, request: CniRequest) -> CniResult:
-    from narthex.cni.program import pods
-
-    return pods.add_bridge(node, request) if request.plugin == "bridge" else pods.add_ptp(node, request)
+    return results.write(made, request.version)
 
 
 def _previous_result(request: CniRequest) -> Mapping[str, object]:
@@ -118,30 +96,30 @@ def _add_flannel(node: NodeContext, request: CniRequest) -> Mapping[str, object]
         raise
 
 
-_STANDARD = {"DEL": "remove", "CHECK": "check", "GC": "collect", "STATUS": "status"}
+_STANDARD = {"ADD": "add", "DEL": "remove", "CHECK": "check", "GC": "collect", "STATUS": "status"}
 COMMAND_HANDLERS = {
-    "bridge": ("pods", _STANDARD),
-    "ptp": ("pods", _STANDARD),
+    "bridge": ("pods", _STANDARD | {"ADD": "add_bridge"}),
+    "ptp": ("pods", _STANDARD | {"ADD": "add_ptp"}),
     "portmap": ("ports", _STANDARD),
     "host-local": ("ipam", _STANDARD),
-    "loopback": ("pods", {"DEL": "remove_loopback", "CHECK": "check_loopback"}),
+    "loopback": ("pods", {"ADD": "add_loopback", "DEL": "remove_loopback", "CHECK": "check_loopback"}),
 }
-"""For each plugin, the module and the functions of (node, request) for commands other than ADD.
+"""For each plugin, the module and the functions of (node, request) for its commands; those for ADD return the result.
 
 The module is loaded on demand; a command without a function does nothing.
 """
 
 
-def _run_command(node: NodeContext, request: CniRequest) -> None:
-    """Handle DEL, CHECK, GC, and STATUS."""
+def _run_command(node: NodeContext, request: CniRequest) -> CniResult | None:
     if request.plugin == "flannel":
         _run_flannel_command(node, request)
-        return
+        return None
     module, functions = COMMAND_HANDLERS[request.plugin]
     name = functions.get(request.command)
-    if name is not None:
-        # Avoids the import of importlib.
-        getattr(__import__(f"narthex.cni.program.{module}", None, None, (name,)), name)(node, request)
+    if name is None:
+        return None
+    # Avoids the import of importlib.
+    return getattr(__import__(f"narthex.cni.program.{module}", None, None, (name,)), name)(node, request)  # type: ignore[no-any-return]
 
 
 def _run_flannel_command(node: NodeContext, request: CniRequest) -> None:

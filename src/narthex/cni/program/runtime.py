@@ -6,7 +6,7 @@ configuration of an ADD is stored first, so that DEL uses the same one even if i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from narthex.cni import fields, result
-from narthex.cni.errors import DECODING_FAILURE, OTHER, CniError
+from narthex.cni.errors import CniError
 from narthex.cni.kernel import files
 from narthex.cni.program import delegate
-from narthex.cni.request import is_interface, is_name
+from narthex.cni.request import configuration, is_interface, is_name
 from narthex.cni.result import CniResult
 from narthex.linux import namespaces as netns
 
@@ -56,12 +56,7 @@ class _Added(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_network(data: bytes) -> NetworkConfigList:
     """Parse a `*.conflist`. Raises CniError."""
-    try:
-        config = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise CniError(DECODING_FAILURE, f"the network configuration cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise CniError(DECODING_FAILURE, "the network configuration must be an object")
+    config = configuration(data)
     name = fields.text(config, "name")
     if not is_name(name):
         raise fields.wrong("name", f"{name[:64]!r} is not a network's name")
@@ -94,7 +89,7 @@ class Runtime:
         answer: dict[str, Any] | None = None
         try:
             for plugin in network.plugins:
-                answer = _object(self._run("ADD", added, plugin, answer), str(plugin["type"]))
+                answer = delegate.object_of(self._run("ADD", added, plugin, answer), str(plugin["type"]))
             assert answer is not None, "a network has a plugin"
             self._store(msgspec.structs.replace(added, result=answer))
             return result.read(answer, "the result: ")
@@ -122,21 +117,17 @@ class Runtime:
         files.remove(self._file(network, container))
 
     def _run(self, command: str, added: _Added, plugin: Mapping[str, Any], before: Mapping[str, Any] | None) -> bytes:
+        container = added.container
         config = {**plugin, "name": added.network.name, "cniVersion": added.network.version}
         has = fields.part(plugin, "capabilities")
-        passed = {name: value for name, value in added.container.capabilities.items() if has.get(name) is True}
+        passed = {name: value for name, value in container.capabilities.items() if has.get(name) is True}
         if passed:
             config["runtimeConfig"] = passed
         if before is not None:
             config["prevResult"] = before
-        environment = {
-            "CNI_COMMAND": command,
-            "CNI_CONTAINERID": added.container.id,
-            "CNI_NETNS": added.container.namespace,
-            "CNI_IFNAME": added.container.interface,
-            "CNI_ARGS": _joined(added.container.args.items()),
-            "CNI_PATH": self._path,
-        }
+        environment = delegate.environment(
+            command, container.id, container.namespace, container.interface, _checked(container.args), self._path
+        )
         # A program starts in the network namespace of the calling thread.
         with netns.entered(self._namespace):
             return delegate.execute(str(plugin["type"]), environment, msgspec.json.encode(config))
@@ -153,18 +144,8 @@ class Runtime:
         return None if data is None else msgspec.json.decode(data, type=_Added)
 
 
-def _joined(args: Iterable[tuple[str, str]]) -> str:
-    for key, value in args:
+def _checked(args: Mapping[str, str]) -> Mapping[str, str]:
+    for key, value in args.items():
         if any(mark in f"{key}{value}" for mark in ";=\0"):
             raise fields.wrong("CNI_ARGS", f"{key[:32]!r}: {value[:64]!r} cannot be passed: no ';' and no '='")
-    return ";".join(f"{key}={value}" for key, value in args)
-
-
-def _object(answer: bytes, plugin: str) -> dict[str, Any]:
-    try:
-        answer = msgspec.json.decode(answer)
-    except msgspec.DecodeError as error:
-        raise CniError(OTHER, f"plugin {plugin} returned invalid JSON: {error}") from None
-    if not isinstance(answer, dict):
-        raise CniError(OTHER, f"plugin {plugin} did not return an object")
-    return answer
+    return args
