@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from narthex.cli import main
 from narthex.trace.node.layout import BundleManifest
-from narthex.trace.program.bundle_file import write_file
+from narthex.trace.program.bundle import write_file
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs" / "reference" / "schemas" / "narthex.v1.json"

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from narthex.cli import main
 from narthex.trace.node.layout import BundleManifest
-from narthex.trace.program.bundle_file import write_file
+from narthex.trace.program.bundle import write_file
 
 DUMPS = Path(__file__).parents[1] / "dumps"
 HELLO = DUMPS / "hello-world.iptables-save"

@@ -6,11 +6,11 @@ import pytest
 from click.testing import CliRunner
 
 from narthex.cli import main
+from narthex.trace.follow.views import TrackedConnection
 from narthex.trace.node.layout import BundleManifest
-from narthex.trace.program.bundle_file import write_file
+from narthex.trace.program.bundle import write_file
 from narthex.trace.reports.counting import (
     ConnectionCounter,
-    ConnectionLike,
     CounterReading,
     count,
     of_connections,
@@ -92,11 +92,24 @@ def test_counters_of_ipvs() -> None:
     }
 
 
+def connection(source: str, source_port: int, to: str, port: int, reply: str, reply_port: int) -> TrackedConnection:
+    return TrackedConnection(
+        protocol="tcp",
+        source=source,
+        source_port=source_port,
+        destination=to,
+        port=port,
+        reply_source=reply,
+        reply_source_port=reply_port,
+        reply_destination=source,
+    )
+
+
 def test_connections_through_services_count_and_others_do_not() -> None:
     held = [
-        ConnectionLike("tcp", "10.0.0.9", 1, "10.96.0.9", 80, "10.244.1.7", 8080),
-        ConnectionLike("tcp", "10.0.0.9", 2, "10.0.0.1", 30080, "10.244.1.7", 8080),
-        ConnectionLike("tcp", "10.0.0.9", 3, "10.0.0.1", 22, "10.0.0.1", 22),
+        connection("10.0.0.9", 1, "10.96.0.9", 80, "10.244.1.7", 8080),
+        connection("10.0.0.9", 2, "10.0.0.1", 30080, "10.244.1.7", 8080),
+        connection("10.0.0.9", 3, "10.0.0.1", 22, "10.0.0.1", 22),
     ]
     assert by_endpoint(of_connections(held, NAMES)) == {("shop/web:http", "10.244.1.7:8080"): 2}
 

@@ -48,7 +48,7 @@ def command(
         narthex bundle -o node-1.tgz --kubeconfig ~/.kube/config
         narthex bundle --script | ssh root@node-1 sh > node-1.tgz
     """
-    from narthex.trace.program.gather import intended, take
+    from narthex.trace.program.bundle import intended, take, write, write_file
 
     if script:
         from narthex.trace.node.layout import script as script_text
@@ -67,13 +67,11 @@ def command(
     if output == "json":
         _show(gathered.table, output)
         return
-    from narthex.trace.program import bundle_file
-
     try:
         if output == "-":
-            bundle_file.write(sys.stdout.buffer, gathered.table, gathered.parts)
+            write(sys.stdout.buffer, gathered.table, gathered.parts)
         else:
-            bundle_file.write_file(Path(output), gathered.table, gathered.parts)
+            write_file(Path(output), gathered.table, gathered.parts)
     except FileExistsError as error:
         raise click.ClickException(f"{output} exists: name another file, or remove it") from error
     except OSError as error:

@@ -11,8 +11,8 @@ import click
 from narthex.cli.inputs import node_options, node_options_of, options, output_option, source_options, views_of
 from narthex.cli.output import AnswersByStatus, json_text
 from narthex.proxy.plan.show import visible
-from narthex.trace.program.checking import compare, status
 from narthex.trace.program.inputs import InputError
+from narthex.trace.program.reports import check_reports, status
 from narthex.trace.reports.check import CheckDocument, CheckReport
 
 
@@ -62,7 +62,7 @@ def _compared(given: dict[str, Any]) -> tuple[tuple[CheckReport, ...], tuple[str
     if len(views) != 1:
         raise click.UsageError("expected one node: give one bundle, or dumps of one node")
     try:
-        return compare(cluster, views[0], node_options_of(given))
+        return check_reports(cluster, views[0], node_options_of(given))
     except InputError as error:
         raise click.ClickException(str(error)) from error
 

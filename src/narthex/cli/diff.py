@@ -16,7 +16,7 @@ from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.show import visible
 from narthex.trace.follow.views import LinkAddress, NodeView
 from narthex.trace.node.view import view_of_bundle, view_of_files
-from narthex.trace.program.bundle_file import BundleError, read_bundle
+from narthex.trace.program.bundle import BundleError, read_bundle
 from narthex.trace.reports.difference import ViewComparison, ViewDifference, diff_document, differences, rules_in_text
 
 

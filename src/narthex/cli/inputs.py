@@ -170,7 +170,7 @@ def views_of(
     """Read all sources: views, and objects from --manifests or the API, otherwise from a bundle. Ends the command on errors."""
     # Commands that only plan do not read dumps: these modules would double their start-up time.
     from narthex.netfilter.dump.read import DumpError
-    from narthex.trace.program.bundle_file import BundleError
+    from narthex.trace.program.bundle import BundleError
     from narthex.trace.program.known import from_bundles, from_files, live
 
     try:

@@ -37,7 +37,7 @@ def command(all_services: bool, output: str, **options: Any) -> None:
     \b
         narthex migrate --from iptables --to nftables --manifests DIR
     """
-    from narthex.trace.program.migrate import prospect
+    from narthex.trace.program.reports import prospect
 
     cluster = cluster_of(options)
     try:

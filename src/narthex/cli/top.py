@@ -21,9 +21,9 @@ from narthex.cli.output import json_text
 from narthex.model.store import Snapshot
 from narthex.proxy.plan.show import visible
 from narthex.trace.names import AddressNames
-from narthex.trace.program.bundle_file import BundleError
-from narthex.trace.program.counts import look, look_at_bundle, names_of
+from narthex.trace.program.bundle import BundleError
 from narthex.trace.program.inputs import ClusterObjects
+from narthex.trace.program.reports import look, look_at_bundle, names_of
 from narthex.trace.reports.counting import CounterReading, TopDocument, TopRow, ordered, rows
 
 if TYPE_CHECKING:

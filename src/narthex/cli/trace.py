@@ -26,7 +26,7 @@ from narthex.trace.causes.catalogue import CauseFinding, findings_text
 from narthex.trace.document import trace_document
 from narthex.trace.model import PacketPath
 from narthex.trace.names import AddressName
-from narthex.trace.program.bundle_file import BundleError
+from narthex.trace.program.bundle import BundleError
 from narthex.trace.program.inputs import InputError, NodeInputs
 from narthex.trace.program.known import KnownCluster
 from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError

@@ -11,8 +11,7 @@ from narthex.linux import namespaces as netns
 from narthex.linux.run import run
 from narthex.trace.node.layout import TAKEN, script
 from narthex.trace.node.view import view_of_bundle
-from narthex.trace.program.bundle_file import read_bundle, write_file
-from narthex.trace.program.gather import gather
+from narthex.trace.program.bundle import gather, read_bundle, write_file
 
 pytestmark = pytest.mark.kernel
 

@@ -10,7 +10,7 @@ import pytest
 from narthex.model.net import IPFamily
 from narthex.trace.node.layout import ABSENT, TAKEN, BundleManifest, PartStatus, read_table, table_text
 from narthex.trace.node.view import view_of_bundle
-from narthex.trace.program.bundle_file import BundleError, read_bundle, write_file
+from narthex.trace.program.bundle import BundleError, read_bundle, write_file
 
 TABLE = BundleManifest(node="node-1", writer="test", parts=(PartStatus(path="net/routes-4.json", status=TAKEN),))
 

@@ -133,7 +133,7 @@ def test_connections_are_found_by_where_they_were_sent_to_and_who_answers() -> N
         "10.0.0.1", 6443, "ESTABLISHED", ("ASSURED",), 431999,
     )  # fmt: skip
     assert table.to(Protocol.UDP, "10.96.0.1", 443) == ()
-    (dns,) = table.replied_by("10.244.2.9")
+    (dns,) = [each for each in table.all() if each.reply_source == "10.244.2.9"]
     assert (dns.flags, dns.mark, dns.state) == (("UNREPLIED",), 2, "")
     assert [each.protocol for each in table.all()] == ["tcp", "udp", "icmp"]
     assert read_line("tcp 6 nonsense") is None

@@ -1,4 +1,4 @@
-"""host-local IPAM: configuration, and the choice of addresses. Reservations are stored by `kernel/leases.py`.
+"""host-local IPAM: configuration, and the choice of addresses. Reservations are stored by `program/ipam.py`.
 
 Configuration and choice match the reference plugin: each range set provides one address, the next one after the last
 assigned, so that a freed address is reused as late as possible.

@@ -28,7 +28,7 @@ BUNDLED = (
     *(f"narthex.cni.plugins.{name}" for name in ("bridge", "host_local", "iptables", "masquerade", "pod")),
     *(f"narthex.cni.plugins.{name}" for name in ("portmap", "ptp")),
     "narthex.cni.kernel",
-    *(f"narthex.cni.kernel.{name}" for name in ("files", "leases", "records", "tables")),
+    *(f"narthex.cni.kernel.{name}" for name in ("files", "records", "tables")),
     "narthex.cni.program",
     *(f"narthex.cni.program.{name}" for name in ("delegate", "flannel", "ipam", "iptables", "masquerade")),
     *(f"narthex.cni.program.{name}" for name in ("node", "pods", "ports", "run")),

@@ -22,7 +22,7 @@ from narthex.trace.model import PacketPath
 from narthex.trace.names import AddressName, AddressNames
 from narthex.trace.node.layout import CNI_FILE, PARTS
 from narthex.trace.node.view import view_of_bundle
-from narthex.trace.program.gather import gather
+from narthex.trace.program.bundle import gather
 from narthex.trace.program.inputs import ClusterObjects, NodeOptions, node_inputs, read_server
 from narthex.trace.program.known import KnownCluster, live
 from narthex.trace.program.places import AddressOwner, OwnerIndex, TraceError

@@ -166,15 +166,9 @@ class TrackedConnections(Shape):
 
     def to(self, protocol: Protocol, address: str, port: int) -> tuple[TrackedConnection, ...]:
         """Return the connections with this original destination."""
-        ...
 
     def all(self) -> Iterator[TrackedConnection]:
         """Yield all connections."""
-        ...
-
-    def replied_by(self, address: str) -> tuple[TrackedConnection, ...]:
-        """Return the connections with this reply source."""
-        ...
 
 
 class NodeRules(Shape):
@@ -183,24 +177,20 @@ class NodeRules(Shape):
     @property
     def ruleset(self) -> Ruleset:
         """Return the tables of all tools."""
-        ...
 
     @property
     def objects(self) -> KernelObjects:
         """Return the ipsets and IPVS virtual servers."""
-        ...
 
     @property
     def unread(self) -> tuple[str, ...]:
         """Return lines that could not be read, each with the reason."""
-        ...
 
     def place(self, table: str, chain: str, rule: int, what: str = "") -> tuple[str, str]:
         """Return position ("nat.txt:214") and text of a rule, both empty if not known.
 
         `rule` is its number in the chain, from 0. `what`, the rule as text, distinguishes tables with the same name.
         """
-        ...
 
 
 class NodeView(msgspec.Struct, kw_only=True):

@@ -146,10 +146,6 @@ class ConntrackListing:
             if each.destination == address and each.protocol == protocol.lower and port in (0, each.port)
         )
 
-    def replied_by(self, address: str) -> tuple[TrackedConnection, ...]:
-        """Return the connections with this reply source."""
-        return tuple(each for each in self._holding(f"src={address} ") if each.reply_source == address)
-
     def all(self) -> Iterator[TrackedConnection]:
         """Yield all connections."""
         for line in self._text.splitlines():

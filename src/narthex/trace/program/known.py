@@ -15,7 +15,7 @@ from narthex.trace.follow.views import ClusterMap, NodeView
 from narthex.trace.names import AddressName, AddressNames
 from narthex.trace.node.layout import OBJECTS
 from narthex.trace.node.view import view_of_bundle, view_of_files
-from narthex.trace.program.bundle_file import read_bundle
+from narthex.trace.program.bundle import read_bundle
 from narthex.trace.program.inputs import ClusterObjects
 from narthex.trace.program.places import OUTSIDE, AddressOwner, OwnerIndex
 
@@ -117,7 +117,7 @@ def from_files(paths: Sequence[Path], node: str) -> NodeView:
 
 def live(node: str, namespace: str | None = None) -> NodeView:
     """Return the current view of this node, or of a named network namespace."""
-    from narthex.trace.program.gather import gather
+    from narthex.trace.program.bundle import gather
 
     gathered = gather(node, namespace, without=frozenset(("rules/nft.json", "rules/ipvs-stats.txt", "about/cni.txt")))
     return view_of_bundle(gathered.parts, gathered.table, "live")

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from narthex.model.net import join_port, split_port
+from narthex.trace.follow.views import TrackedConnection
 
 Key = tuple[str, str]
 """Service port and endpoint (`address:port`), or "" for the Service port as a whole."""
@@ -54,18 +55,21 @@ _SERVICE = re.compile(r"([a-z0-9.-]+/[a-z0-9.-]+(?::[a-z0-9-]*)?)(?: |$)")
 
 
 def count(
-    rules: Iterable[str], nft: str, ipvs: str, connections: Callable[[], Iterable[ConnectionLike]] | None, names: Names
+    rules: Iterable[str],
+    nft: str,
+    ipvs: str,
+    connections: Callable[[], Iterable[TrackedConnection]] | None,
+    names: Names,
 ) -> CounterReading:
     """Read the best available source: iptables rules, nftables elements, IPVS, or the connection table."""
-    found = [one for text in rules for one in of_iptables(text)]
-    if found:
-        return CounterReading(source="counters of iptables rules", counts=tuple(found))
-    found = list(of_nft(nft, names))
-    if found:
-        return CounterReading(source="counters of nftables elements", counts=tuple(found))
-    found = list(of_ipvs(ipvs, names))
-    if found:
-        return CounterReading(source="counters of IPVS", counts=tuple(found))
+    for source, counters in (
+        ("iptables rules", (one for text in rules for one in of_iptables(text))),
+        ("nftables elements", of_nft(nft, names)),
+        ("IPVS", of_ipvs(ipvs, names)),
+    ):
+        found = tuple(counters)
+        if found:
+            return CounterReading(source=f"counters of {source}", counts=found)
     if connections is None:
         return CounterReading(source="nothing: no rule with counters is there, and the connection table is not known")
     return CounterReading(
@@ -98,28 +102,23 @@ def _service(words: str) -> str:
 
 
 _MAP = re.compile(r"^\tmap ([a-z0-9-]+) \{\n(.*?)^\t\}", re.MULTILINE | re.DOTALL)
-_FRONTEND = re.compile(r"(?:(\S+) \. )?(tcp|udp|sctp) \. (\d+) counter packets (\d+) bytes \d+ : (?:goto|jump) ")
-_ENDPOINT = re.compile(
-    r"(?:(\S+) \. )?(tcp|udp|sctp) \. (\d+) \. (\d+) counter packets (\d+) bytes \d+ : (\S+) \. (\d+)"
-)
+_ELEMENT = r"(?:(?P<address>\S+) \. )?(?P<protocol>tcp|udp|sctp) \. (?P<port>\d+) "
+_COUNTED = r"counter packets (?P<packets>\d+) bytes \d+ : "
+_FRONTEND = re.compile(rf"{_ELEMENT}{_COUNTED}(?:goto|jump) ")
+_ENDPOINT = re.compile(rf"{_ELEMENT}\. (?P<slot>\d+) {_COUNTED}(?P<to>\S+) \. (?P<to_port>\d+)")
 
 
 def of_nft(text: str, names: Names) -> Iterator[ConnectionCounter]:
     """Read `nft list ruleset`: map elements with counters, as Narthex has them."""
     for held in _MAP.finditer(text):
-        endpoints = {match.span()[0]: match for match in _ENDPOINT.finditer(held[2])}
-        for match in endpoints.values():
-            address, protocol, port, slot, packets, to, to_port = match.groups()
-            name = names.get((address or "", protocol, int(port)), "")
-            key = f"{held[1]} {address or ''} {protocol} {port} {slot} {to} {to_port}"
-            yield ConnectionCounter(
-                key, name or f"{address or 'node'}:{port}/{protocol}", join_port(to, int(to_port)), int(packets)
-            )
-        for match in _FRONTEND.finditer(held[2]):
-            address, protocol, port, packets = match.groups()
-            name = names.get((address or "", protocol, int(port)), "")
-            title = name or f"{address or 'node'}:{port}/{protocol}"
-            yield ConnectionCounter(f"{held[1]} {address or ''} {protocol} {port}", title, "", int(packets))
+        for match in (*_ENDPOINT.finditer(held[2]), *_FRONTEND.finditer(held[2])):
+            address, protocol, port = match["address"] or "", match["protocol"], match["port"]
+            title = names.get((address, protocol, int(port)), "") or f"{address or 'node'}:{port}/{protocol}"
+            key, endpoint = f"{held[1]} {address} {protocol} {port}", ""
+            if match.re is _ENDPOINT:
+                key += f" {match['slot']} {match['to']} {match['to_port']}"
+                endpoint = join_port(match["to"], int(match["to_port"]))
+            yield ConnectionCounter(key, title, endpoint, int(match["packets"]))
 
 
 _VIRTUAL = re.compile(r"^(TCP|UDP|SCTP)\s+(\S+)\s+(\d+)\b")
@@ -149,30 +148,16 @@ def of_ipvs(text: str, names: Names) -> Iterator[ConnectionCounter]:
             key = ""
 
 
-class ConnectionLike(NamedTuple):
-    """The fields of a connection that counting needs."""
-
-    protocol: str
-    source: str
-    source_port: int
-    destination: str
-    port: int
-    reply_source: str
-    reply_port: int
-
-
-def of_connections(connections: Iterable[ConnectionLike], names: Names) -> Iterator[ConnectionCounter]:
+def of_connections(connections: Iterable[TrackedConnection], names: Names) -> Iterator[ConnectionCounter]:
     """Yield a counter of 1 for each connection to a Service."""
     for one in connections:
         name = names.get((one.destination, one.protocol, one.port)) or ""
-        rewritten = (one.reply_source, one.reply_port) != (one.destination, one.port)
-        if not name and rewritten:
-            name = names.get(("", one.protocol, one.port), "")
-        if not (name or rewritten) or not rewritten:
+        if (one.reply_source, one.reply_source_port) == (one.destination, one.port):
             continue
-        key = " ".join(map(str, one))
-        title = name or f"{join_port(one.destination, one.port)}/{one.protocol}"
-        yield ConnectionCounter(key, title, join_port(one.reply_source, one.reply_port), 1)
+        to = join_port(one.reply_source, one.reply_source_port)
+        key = f"{one.protocol} {one.source} {one.source_port} {one.destination} {one.port} {to}"
+        name = name or names.get(("", one.protocol, one.port), "")
+        yield ConnectionCounter(key, name or f"{join_port(one.destination, one.port)}/{one.protocol}", to, 1)
 
 
 # ---- a table -------------------------------------------------------------------------------------------------------
@@ -212,29 +197,20 @@ def rows(now: CounterReading, before: CounterReading | None, seconds: float) -> 
         key = one.service, one.endpoint
         total[key] = total.get(key, 0) + one.connections
         fresh[key] = fresh.get(key, 0) + new
-    services = list(dict.fromkeys(service for service, _ in total))
+
+    def row(service: str, endpoint: str, keys: list[Key]) -> TopRow:
+        rate = sum(fresh[key] for key in keys) / seconds if before is not None and seconds > 0 else None
+        connections = sum(total[key] for key in keys)
+        return TopRow(service=service, endpoint=endpoint, connections=connections, per_second=rate)
+
     made: list[TopRow] = []
-    for service in services:
+    for service in dict.fromkeys(service for service, _ in total):
         parts = [key for key in total if key[0] == service and key[1]]
         whole = (service, "")
         # Frontends count what their endpoints count, too, but for Service ports with chains of their own.
-        figures = [whole] if whole in total else parts
-        made.append(_row(service, "", figures, total, fresh, before is not None, seconds))
-        made += [_row(service, key[1], [key], total, fresh, before is not None, seconds) for key in parts]
+        made.append(row(service, "", [whole] if whole in total else parts))
+        made += [row(service, key[1], [key]) for key in parts]
     return tuple(made)
-
-
-def _row(
-    service: str,
-    endpoint: str,
-    keys: list[Key],
-    total: dict[Key, int],
-    fresh: dict[Key, int],
-    two: bool,
-    seconds: float,
-) -> TopRow:
-    rate = sum(fresh[key] for key in keys) / seconds if two and seconds > 0 else None
-    return TopRow(service=service, endpoint=endpoint, connections=sum(total[key] for key in keys), per_second=rate)
 
 
 def ordered(found: tuple[TopRow, ...], by: str) -> tuple[TopRow, ...]:

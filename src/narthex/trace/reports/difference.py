@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,7 +12,7 @@ from narthex.model.net import FAMILIES, IPFamily, contains, family_of, join_port
 from narthex.model.packet import Disposition
 from narthex.proxy.plan.ir import Match
 from narthex.trace.follow.meeting import FrontendOutcome, frontends, meet
-from narthex.trace.follow.views import NodeView
+from narthex.trace.follow.views import NodeLink, NodeView
 from narthex.trace.model import fraction_text
 
 _OUTSIDE = {IPFamily.IPV4: "198.51.100.7", IPFamily.IPV6: "2001:db8:c::7"}
@@ -61,7 +61,7 @@ def differences(one: NodeView, other: NodeView) -> ViewComparison:
     """Compare two views."""
     unknown: list[str] = []
     found = [*_meanings(one, other, unknown)]
-    for part in ("routes", "policies", "links", "addresses", "sysctls"):
+    for part in (*_LINES, "sysctls"):
         before, after = _lines(one, part), _lines(other, part)
         if before is None or after is None:
             if (before is None) is not (after is None):
@@ -136,35 +136,29 @@ def _text(match: Match) -> str:
 def _lines(view: NodeView, part: str) -> dict[str, str] | None:
     """Return a part as comparable lines, by what they are about."""
     if part == "sysctls":
-        return (
-            None
-            if view.sysctls is None
-            else {name: value for name, value in view.sysctls.items() if not name.endswith("nf_conntrack_count")}
-        )
-    if part == "routes":
-        routes = view.routes
-        return (
-            None
-            if routes is None
-            else _numbered((f"{each.destination} table {each.table}", each.text) for each in routes)
-        )
-    if part == "policies":
-        rules = view.policies
-        return (
-            None
-            if rules is None
-            else _numbered((f"{each.family.nft} rule {each.priority}", each.text) for each in rules)
-        )
-    if part == "addresses":
-        held = view.addresses
-        return None if held is None else {f"{each.address}/{each.prefix}": f"on {each.link}" for each in held}
-    links = view.links
-    return None if links is None else {
-        each.name: f"{each.kind or 'link'} mtu {each.mtu} {'up' if each.up else 'down'}"
-        + (f" master {each.master}" if each.master else "")
-        + (f" id {each.vxlan_id} local {each.vxlan_local} port {each.vxlan_port}" if each.kind == "vxlan" else "")
-        for each in links
-    }  # fmt: skip
+        held = view.sysctls
+        return None if held is None else {name: held[name] for name in held if not name.endswith("nf_conntrack_count")}
+    entries = getattr(view, part)
+    if entries is None:
+        return None
+    lines = map(_LINES[part], entries)
+    return _numbered(lines) if part in ("routes", "policies") else dict(lines)
+
+
+def _link_line(link: NodeLink) -> tuple[str, str]:
+    words = [link.kind or "link", f"mtu {link.mtu}", "up" if link.up else "down"]
+    words += [f"master {link.master}"] if link.master else []
+    if link.kind == "vxlan":
+        words.append(f"id {link.vxlan_id} local {link.vxlan_local} port {link.vxlan_port}")
+    return link.name, " ".join(words)
+
+
+_LINES: dict[str, Callable[[Any], tuple[str, str]]] = {
+    "routes": lambda route: (f"{route.destination} table {route.table}", route.text),
+    "policies": lambda rule: (f"{rule.family.nft} rule {rule.priority}", rule.text),
+    "links": _link_line,
+    "addresses": lambda held: (f"{held.address}/{held.prefix}", f"on {held.link}"),
+}
 
 
 def _numbered(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -1,0 +1,160 @@
+"""Reports from inputs: objects against a node's kernel (check), effects of a change of mode (migrate), counters (top)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from narthex.model.net import contains, family_of
+from narthex.model.store import Snapshot
+from narthex.proxy.backends import BACKENDS
+from narthex.proxy.plan.ir import Plan
+from narthex.trace.follow.views import NodeView
+from narthex.trace.node.layout import CNI_FILE, PARTS
+from narthex.trace.node.network import ConntrackListing
+from narthex.trace.program.bundle import gather, read_bundle
+from narthex.trace.program.inputs import ClusterObjects, InputError, NodeInputs, NodeOptions, node_inputs
+from narthex.trace.reports.check import CheckReport, check
+from narthex.trace.reports.compare import ModeSetup, compare, factors, serving
+from narthex.trace.reports.counting import CounterReading, Names, count
+from narthex.trace.reports.migration import MigrationReport, NodeChange, differences, grouped
+
+_SERVICE_LINKS = ("kube-ipvs0", "nodelocaldns")
+"""Links that hold addresses of Services."""
+
+
+def check_reports(
+    cluster: ClusterObjects, view: NodeView, options: NodeOptions
+) -> tuple[tuple[CheckReport, ...], tuple[str, ...]]:
+    """Return a report for each IP family, and problems of the objects. Raises InputError."""
+    known = any(key.name == view.name for key in cluster.snapshot.nodes)
+    name = options.node or (view.name if known else "")
+    inputs = node_inputs(cluster, msgspec.structs.replace(options, node=name))
+    return compare_node(inputs, view), inputs.problems
+
+
+def compare_node(inputs: NodeInputs, view: NodeView) -> tuple[CheckReport, ...]:
+    """Return a report for each IP family about one node."""
+    own = tuple(
+        each.address
+        for each in view.addresses or ()
+        if each.scope != "link"
+        and not contains(family_of(each.address).loopback, each.address)
+        and each.link not in _SERVICE_LINKS
+    )
+    first = [ip for ip in inputs.host.addresses if ip in own or not own]
+    addresses = (*first, *(ip for ip in own if ip not in first))
+    return tuple(
+        check(inputs.plan(family), view, tuple(ip for ip in addresses if family_of(ip) is family))
+        for family in inputs.families
+    )
+
+
+def status(reports: tuple[CheckReport, ...]) -> int:
+    """Return the exit status: 0 without differences, 1 with differences, 2 if it can't be decided."""
+    every = {report.status for report in reports}
+    return 1 if 1 in every else 2 if 2 in every or not every else 0
+
+
+_RULES = tuple(part.path for part in PARTS if part.path.startswith("rules/ip") and "tables" in part.path)
+_NFT, _IPVS, _CONNECTIONS = "rules/nft.txt", "rules/ipvs-stats.txt", ("net/conntrack-4.txt", "net/conntrack-6.txt")
+_WANTED = (*_RULES, _NFT, _IPVS)
+
+
+def names_of(snapshot: Snapshot) -> Names:
+    """Return the Service ports by address, protocol, and port of their frontends."""
+    found: dict[tuple[str, str, int], str] = {}
+    for service in snapshot.services.values():
+        balancers = tuple(entry.ip for entry in service.ingress)
+        for port in service.ports:
+            name = f"{service.key}" + (f":{port.name}" if port.name else "")
+            for address in (*service.cluster_ips, *service.external_ips, *balancers):
+                found[address, port.protocol.lower, port.port] = name
+            if port.node_port:
+                found["", port.protocol.lower, port.node_port] = name
+    return found
+
+
+def look(names: Names, namespace: str | None = None) -> CounterReading:
+    """Read the counters of this node, and the connection table only if there are none."""
+    every = frozenset(part.path for part in PARTS) | {CNI_FILE}
+    parts = gather("", namespace, without=every - set(_WANTED)).parts
+    return _counted(parts, names, lambda: gather("", namespace, without=every - set(_CONNECTIONS)).parts)
+
+
+def look_at_bundle(path: Path, names: Names) -> CounterReading:
+    """Read the counters of a bundle. Raises BundleError."""
+    parts = read_bundle(path).parts
+    return _counted(parts, names, lambda: parts)
+
+
+def _counted(parts: Mapping[str, str], names: Names, more: Callable[[], Mapping[str, str]]) -> CounterReading:
+    texts = [parts[path] for path in _RULES if path in parts]
+    first = count(texts, parts.get(_NFT, ""), parts.get(_IPVS, ""), None, names)
+    if first.counts:
+        return first
+    held = more()
+    known = [held[path] for path in _CONNECTIONS if path in held]
+    if not known:
+        return first
+    return count((), "", "", ConntrackListing("\n".join(known)).all, names)
+
+
+class MigrationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The report, and problems of the input."""
+
+    migration: MigrationReport
+    problems: tuple[str, ...] = ()
+
+
+def prospect(cluster: ClusterObjects, before: str, after: str, chosen: NodeOptions) -> MigrationResult:
+    """Return what changes if nodes change their mode; `chosen.node` limits it to one node. Raises InputError."""
+    nodes = _nodes(cluster, chosen)
+    found: list[NodeChange] = []
+    plans: list[Plan] = []
+    problems: dict[str, None] = {}
+    for name in nodes:
+        one, other = (
+            node_inputs(cluster, msgspec.structs.replace(chosen, node=name, mode=mode)) for mode in (before, after)
+        )
+        problems |= dict.fromkeys((*one.problems, *other.problems))
+        found += _on_one_node(one, other, plans)
+    services = sorted({str(service) for plan in plans for service in plan.services})
+    return MigrationResult(
+        migration=MigrationReport(
+            before=before,
+            after=after,
+            nodes=nodes,
+            services=tuple(services),
+            groups=grouped(found),
+            differences=differences(BACKENDS[before].traits, BACKENDS[after].traits, plans),
+        ),
+        problems=tuple(problems),
+    )
+
+
+def _nodes(cluster: ClusterObjects, chosen: NodeOptions) -> tuple[str, ...]:
+    if chosen.node:
+        return (chosen.node,)
+    names = tuple(sorted(key.name for key in cluster.snapshot.nodes))
+    if not names:
+        raise InputError("which node? The manifests hold no Node; name one with --node")
+    if chosen.node_ips and len(names) > 1:
+        raise InputError(f"--node-ip is for one node: choose it with --node: {', '.join(names)}")
+    return names
+
+
+def _on_one_node(one: NodeInputs, other: NodeInputs, plans: list[Plan]) -> Iterator[NodeChange]:
+    """Yield the changes on one node, and append its plans."""
+    for family in one.families:
+        first = serving(one.snapshot, family, _side(one))
+        differing = list(factors(one.snapshot, family, _side(one), _side(other)))
+        plans += (first.plan, *(factor.so_far.plan for factor in differing[-1:]))
+        for change in compare(first, differing, one.host):
+            yield NodeChange(node=one.config.node_name, family=family, change=change)
+
+
+def _side(inputs: NodeInputs) -> ModeSetup:
+    return ModeSetup(mode=inputs.mode, config=inputs.config, deviations=BACKENDS[inputs.mode].deviations)
