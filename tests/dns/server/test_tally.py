@@ -2,7 +2,7 @@
 
 from narthex.dns.program.worker_protocol import CountsReport, MessageReader, StartServing, frame
 from narthex.dns.server import counters as tallies
-from narthex.dns.server.counters import SIZES, AnswerCounter, AnswerCounts
+from narthex.dns.server.counters import SIZES, AnswerCounter, AnswerCounts, sum_of
 from narthex.dns.server.dispatcher import AnswerLabels
 
 LABELS = (".", "A", "NOERROR", "kubernetes")
@@ -46,7 +46,7 @@ def test_counts_of_workers_add_up():
 
     whole = AnswerCounts()
     for zone in ("a.", "b.", "a."):
-        whole.merge(one(zone))
+        whole = sum_of(whole, one(zone))
     assert whole.answers == {("tcp", 2, "a.", *LABELS[1:]): 4, ("tcp", 2, "b.", *LABELS[1:]): 2}
     assert whole.durations["a."].total == 6.0
     assert whole.lost == 3

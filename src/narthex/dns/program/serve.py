@@ -29,7 +29,6 @@ from narthex.model.objects import EndpointSlice, NamespacedName
 from narthex.model.store import Event, Snapshot, Store, Upsert
 from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
 from narthex.runtime.logs import LOGGER, ProblemLog
-from narthex.runtime.metrics import Collector
 from narthex.runtime.reconciler import EventFeed, EventSource, Reconciler
 
 MAX_WORKERS = 4
@@ -81,7 +80,6 @@ class DnsServer:
         source: EventSource,
         *,
         followed: Sequence[WatchState] = (),
-        collectors: Sequence[Collector] = (),
         reread: Callable[[], tuple[ServerBlock, ...] | None] = lambda: None,
         clock: Clock | None = None,
     ) -> None:
@@ -91,7 +89,6 @@ class DnsServer:
             settings: Settings of the server.
             source: Source of the objects.
             followed: States of the source's watches.
-            collectors: Further metrics.
             reread: Returns the server blocks if they have changed, otherwise None. It logs their errors.
             clock: Clock and sleep of the main loop.
         """
@@ -106,7 +103,7 @@ class DnsServer:
         self._workers: WorkerPool | None = None
         self._blocks = settings.blocks
         self._programming = ProgrammingDurations()
-        self._metrics = DnsMetrics(self._counts, self._programming, self._state, collectors)
+        self._metrics = DnsMetrics(self._counts, self._programming, self._state)
         self._endpoints = StatusEndpoints(self._metrics, self._readiness)
         self._lock = threading.Lock()
         """Held while events are processed or workers are replaced."""

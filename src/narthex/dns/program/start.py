@@ -92,7 +92,7 @@ def follow_api_server(settings: DnsSettings, access: Access, reread: Reread) -> 
         ),
         gather=0.0,
     )
-    return DnsServer(settings, source, followed=source.followed, collectors=(), reread=reread)
+    return DnsServer(settings, source, followed=source.followed, reread=reread)
 
 
 def _kubernetes_sections(settings: DnsSettings) -> list[KubernetesSettings]:

@@ -20,7 +20,7 @@ from narthex.dns.program.worker_protocol import (
     frame,
     receive_report,
 )
-from narthex.dns.server.counters import AnswerCounts, ResolverCounts
+from narthex.dns.server.counters import AnswerCounts, ResolverCounts, sum_of
 from narthex.dns.zone.changes import ZoneChange
 from narthex.linux.run import StartedProgram, TimeoutExpired, start_module
 from narthex.runtime.logs import LOGGER
@@ -194,7 +194,7 @@ class WorkerPool:
                 process.stop()
                 continue
             with self._lock:
-                self._counts.merge(taken.counts)
+                self._counts = sum_of(self._counts, taken.counts)
                 for number, chain in taken.resolvers.items():
                     self._resolvers.setdefault(number, ResolverCounts()).merge(chain)
         return self._counts, self._resolvers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ SIZES = (0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16000, 32000, 48000
 """Upper bounds of buckets in bytes, as in CoreDNS."""
 _MAX_KINDS = 4096
 
+_Counts = TypeVar("_Counts")
 _Key = TypeVar("_Key")
 DropReason = Literal["question", "case", "malformed"]
 
@@ -48,28 +49,29 @@ class BucketCounts(msgspec.Struct, array_like=True):
         self.counts[bisect_left(bounds, value)] += times
         self.total += value * times
 
-    def merge(self, other: BucketCounts) -> None:
-        """Add a histogram with the same bounds."""
-        self.counts = [one + two for one, two in zip(self.counts, other.counts, strict=True)]
-        self.total += other.total
-
 
 def empty_buckets(bounds: tuple[float, ...]) -> BucketCounts:
     """Return a histogram without values."""
     return BucketCounts([0] * (len(bounds) + 1))
 
 
-def _add(ours: dict[_Key, int], theirs: dict[_Key, int]) -> None:
-    for key, count in theirs.items():
-        ours[key] = ours.get(key, 0) + count
+def sum_of(ours: _Counts, theirs: _Counts) -> _Counts:
+    """Return the sum of two counts, of lists or dicts of counts by item, or of structs by field. None counts nothing."""
+    return _sum_of(ours, theirs)  # type: ignore[no-any-return]
 
 
-def _merge_buckets(ours: dict[_Key, BucketCounts], theirs: dict[_Key, BucketCounts]) -> None:
-    for key, buckets in theirs.items():
-        if key in ours:
-            ours[key].merge(buckets)
-        else:
-            ours[key] = BucketCounts(list(buckets.counts), buckets.total)
+def _sum_of(ours: Any, theirs: Any) -> Any:
+    if ours is None or theirs is None:
+        return theirs if ours is None else ours
+    if isinstance(ours, dict):
+        return ours | {key: _sum_of(ours.get(key), count) for key, count in theirs.items()}
+    if isinstance(ours, list):
+        return [_sum_of(one, two) for one, two in zip(ours, theirs, strict=True)]
+    if isinstance(ours, msgspec.Struct):
+        return type(ours)(
+            **{name: _sum_of(getattr(ours, name), getattr(theirs, name)) for name in ours.__struct_fields__}
+        )
+    return ours + theirs
 
 
 class AnswerCounts(msgspec.Struct):
@@ -85,15 +87,6 @@ class AnswerCounts(msgspec.Struct):
     lost: int = 0
     """Responses that could not be sent."""
     refused_connections: int = 0
-
-    def merge(self, other: AnswerCounts) -> None:
-        """Add the sums of another worker or an earlier period."""
-        _add(self.answers, other.answers)
-        _merge_buckets(self.request_sizes, other.request_sizes)
-        _merge_buckets(self.response_sizes, other.response_sizes)
-        _merge_buckets(self.durations, other.durations)
-        self.lost += other.lost
-        self.refused_connections += other.refused_connections
 
 
 class AnswerCounter:
@@ -170,15 +163,6 @@ class UpstreamCounts(msgspec.Struct):
     autopaths: int = 0
     """Search lists that led to an answer (plugin autopath)."""
 
-    def merge(self, other: UpstreamCounts) -> None:
-        """Add the sums of another worker or an earlier period."""
-        _merge_buckets(self.durations, other.durations)
-        _add(self.failed_checks, other.failed_checks)
-        _add(self.connections, other.connections)
-        _add(self.drops, other.drops)
-        for name in ("coalesced", "rejects", "broken", "autopaths"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
 
 class UpstreamCounter:
     """Counts the queries of one plugin chain to upstreams. To reset, replace `counts`."""
@@ -195,19 +179,19 @@ class UpstreamCounter:
 
     def connection(self, upstream: str, proto: str, *, reused: bool) -> None:
         """Count a query that is sent."""
-        _add(self.counts.connections, {(upstream, proto, reused): 1})
+        _count(self.counts.connections, (upstream, proto, reused))
 
     def drop(self, reason: DropReason) -> None:
         """Count a response to another question, with another case, or malformed."""
-        _add(self.counts.drops, {str(reason): 1})
+        _count(self.counts.drops, reason)
 
     def failed_check(self, upstream: str) -> None:
         """Count a failed health check."""
-        _add(self.counts.failed_checks, {upstream: 1})
+        _count(self.counts.failed_checks, upstream)
 
-    def coalesced(self) -> None:
-        """Count a query that waits for an equal one."""
-        self.counts.coalesced += 1
+
+def _count(counts: dict[_Key, int], key: _Key) -> None:
+    counts[key] = counts.get(key, 0) + 1
 
 
 class CacheCounts(msgspec.Struct, kw_only=True):
@@ -227,16 +211,6 @@ class ResolverCounts(msgspec.Struct, kw_only=True):
 
     def merge(self, other: ResolverCounts) -> None:
         """Add the sums of another worker. Each worker has a cache of its own; the hosts file is the same for all."""
-        self.upstreams.merge(other.upstreams)
+        self.upstreams = sum_of(self.upstreams, other.upstreams)
+        self.cache = sum_of(self.cache, other.cache)
         self.hosts = other.hosts if self.hosts is None else self.hosts
-        if other.cache is None:
-            return
-        if self.cache is None:
-            self.cache = other.cache
-            return
-        ours, theirs = self.cache.counters, other.cache.counters
-        _add(self.cache.entries, other.cache.entries)
-        _add(ours.hits, theirs.hits)
-        _add(ours.evictions, theirs.evictions)
-        for name in ("requests", "misses", "prefetches", "stale"):
-            setattr(ours, name, getattr(ours, name) + getattr(theirs, name))

@@ -77,7 +77,7 @@ class Forwarder:
         key = query, transport
         waiting = self._in_flight.get(key)
         if waiting is not None:
-            self._counter.coalesced()
+            self._counter.counts.coalesced += 1
             waiting.append(report)
             return
         self._in_flight[key] = [report]
