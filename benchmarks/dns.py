@@ -36,7 +36,7 @@ from frame.report import Report, parser
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
 from narthex.model.objects import EndpointSlice, Service
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import endpoint, endpoint_slice, service
 
 CLIENTS = 8

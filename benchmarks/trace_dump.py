@@ -16,13 +16,13 @@ from pathlib import Path
 
 import msgspec
 
+from frame import big_dump
 from frame.report import Report, Table, parser
 from narthex.linux.run import run
 from narthex.model.net import IPFamily
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.dump.read import read
 from narthex.netfilter.walk.walk import walk
-from narthex.testing import big_dump
 
 _CHILD = "--child"
 _ENDPOINTS = 3

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from narthex.lab.encode import encode
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import node
 
 _MANAGED = {"manager": "kube-controller-manager", "operation": "Update", "time": "2026-05-05T10:00:00Z"}

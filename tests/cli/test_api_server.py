@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from narthex.cli import main
 from narthex.model.objects import Container, Pod, PodSpec
-from narthex.testing.apiserver.server import FaultyApiServer, Refuse
+from narthex.testing.apiserver import FaultyApiServer, Refuse
 from narthex.testing.build import NODE, endpoint, endpoint_slice, node, service
 
 CIDR = ["--cluster-cidr", "10.64.0.0/12"]

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from narthex.cli import main
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import node, service
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "load-balancer"

@@ -13,7 +13,7 @@ from narthex.lb.program.status_writes import ConditionWriter
 from narthex.lb.service_status import ServiceCondition
 from narthex.linux.run import run
 from narthex.model.objects import NamespacedName
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import service
 from narthex.testing.load import until
 

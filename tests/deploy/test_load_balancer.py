@@ -23,7 +23,7 @@ from narthex.model.decode.objects import decode
 from narthex.model.objects import Object
 from narthex.model.wire import WireIPAddressPoolSpec, WireL2AdvertisementSpec, WireServiceAllocation
 from narthex.runtime.configuration.values import ClientConnection
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import node, service
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "load-balancer"

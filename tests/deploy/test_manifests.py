@@ -23,7 +23,7 @@ from narthex.model import documents
 from narthex.model.net import FAMILIES, split_port
 from narthex.proxy.kernel.dataplanes import DATAPLANES, dataplane
 from narthex.runtime.configuration.file import read
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import node
 
 ROOT = Path(__file__).parents[2]

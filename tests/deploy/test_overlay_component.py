@@ -10,7 +10,7 @@ from narthex.model import documents
 from narthex.overlay.net_conf import parse
 from narthex.overlay.program.annotate import NodeWriter
 from narthex.runtime.configuration.values import OverlayConfiguration
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import node
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

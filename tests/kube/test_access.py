@@ -19,7 +19,7 @@ from narthex.kube.exchange import WatchRequest
 from narthex.kube.resources import NODES
 from narthex.kube.snapshot import read_once
 from narthex.runtime.configuration.values import ClientConnection
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import node, service
 
 CERTIFICATES = Path(__file__).parent / "certificates"

@@ -11,7 +11,7 @@ from narthex.kube.events import event_object, starting
 from narthex.kube.exchange import WatchCounts
 from narthex.kube.origin import EventPoster, SourceMetrics, api_origin
 from narthex.kube.source import FollowedList
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 
 
 def scrape(collector):

@@ -14,7 +14,7 @@ from narthex.kube.snapshot import read_once
 from narthex.kube.source import KubeSource
 from narthex.kube.watch import Watch
 from narthex.lab.api.reads import ServerFeatures
-from narthex.testing.apiserver.server import DropConnection, FaultyApiServer, Garble, Refuse, Silence
+from narthex.testing.apiserver import DropConnection, FaultyApiServer, Garble, Refuse, Silence
 from narthex.testing.build import NODE, endpoint, endpoint_slice, node, service
 
 SERVICES = "/api/v1/services"

@@ -7,7 +7,7 @@ import pytest
 
 from narthex.kube.access import Access
 from narthex.kube.client import AlreadyExistsError, ApiError, ConflictError, NoResponseError, NotFoundError, writing
-from narthex.testing.apiserver.server import DropConnection, FaultyApiServer, Refuse
+from narthex.testing.apiserver import DropConnection, FaultyApiServer, Refuse
 from narthex.testing.build import service
 
 WEB = "/api/v1/namespaces/shop/services/web"

@@ -20,7 +20,7 @@ from tests.dns.kernel.dns_server import ADDRESSES, COREFILE, DnsServer
 from narthex.lab.encode import encode
 from narthex.linux import namespaces as netns
 from narthex.model.objects import EndpointSlice, Pod
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import endpoint, endpoint_slice, service
 
 pytestmark = pytest.mark.kernel

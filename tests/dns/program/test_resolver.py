@@ -2,6 +2,7 @@
 
 import dns.message
 import pytest
+from tests.dns.fake_upstream import FakeUpstream, answer, denial
 
 from narthex.dns.corefile import parse as corefile
 from narthex.dns.message import wire
@@ -14,7 +15,6 @@ from narthex.dns.server.counters import ResolverCounts
 from narthex.dns.server.event_loop import EventLoop
 from narthex.dns.server.plugin_chain import PluginChain, tls_file_error
 from narthex.dns.server.resolv_conf import upstreams_of_file
-from narthex.testing.upstreams import FakeUpstream, answer, denial
 
 LONG = 60.0
 

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.dns.fake_upstream import answer
 
 from narthex.dns.corefile.settings import ForwardSettings, Upstream, UpstreamTlsSettings
 from narthex.dns.message import names
@@ -14,7 +15,6 @@ from narthex.dns.message.query import parse_query
 from narthex.dns.server.counters import UpstreamCounter
 from narthex.dns.server.event_loop import EventLoop
 from narthex.dns.server.forwarder import Forwarder, tls_context
-from narthex.testing.upstreams import answer
 
 CERTIFICATES = Path(__file__).parents[2] / "kube/certificates"
 AUTHORITY = str(CERTIFICATES / "ca.pem")

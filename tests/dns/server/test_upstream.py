@@ -4,6 +4,7 @@ import errno
 import secrets
 
 import pytest
+from tests.dns.fake_upstream import FakeUpstream, answer
 
 from narthex.dns.corefile.settings import ForwardSettings, HealthCheckSettings, Upstream
 from narthex.dns.message import names, wire
@@ -15,7 +16,6 @@ from narthex.dns.server import forwarder as upstreams
 from narthex.dns.server.counters import UpstreamCounter
 from narthex.dns.server.event_loop import EventLoop
 from narthex.dns.server.forwarder import Forwarder
-from narthex.testing.upstreams import FakeUpstream, answer
 
 LONG = 60.0
 """Seconds after which a test fails that waits for something."""

@@ -6,8 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from narthex.testing import kubectls
+from tests.lab.api import kubectls
 
 from .bare_server import bare
 

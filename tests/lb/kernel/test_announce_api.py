@@ -3,7 +3,7 @@
 import pytest
 
 from narthex.linux import namespaces as netns
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.kernel.segment import VIP, EthernetSegment, endpoints, node, pool, service
 from narthex.testing.load import until
 

@@ -20,7 +20,7 @@ from narthex.lb.service_status import ServiceCondition
 from narthex.model.objects import IPAddressPool, L2Advertisement, NamespacedName
 from narthex.model.store import Synced, Upsert
 from narthex.proxy.plan.planner import NodeConfig
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import endpoint, endpoint_slice, node, service, snapshot
 from narthex.testing.kernel.segment import endpoints as slice_manifest
 from narthex.testing.kernel.segment import node as node_manifest

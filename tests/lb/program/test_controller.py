@@ -13,7 +13,7 @@ from narthex.lab.api.reads import ServerFeatures
 from narthex.lb.program.controller import ControllerMetrics, LoadBalancerController, LoadBalancerSettings
 from narthex.linux.clock import SystemClock
 from narthex.runtime.configuration.values import ClientConnection
-from narthex.testing.apiserver.server import DropConnection, FaultyApiServer, Refuse
+from narthex.testing.apiserver import DropConnection, FaultyApiServer, Refuse
 from narthex.testing.build import node, service
 
 QUICK = LeaseTimes(lease=3.0, renew=2.0, retry=0.2)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from narthex.testing.apiserver.server import DropConnection, FaultyApiServer, Refuse
+from narthex.testing.apiserver import DropConnection, FaultyApiServer, Refuse
 from narthex.testing.build import node, service
 
 LIMIT = 60.0

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.crowds import crowds
 from tests.proxy.kernel.modes import MODES_HERE
 
 from narthex.model.net import IPFamily
 from narthex.model.objects import Node
 from narthex.testing import strategies as some
 from narthex.testing.build import NODE, NODE_IPS
-from narthex.testing.crowds import crowds
 from narthex.testing.findings import possible_ends, print_said
 from narthex.testing.kernel import witness as kernel
 from narthex.testing.scenario import Config, Scenario, ScenarioFlow

@@ -21,7 +21,7 @@ from narthex.linux import namespaces as netns
 from narthex.model.backoff import Backoff
 from narthex.node.process import NodeProgram
 from narthex.proxy.program.settings import settings
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import node
 from narthex.testing.load import OpenConnection, until
 

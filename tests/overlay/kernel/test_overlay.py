@@ -22,7 +22,7 @@ from narthex.model.decode.objects import load
 from narthex.model.store import Synced, Upsert
 from narthex.overlay.kernel.checksums import ChecksumVerdict, offloaded
 from narthex.overlay.program.part import OverlayOrigin, api_origin
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.load import until
 
 pytestmark = pytest.mark.kernel

@@ -13,7 +13,7 @@ from narthex.overlay.program.annotate import NodeAnnotator, NodeWriter
 from narthex.overlay.program.metrics import OverlayMetrics
 from narthex.overlay.program.part import OverlayPart, directory_origin, exposition, routes
 from narthex.overlay.program.settings import OverlaySettings
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.load import until
 
 WANTED = lease_annotations(

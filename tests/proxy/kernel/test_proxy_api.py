@@ -10,7 +10,7 @@ from tests.proxy.kernel.test_proxy_surface import Running
 
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
-from narthex.testing.apiserver.server import FaultyApiServer, Refuse
+from narthex.testing.apiserver import FaultyApiServer, Refuse
 from narthex.testing.build import NODE_IPS, endpoint, endpoint_slice, node, service
 
 pytestmark = pytest.mark.kernel

@@ -16,7 +16,7 @@ from tests.proxy.kernel.small_cluster import HERE, THERE, SmallCluster, service,
 
 from narthex.linux import namespaces as netns
 from narthex.linux.run import run
-from narthex.testing.apiserver.server import FaultyApiServer
+from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import endpoint, endpoint_slice, node
 from narthex.testing.build import service as service_object
 from narthex.testing.load import Load, until

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.crowds import crowds
 
 from narthex.model.packet import Disposition, agree
 from narthex.model.store import Delete, Store, Upsert
@@ -12,7 +13,6 @@ from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.planner import Planner, plan_once
 from narthex.testing import strategies as some
 from narthex.testing.build import HOST
-from narthex.testing.crowds import crowds
 from narthex.trace.evaluate import evaluate
 
 each_mode = pytest.mark.parametrize("mode", sorted(BACKENDS))

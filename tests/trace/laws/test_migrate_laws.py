@@ -7,13 +7,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.crowds import crowds
 
 from narthex.model.store import Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import plan_once
 from narthex.testing import strategies as some
 from narthex.testing.build import HOST
-from narthex.testing.crowds import crowds
 from narthex.trace.evaluate import evaluate, find_frontend, sender_of
 from narthex.trace.reports.compare import ModeSetup, compare, factors, serving
 from narthex.trace.reports.probes import SamplePackets

@@ -1,1 +1,0 @@
-"""An API server for tests."""
