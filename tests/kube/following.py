@@ -29,7 +29,7 @@ QUICK = WatchTimes(
 )
 """Minutes as parts of a second."""
 PATIENT = WatchTimes(backoff=Backoff(0.01, 0.1, jitter=1.0))
-"""Hours for all but rests: what happens, happens because it was told."""
+"""Hours for all but delays: what happens, happens because it was told."""
 UNPACED = ClientConnection(qps=-1)
 
 

@@ -1,6 +1,5 @@
 """A directory of manifests as events, while people and programs write in it."""
 
-import asyncio
 import os
 import queue
 import shutil
@@ -393,20 +392,3 @@ def test_watching_without_inotify(tmp_path, monkeypatch):
     with Follower(tmp_path) as follower:
         (tmp_path / "a.yaml").write_text(service("a"))
         follower.until("+a")
-
-
-def test_watching_from_asyncio(tmp_path):
-    async def follow() -> list[str]:
-        source = ManifestSource(tmp_path)
-        source.scan()
-        asyncio.get_running_loop().call_later(0.2, (tmp_path / "a.yaml").write_text, service("a"))
-        stream = source.watch()
-        try:
-            async for events in stream:
-                if events:
-                    return told(events)
-        finally:
-            await stream.aclose()
-        return []
-
-    assert asyncio.run(asyncio.wait_for(follow(), 10)) == ["+a"]

@@ -6,7 +6,7 @@ import time
 import msgspec
 
 from narthex.kube import watch as holdings
-from narthex.kube.exchange import LinesReceived, ResponseBody, ResponseOpened, WatchStarted
+from narthex.kube.exchange import DeadlineReached, LinesReceived, ResponseBody, ResponseOpened
 from narthex.kube.resources import ENDPOINT_SLICES
 from narthex.kube.watch import Watch
 from narthex.lab.encode import encode
@@ -32,14 +32,14 @@ END = {"metadata": {"resourceVersion": "9999", "annotations": {"k8s.io/initial-e
 
 def listed():
     watch = Watch(ENDPOINT_SLICES, lambda: 0.5, streaming=False)
-    watch.take(WatchStarted(), 0.0)
+    watch.take(DeadlineReached(), 0.0)
     watch.take(ResponseOpened(), 0.0)
     return watch.take(ResponseBody(PAGE), 0.0).events
 
 
 def streamed():
     watch = Watch(ENDPOINT_SLICES, lambda: 0.5)
-    watch.take(WatchStarted(), 0.0)
+    watch.take(DeadlineReached(), 0.0)
     watch.take(ResponseOpened(), 0.0)
     for line in LINES:
         assert not watch.take(line, 0.0).events

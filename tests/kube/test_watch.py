@@ -12,7 +12,6 @@ from narthex.kube.exchange import (
     ResponseBody,
     ResponseOpened,
     StreamEnded,
-    WatchStarted,
 )
 from narthex.kube.resources import ENDPOINT_SLICES, SERVICE_CIDRS, SERVICES, own_node
 from narthex.kube.watch import Watch
@@ -53,8 +52,8 @@ class Table:
         return dict(self.asked.query)
 
     @property
-    def rest(self):
-        assert self.asked is None, "it does not rest"
+    def delay(self):
+        assert self.asked is None, "it is not backing off"
         return self.watch.wake_at - self.now
 
     @property
@@ -97,7 +96,7 @@ LOST = StreamEnded("connection reset")
 
 def listing(**options):
     table = Table(streaming=False, **options)
-    table(WatchStarted())
+    table(DeadlineReached())
     return table
 
 
@@ -110,7 +109,7 @@ def watching(version=100, *items, **options):
 
 def streaming():
     table = Table()
-    table(WatchStarted(), ResponseOpened())
+    table(DeadlineReached(), ResponseOpened())
     return table
 
 
@@ -194,7 +193,7 @@ def test_a_list_that_breaks_off_leaves_nothing():
 def test_a_list_that_is_none_is_asked_for_again(body):
     table = listing()
     table(ResponseOpened(), ResponseBody(body))
-    assert table.rest > 0
+    assert table.delay > 0
     assert table.watch.counts.failures == {"garbled": 1}
     table(DeadlineReached(), after=1.0)
     assert table.query == {"limit": "500", "resourceVersion": "0"}
@@ -234,7 +233,7 @@ def test_the_same_once_more_is_no_event():
 def test_a_lost_watch_goes_on_where_it_was(seen):
     table = watching(41, cidr("a"))
     table(seen, LOST)
-    assert 0 < table.rest < 1
+    assert 0 < table.delay < 1
     table(DeadlineReached(), after=1.0)
     assert table.query["resourceVersion"] == "77"
 
@@ -248,10 +247,10 @@ def test_a_watch_that_ends_in_order_is_asked_for_again_at_once():
 def test_watches_that_end_at_once_are_not_asked_for_at_once():
     table = watching(41)
     table(StreamEnded(), after=0.1)
-    first = table.rest
+    first = table.delay
     table(DeadlineReached(), ResponseOpened(), after=first)
     table(StreamEnded(), after=0.1)
-    assert table.rest == pytest.approx(2 * first)
+    assert table.delay == pytest.approx(2 * first)
 
 
 @pytest.mark.parametrize("data", [b"{", b"x", b'{"type":"ADDED"}', b'{"type":"ADDED","object":{}}', b"\x00", b"[]"])
@@ -312,7 +311,7 @@ def test_a_block_of_lines_is_what_its_lines_are_one_after_another(begin, place, 
     assert msgspec.structs.replace(watch.counts, heard=0) == msgspec.structs.replace(other.counts, heard=0)
 
 
-def test_what_came_before_the_end_of_a_watch_is_told():
+def test_events_before_the_end_of_a_watch_are_reported():
     table = watching(41)
     table(LinesReceived(line("ADDED", cidr("a", 42)).data + b"\n" + line("ERROR", {"code": 410}).data + b"\n"))
     assert table.held == {"a"}
@@ -340,14 +339,14 @@ def test_a_version_that_is_gone_is_listed_anew(said):
     assert list(table.held) == ["a", "-a", "b"]
 
 
-def test_watches_that_are_always_too_old_are_not_listed_without_rest():
+def test_watches_that_are_always_too_old_are_not_listed_without_backoff():
     table = watching(41)
     for number in range(3):
         table(GONE)
         assert not table.asked.lines, number
         table(ResponseOpened(), page(41), ResponseOpened())
     table(GONE)
-    assert table.rest > 0
+    assert table.delay > 0
 
 
 @pytest.mark.parametrize(
@@ -398,7 +397,7 @@ def test_a_list_that_stays_away_is_given_up():
     assert table.watch.wake_at == 100 + WATCH_TIMES.list_silence
     table(DeadlineReached(), after=60.0)
     assert table.watch.counts.failures == {"silent": 1}
-    assert table.rest > 0
+    assert table.delay > 0
 
 
 def test_a_half_closed_watch_is_given_up_when_it_should_have_ended():
@@ -429,7 +428,7 @@ def test_silence_of_a_server_that_went_back_leads_to_a_list(answer):
 def test_a_question_that_is_not_answered_leads_to_a_list(answer):
     table = silent()
     table(answer)
-    table(DeadlineReached(), after=table.rest)
+    table(DeadlineReached(), after=table.delay)
     assert table.query == {"resourceVersion": "41", "resourceVersionMatch": "NotOlderThan"}
 
 
@@ -477,14 +476,14 @@ def test_much_is_listed_more_seldom():
     assert table_of[1] == pytest.approx(4 * table_of[0], rel=0.01)
 
 
-# Refusals and rests
+# Refusals and backoff
 
 
 @pytest.mark.parametrize("code", [401, 403, 429, 500, 502, 503, 504])
 def test_a_refused_watch_is_asked_for_again_later(code):
     table = watching(41, resource=SERVICES)
     table(failure(code))
-    assert table.rest > 0
+    assert table.delay > 0
     table(DeadlineReached(), after=1.0)
     assert table.query["resourceVersion"] == "41"
 
@@ -493,7 +492,7 @@ def test_a_refused_watch_is_asked_for_again_later(code):
 def test_a_refused_list_is_asked_for_again_later(code):
     table = listing(resource=ENDPOINT_SLICES)
     table(failure(code))
-    assert table.rest > 0
+    assert table.delay > 0
     assert not table.watch.synced
     assert str(code) in table.watch.trouble.message
     table(DeadlineReached(), after=1.0)
@@ -503,26 +502,26 @@ def test_a_refused_list_is_asked_for_again_later(code):
 def test_retry_after_is_kept_to():
     table = listing()
     table(RequestRefused(429, b"busy", 17.0))
-    assert 17 <= table.rest < 20
+    assert 17 <= table.delay < 20
     table = watching(41)
     table(line("ERROR", {"code": 429, "reason": "TooManyRequests", "details": {"retryAfterSeconds": 9}}))
-    assert 9 <= table.rest < 11
+    assert 9 <= table.delay < 11
 
 
-def test_rests_grow_up_to_a_limit():
-    table, rests = listing(), []
+def test_delays_grow_up_to_a_limit():
+    table, delays = listing(), []
     for _ in range(10):
         table(LOST)
-        rests.append(table.rest)
-        table(DeadlineReached(), after=table.rest)
-    assert rests[:3] == pytest.approx([0.4, 0.8, 1.6])
-    assert rests[-1] == WATCH_TIMES.backoff.longest
+        delays.append(table.delay)
+        table(DeadlineReached(), after=table.delay)
+    assert delays[:3] == pytest.approx([0.4, 0.8, 1.6])
+    assert delays[-1] == WATCH_TIMES.backoff.longest
 
 
-@pytest.mark.parametrize(("chance", "share"), [(0.0, 0.5), (1.0, 1.5)])
-def test_rests_differ_by_chance(chance, share):
-    watch = Watch(SERVICE_CIDRS, lambda: chance, streaming=False)
-    watch.take(WatchStarted(), 0.0)
+@pytest.mark.parametrize(("number", "share"), [(0.0, 0.5), (1.0, 1.5)])
+def test_delays_differ_at_random(number, share):
+    watch = Watch(SERVICE_CIDRS, lambda: number, streaming=False)
+    watch.take(DeadlineReached(), 0.0)
     watch.take(LOST, 0.0)
     assert watch.wake_at == pytest.approx(WATCH_TIMES.backoff.first * share)
 
@@ -531,18 +530,18 @@ def test_a_watch_that_lives_ends_the_counting_of_failures():
     table = watching(41)
     for _ in range(3):
         table(LOST)
-        table(DeadlineReached(), ResponseOpened(), after=table.rest)
+        table(DeadlineReached(), ResponseOpened(), after=table.delay)
     table(LOST, after=WATCH_TIMES.steady)
-    assert table.rest == pytest.approx(WATCH_TIMES.backoff.first)
+    assert table.delay == pytest.approx(WATCH_TIMES.backoff.first)
 
 
-def test_an_outage_changes_nothing_that_is_known_and_is_told_once():
+def test_an_outage_changes_no_object_and_is_reported_once():
     table = watching(41, cidr("a"))
     table(LOST)
     assert table.watch.trouble is None, "one lost watch is nothing to speak of"
     told = set()
     for _ in range(200):
-        table(DeadlineReached(), after=table.rest)
+        table(DeadlineReached(), after=table.delay)
         table(LOST)
         told.add(str(table.watch.trouble))
     assert len(told) == 1
@@ -577,7 +576,7 @@ def test_what_need_not_be_there_counts_as_empty(code):
     table(failure(code), *([failure(404)] if code == 404 else []))
     assert table.watch.synced and table.asked is None
     assert (table.watch.trouble is None) is (code == 404)
-    table(DeadlineReached(), after=table.rest)
+    table(DeadlineReached(), after=table.delay)
     assert table.asked.path == "/apis/networking.k8s.io/v1/servicecidrs"
 
 

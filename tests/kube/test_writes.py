@@ -23,7 +23,7 @@ def server():
 
 def do(server, work):
     async def run():
-        async with writing(Access(master=server.url)) as writer:
+        async with writing(Access(master=server.url), 10) as writer:
             return await work(writer)
 
     return asyncio.run(run())

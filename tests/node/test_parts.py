@@ -63,16 +63,16 @@ def kept(*ends):
 
 def test_a_part_that_ends_is_started_again_later_each_time(log):
     fault = ValueError("no such zone")
-    rests, keeper = kept(*[(1, fault)] * 8, (1, "stop"))
-    assert rests == [1, 2, 4, 8, 16, 32, 60, 60]
+    delays, keeper = kept(*[(1, fault)] * 8, (1, "stop"))
+    assert delays == [1, 2, 4, 8, 16, 32, 60, 60]
     assert keeper.report().failures == 8
     assert "part dns ended: ValueError: no such zone; restarting in 60 s, other parts continue" in log.text
 
 
-def test_after_a_long_good_run_the_rests_begin_anew():
+def test_a_long_run_resets_the_backoff():
     fault = OSError("gone")
-    rests, _ = kept((1, fault), (1, fault), (1, fault), (node.STEADY, fault), (1, fault), (1, "stop"))
-    assert rests == [1, 2, 4, 1, 2]
+    delays, _ = kept((1, fault), (1, fault), (1, fault), (node.STEADY, fault), (1, fault), (1, "stop"))
+    assert delays == [1, 2, 4, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_after_a_long_good_run_the_rests_begin_anew():
     ],
 )
 def test_every_end_that_nobody_asked_for_is_a_failure(log, how, said):
-    rests, _ = kept((1, how), (1, "stop"))
-    assert rests == [1]
+    delays, _ = kept((1, how), (1, "stop"))
+    assert delays == [1]
     assert f"part dns ended: {said};" in log.text
 
 
@@ -106,7 +106,7 @@ def test_a_part_made_anew_is_no_failure_and_comes_at_once(log):
 
     keeper = PartSupervisor("dns", Once, clock)
     keeper.keep()
-    # Only after the second run there was a rest.
+    # Only after the second run there was a delay.
     assert [later - earlier for earlier, later in itertools.pairwise(runs)] == [0, 1, 0]
     assert keeper.report().failures == 1
     assert "part dns restarts with the new settings" in log.text
@@ -209,7 +209,7 @@ def test_parts_end_the_other_way_round():
     assert ended == ["dns", "overlay", "proxy"]
 
 
-def test_a_stop_ends_the_rest_after_a_failure():
+def test_a_stop_ends_the_backoff_after_a_failure():
     def fail():
         raise OSError("no")
 

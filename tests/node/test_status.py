@@ -1,4 +1,4 @@
-"""What the status ports say of parts that run, rest or are switched off."""
+"""What the status ports say of parts that run, back off, or are switched off."""
 
 import json
 import urllib.error
@@ -50,7 +50,7 @@ class Judge:
         ({"proxy": GOOD, "dns": STUCK}, Judge(), 200, 503),
         ({"proxy": GOOD, "dns": GOOD}, Judge(503, 200), 503, 200),
         ({"proxy": STUCK, "dns": GOOD}, Judge(503, 503), 503, 503),
-        # A part that rests is started again by this process; no other one would do better.
+        # A part that backs off is started again by this process; no other one would do better.
         ({"proxy": RESTS}, None, 503, 200),
         ({"proxy": RESTS, "dns": GOOD}, None, 503, 200),
         # Without a proxy all parts count.

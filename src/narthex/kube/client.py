@@ -2,7 +2,7 @@
 
 Each write is one request and one response, without retries:
 
-    async with writing(access) as writer:
+    async with writing(access, seconds=10.0) as writer:
         node = await writer.get("/api/v1/nodes/a")
         await writer.patch("/api/v1/nodes/a", {"metadata": {"annotations": {...}}})
 
@@ -83,12 +83,6 @@ class ApiClient:
         """Send a GET request and yield the response. Raises Unreachable, also while the body is read."""
         async with self._send("GET", request.path, params=request.query) as answer:
             yield answer
-
-    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Create an object from JSON; return the status and body of the response. Raises Unreachable."""
-        headers = {"Content-Type": "application/json"}
-        async with self._send("POST", path, content=body, headers=headers) as answer:
-            return answer.code, await answer.refusal()
 
     async def exchange(self, method: str, path: str, body: bytes | None, content_type: str) -> tuple[int, bytes]:
         """Send a request whose response is one object; return its status and body. Raises Unreachable."""
@@ -182,7 +176,7 @@ _LONGEST_SAID = 400
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
-class ApiError(Exception):
+class ApiError(RuntimeError):
     """A write failed, or its result is unknown (NoResponseError). The message names the object and what to do."""
 
     def __init__(self, code: int, method: str, path: str, why: str) -> None:
@@ -211,8 +205,10 @@ class NotFoundError(ApiError):
 class ApiWriter:
     """Reads and writes objects by full path, such as `/api/v1/namespaces/shop/services/web`."""
 
-    def __init__(self, api: ApiClient) -> None:
+    def __init__(self, api: ApiClient, seconds: float) -> None:
         self._api = api
+        self.seconds = seconds
+        """Time for each request."""
 
     async def get(self, path: str) -> JsonObject:
         """Return the object. Raises ApiError, as all methods do."""
@@ -244,9 +240,11 @@ class ApiWriter:
     ) -> JsonObject:
         data = msgspec.json.encode(body) if body is not None else None
         try:
-            code, said = await self._api.exchange(method, path, data, type)
-        except Unreachable as error:
-            raise NoResponseError(0, method, path, f"{error}; it will be retried") from error
+            async with asyncio.timeout(self.seconds):
+                code, said = await self._api.exchange(method, path, data, type)
+        except (Unreachable, TimeoutError) as error:
+            why = str(error) or f"no answer within {self.seconds:.3g} s"
+            raise NoResponseError(0, method, path, f"{why}; it will be retried") from error
         if 200 <= code < 300:
             try:
                 answer = msgspec.json.decode(said)
@@ -259,11 +257,11 @@ class ApiWriter:
 
 
 @asynccontextmanager
-async def writing(access: Access) -> AsyncIterator[ApiWriter]:
-    """Open a writer with connections of its own while the block runs."""
+async def writing(access: Access, seconds: float) -> AsyncIterator[ApiWriter]:
+    """Open a writer with connections of its own while the block runs; `seconds` limits each request."""
     api = ApiClient(access)
     try:
-        yield ApiWriter(api)
+        yield ApiWriter(api, seconds)
     finally:
         await api.close()
 

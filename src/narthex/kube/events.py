@@ -143,42 +143,29 @@ def event_object(event: ClusterEvent, wall: float, node_name: str, controller: s
 
 def starting(node_name: str) -> ClusterEvent:
     """Return the event for the start of a node's proxy."""
-    return ClusterEvent(
-        kind="Node",
-        object=NamespacedName("", node_name),
-        uid=node_name,
-        warning=False,
-        reason="Starting",
-        action="StartKubeProxy",
-    )
+    return _at_start(node_name, "Starting", warning=False)
 
 
 def cannot_serve(node_name: str, purpose: str, note: str) -> ClusterEvent:
     """Return the event for a status port that cannot be opened. `purpose` is `health` or `metrics`."""
     reason = {"health": "FailedToStartProxierHealthcheck", "metrics": "FailedToStartMetricServer"}[purpose]
-    node = NamespacedName("", node_name)
-    return ClusterEvent(kind="Node", object=node, uid=node_name, reason=reason, action="StartKubeProxy", note=note)
+    return _at_start(node_name, reason, note)
 
 
 def ipvs_deprecated(node_name: str) -> ClusterEvent:
     """Return the warning that Kubernetes deprecates mode ipvs (row 24.13)."""
+    note = "mode ipvs is deprecated in Kubernetes and will be removed from kube-proxy; consider nftables"
+    return _at_start(node_name, "IPVSDeprecation", note)
+
+
+def _at_start(node_name: str, reason: str, note: str = "", *, warning: bool = True) -> ClusterEvent:
+    node = NamespacedName("", node_name)
     return ClusterEvent(
-        kind="Node",
-        object=NamespacedName("", node_name),
-        uid=node_name,
-        reason="IPVSDeprecation",
-        action="StartKubeProxy",
-        note="mode ipvs is deprecated in Kubernetes and will be removed from kube-proxy; consider nftables",
+        kind="Node", object=node, uid=node_name, warning=warning, reason=reason, action="StartKubeProxy", note=note
     )
 
 
 def cannot_check(service: NamespacedName, note: str) -> ClusterEvent:
     """Return the event for a health check node port that cannot be opened."""
-    return ClusterEvent(
-        kind="Service",
-        object=service,
-        uid=str(service),
-        reason="FailedToStartServiceHealthcheck",
-        action="Listen",
-        note=note,
-    )
+    reason = "FailedToStartServiceHealthcheck"
+    return ClusterEvent(kind="Service", object=service, uid=str(service), reason=reason, action="Listen", note=note)

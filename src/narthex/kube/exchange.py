@@ -43,10 +43,6 @@ class WatchRequest(msgspec.Struct, frozen=True):
     """The response is a stream of lines, not a single body."""
 
 
-class WatchStarted(msgspec.Struct, frozen=True):
-    """The watch starts."""
-
-
 class ResponseOpened(msgspec.Struct, frozen=True):
     """The response started with status 200."""
 
@@ -84,18 +80,11 @@ class RequestRefused(msgspec.Struct, frozen=True):
 
 
 class DeadlineReached(msgspec.Struct, frozen=True):
-    """`wake_at` has passed. The driver aborted the running request."""
+    """`wake_at` has passed, as it has at the start. The driver aborted the running request."""
 
 
 WatchInput = (
-    WatchStarted
-    | ResponseOpened
-    | BytesReceived
-    | ResponseBody
-    | LinesReceived
-    | StreamEnded
-    | RequestRefused
-    | DeadlineReached
+    ResponseOpened | BytesReceived | ResponseBody | LinesReceived | StreamEnded | RequestRefused | DeadlineReached
 )
 
 

@@ -132,7 +132,7 @@ class Elector:
         if record.holder in ("", self.identity) or expired:
             self._next = WriteLease(self._mine(now))
         else:
-            self._rest(now)
+            self._wait(now)
 
     def wrote(self, record: LeaseRecord, sent: Moment, now: Moment) -> None:
         """Process the Lease that was stored, and the time at which it was sent."""
@@ -144,7 +144,7 @@ class Elector:
                 self._leading = True
                 self.term += 1
             self._until = Moment(sent.steady + self.times.renew, sent.wall + self.times.renew)
-        self._rest(now)
+        self._wait(now)
 
     def refused(self, now: Moment) -> None:
         """Process a conflict: another process has written the Lease."""
@@ -153,7 +153,7 @@ class Elector:
 
     def failed(self, now: Moment) -> None:
         """Process a missing or useless response. The write may have succeeded."""
-        self._next = WaitUntil(now.steady + self.times.retry)
+        self._wait(now)
 
     def release(self, now: Moment) -> WriteLease | None:
         """Return the write that releases the Lease, or None. Nothing else may be written afterwards."""
@@ -175,7 +175,7 @@ class Elector:
             transitions=seen.transitions + (not again and bool(seen.version)),
         )
 
-    def _rest(self, now: Moment) -> None:
+    def _wait(self, now: Moment) -> None:
         self._next = WaitUntil(now.steady + self.times.retry)
 
     def _lose(self) -> None:
@@ -265,24 +265,20 @@ class Leader:
                     self._stop.wait(self._elector.times.retry)
 
     async def _stand(self, notice: Callable[[], None]) -> None:
-        async with writing(self._access) as writer:
+        async with writing(self._access, _REQUEST_SECONDS) as writer:
             while not self._stop.is_set():
                 before = self.term
                 action = self._elector.act(moment())
                 if isinstance(action, WaitUntil):
-                    await self._rest(action.until)
+                    await asyncio.to_thread(self._stop.wait, max(0.0, action.until - moment().steady))
                 else:
                     await self._do(writer, action)
                 if self.term != before:
                     self._tell(before)
                     notice()
             if (last := self._elector.release(moment())) is not None:
-                with suppress(ApiError, TimeoutError):
+                with suppress(ApiError):
                     await self._write(writer, last.record)
-
-    async def _rest(self, until: float) -> None:
-        """Wait until a point in time, or until the election ends."""
-        await asyncio.to_thread(self._stop.wait, max(0.0, until - moment().steady))
 
     async def _do(self, writer: ApiWriter, action: ReadLease | WriteLease) -> None:
         sent = moment()
@@ -294,27 +290,25 @@ class Leader:
             self._trouble = ""
         except (ConflictError, AlreadyExistsError):
             self._elector.refused(moment())
-        except (ApiError, TimeoutError) as error:
+        except ApiError as error:
             self._elector.failed(moment())
-            said = printable(str(error)) or f"no answer within {_REQUEST_SECONDS:g} s"
+            said = printable(str(error))
             if said != self._trouble:
                 LOGGER.warning("the Lease %s cannot be read or written: %s", self._name, said)
             self._trouble = said
 
     async def _read(self, writer: ApiWriter) -> LeaseRecord | None:
-        async with asyncio.timeout(_REQUEST_SECONDS):
-            try:
-                return record_of(await writer.get(f"{self._collection}/{self._name}"))
-            except NotFoundError:
-                return None
+        try:
+            return record_of(await writer.get(f"{self._collection}/{self._name}"))
+        except NotFoundError:
+            return None
 
     async def _write(self, writer: ApiWriter, record: LeaseRecord) -> LeaseRecord:
-        async with asyncio.timeout(_REQUEST_SECONDS):
-            if not record.version:
-                body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
-                return record_of(await writer.create(self._collection, {**body, "spec": spec_of(record)}))
-            patch = {"metadata": {"resourceVersion": record.version}, "spec": spec_of(record)}
-            return record_of(await writer.patch(f"{self._collection}/{self._name}", patch))
+        if not record.version:
+            body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
+            return record_of(await writer.create(self._collection, {**body, "spec": spec_of(record)}))
+        patch = {"metadata": {"resourceVersion": record.version}, "spec": spec_of(record)}
+        return record_of(await writer.patch(f"{self._collection}/{self._name}", patch))
 
     def _tell(self, before: int) -> None:
         if self.term:

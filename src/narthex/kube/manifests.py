@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,9 @@ class ManifestSource:
         self._files: dict[str, _File] = {}
         self._reported: dict[Identity, AnyObject] = {}
         self._synced = False
-        self._problems: tuple[Problem, ...] = ()
+        self.problems: tuple[Problem, ...] = ()
+        """All present problems, by file name and line."""
         self._next_look = 0.0
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """Return all present problems, by file name and line."""
-        return self._problems
 
     def scan(self) -> list[Event]:
         """Return the changes since the last scan; the first scan that finds the path ends with Synced.
@@ -86,7 +82,7 @@ class ManifestSource:
             self._refresh(name, path)
         objects, duplicates = self._settle()
         problems.extend(problem for name in sorted(self._files) for problem in self._files[name].problems)
-        self._problems = (*problems, *duplicates)
+        self.problems = (*problems, *duplicates)
         events = self._difference(objects)
         if not self._synced and "" not in unreadable:
             self._synced = True
@@ -103,30 +99,10 @@ class ManifestSource:
         """
         while not stop.is_set():
             for _ in self._wake_ups(stop):
-                before = self._problems
+                before = self.problems
                 events = self.scan()
-                if events or self._problems != before:
+                if events or self.problems != before:
                     yield events
-
-    async def watch(self) -> AsyncIterator[list[Event]]:
-        """Yield the same as `changes`, for asyncio. The scan itself runs in the loop's thread."""
-        import asyncio
-
-        stop = threading.Event()
-        wake_ups = self._forever(stop)
-        try:
-            while await asyncio.to_thread(next, wake_ups, False):
-                before = self._problems
-                events = self.scan()
-                if events or self._problems != before:
-                    yield events
-        finally:
-            stop.set()
-
-    def _forever(self, stop: threading.Event) -> Iterator[bool]:
-        while not stop.is_set():
-            for _ in self._wake_ups(stop):
-                yield True
 
     def _wake_ups(self, stop: threading.Event) -> Iterator[None]:
         """Yield when to scan, until another path must be watched or watching is impossible."""

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from narthex.kube.access import Access
-from narthex.kube.client import ApiClient, Unreachable
+from narthex.kube.client import writing
 from narthex.kube.events import EventCreator
 from narthex.kube.exchange import WATCH_TIMES
 from narthex.kube.resources import of_a_proxy
 from narthex.kube.source import FollowedList, KubeSource
-from narthex.model.problem import quoted
-from narthex.runtime.metrics import Collector
+from narthex.runtime.metrics import Collector, counter, gauge
 from narthex.runtime.reconciler import EventSource
 
 if TYPE_CHECKING:
@@ -58,22 +57,12 @@ class EventPoster:
         self._access = access
 
     def create_event(self, namespace: str, event: dict[str, Any]) -> None:
-        """Post an event. Raises RuntimeError if the server did not store it."""
-        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
-        try:
-            code, said = asyncio.run(self._post(path, msgspec.json.encode(event)))
-        except (Unreachable, TimeoutError) as error:
-            raise RuntimeError(str(error) or f"no answer within {_EVENT_SECONDS:g} s") from error
-        if code not in (200, 201):
-            raise RuntimeError(f"{path}: status {code}: {quoted(said.decode(errors='replace'))}")
+        """Post an event. Raises ApiError if the server did not store it."""
+        asyncio.run(self._create(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event))
 
-    async def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        api = ApiClient(self._access)
-        try:
-            async with asyncio.timeout(_EVENT_SECONDS):
-                return await api.post(path, body)
-        finally:
-            await api.close()
+    async def _create(self, path: str, event: dict[str, Any]) -> None:
+        async with writing(self._access, _EVENT_SECONDS) as writer:
+            await writer.create(path, event)
 
 
 class SourceMetrics:
@@ -85,48 +74,32 @@ class SourceMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics, for prometheus-client."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         now = self._wall()
+
+        def by_kind(number: Callable[[FollowedList], float | None]) -> dict[str, float]:
+            """Return a number of each list that has one."""
+            return {each.kind: found for each in self._followed if (found := number(each)) is not None}
+
         for name, text, times in (
-            ("list", "the last complete list", [each.last_list for each in self._followed]),
-            (
-                "event",
-                "the last object that was added, changed or deleted",
-                [each.last_event for each in self._followed],
-            ),
-            ("word", "the last sign of life of the watch", [each.last_heard for each in self._followed]),
+            ("list", "the last complete list", by_kind(lambda each: each.last_list)),
+            ("event", "the last object that was added, changed or deleted", by_kind(lambda each: each.last_event)),
+            ("word", "the last sign of life of the watch", by_kind(lambda each: each.last_heard)),
         ):
-            gauge = GaugeMetricFamily(f"narthex_source_last_{name}_age_seconds", f"Time since {text}.", labels=["kind"])
-            for each, when in zip(self._followed, times, strict=True):
-                # Never is no number.
-                if when is not None:
-                    gauge.add_metric([each.kind], max(0.0, now - when))
-            yield gauge
-        for name, text, numbers in (
-            ("objects", "Objects that are known.", [each.objects for each in self._followed]),
-            ("broken_objects", "Objects that cannot be used.", [each.broken for each in self._followed]),
-            ("trouble", "1: the list cannot be kept up at present.", [int(each.trouble) for each in self._followed]),
+            ages = {kind: max(0.0, now - when) for kind, when in times.items()}
+            yield gauge(f"narthex_source_last_{name}_age_seconds", f"Time since {text}.", ages, "kind")
+        for metric, name, text, numbers in (
+            (gauge, "objects", "Objects that are known.", by_kind(lambda each: each.objects)),
+            (gauge, "broken_objects", "Objects that cannot be used.", by_kind(lambda each: each.broken)),
+            (gauge, "trouble", "1: the list cannot be kept up at present.", by_kind(lambda each: each.trouble)),
+            (counter, "lists", "Complete lists.", by_kind(lambda each: each.counts.lists)),
+            (counter, "watches", "Watches that were opened.", by_kind(lambda each: each.counts.watches)),
+            (counter, "events", "Objects added, changed or deleted.", by_kind(lambda each: each.counts.events)),
         ):
-            gauge = GaugeMetricFamily(f"narthex_source_{name}", text, labels=["kind"])
-            for each, number in zip(self._followed, numbers, strict=True):
-                gauge.add_metric([each.kind], number)
-            yield gauge
-        for name, text, numbers in (
-            ("lists", "Complete lists.", [each.counts.lists for each in self._followed]),
-            ("watches", "Watches that were opened.", [each.counts.watches for each in self._followed]),
-            ("events", "Objects added, changed or deleted.", [each.counts.events for each in self._followed]),
-        ):
-            counter = CounterMetricFamily(f"narthex_source_{name}", text, labels=["kind"])
-            for each, number in zip(self._followed, numbers, strict=True):
-                counter.add_metric([each.kind], number)
-            yield counter
-        failures = CounterMetricFamily(
-            "narthex_source_failures",
-            "Requests that failed, by status code or kind of failure.",
-            labels=["kind", "reason"],
-        )
-        for each in self._followed:
-            for reason, number in sorted(dict(each.counts.failures).items()):
-                failures.add_metric([each.kind, reason], number)
-        yield failures
+            yield metric(f"narthex_source_{name}", text, numbers, "kind")
+        failures: dict[tuple[str, ...], float] = {
+            (each.kind, reason): number
+            for each in self._followed
+            for reason, number in sorted(dict(each.counts.failures).items())
+        }
+        text = "Requests that failed, by status code or kind of failure."
+        yield counter("narthex_source_failures", text, failures, "kind", "reason")

@@ -28,7 +28,6 @@ from narthex.kube.exchange import (
     WatchCounts,
     WatchInput,
     WatchRequest,
-    WatchStarted,
     WatchStep,
     WatchTimes,
 )
@@ -220,7 +219,7 @@ class _Follower:
     async def run(self) -> None:
         """Drive the watch until cancelled."""
         try:
-            step = self._watch.take(WatchStarted(), self._now())
+            step = self._watch.take(DeadlineReached(), self._now())
             while True:
                 self._publish(step)
                 if step.request is not None:

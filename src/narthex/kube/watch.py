@@ -29,7 +29,6 @@ from narthex.kube.exchange import (
     WatchCounts,
     WatchInput,
     WatchRequest,
-    WatchStarted,
     WatchStep,
     WatchTimes,
 )
@@ -55,7 +54,7 @@ _GO_ON = WatchStep()
 
 
 class _Phase(Enum):
-    RESTING = "waits before it asks again"
+    BACKING_OFF = "waits before the next request"
     LISTING = "reads a list"
     STREAMING = "reads a streaming list"
     WATCHING = "watches"
@@ -105,7 +104,7 @@ class Watch:
         """WatchList failed since the last complete list."""
         self._path = 0
         self._fields_known = True
-        self._phase = _Phase.RESTING
+        self._phase = _Phase.BACKING_OFF
         self._version = ""
         """The cache reflects all changes up to this version."""
         self._floor = _NEWEST if newest else _ANY
@@ -141,8 +140,6 @@ class Watch:
                     return self._ended(reason, now)
                 case DeadlineReached():
                     return self._due(now)
-                case WatchStarted():
-                    return self._list(now)
         except MalformedResponse as error:
             return self._garbled(error, now)
 
@@ -291,7 +288,7 @@ class Watch:
         version, _ = version_of(event.object)
         if is_older(version, self._version):
             self._floor = _NEWEST
-            return self._rest("older", f"the server went back from version {self._version} to {version}", now)
+            return self._back_off("older", f"the server went back from version {self._version} to {version}", now)
         change = None
         if event.type == "BOOKMARK":
             self.counts.bookmarks += 1
@@ -325,7 +322,7 @@ class Watch:
     def _garbled(self, error: MalformedResponse, now: float) -> WatchStep:
         # A new watch brings the line again; a list does without it.
         relist = self._phase is not _Phase.WATCHING or self._failures >= _PATIENCE
-        return self._rest("garbled", str(error), now, relist=relist)
+        return self._back_off("garbled", str(error), now, relist=relist)
 
     def _refused(self, status: ApiStatus, retry_after: float | None, now: float) -> WatchStep:
         """Process an error status."""
@@ -347,7 +344,7 @@ class Watch:
         # A watch that was refused for a while may be asked for again.
         relist = self._phase is not _Phase.WATCHING or code in (400, 404, 422)
         after = retry_after if retry_after is not None else status.retry_after
-        return self._rest(str(code), f"the server answers {what}", now, after=after, relist=relist)
+        return self._back_off(str(code), f"the server answers {what}", now, after=after, relist=relist)
 
     def _expired(self, status: ApiStatus, now: float) -> WatchStep:
         """List again after a version that is too old or too new for the server."""
@@ -358,7 +355,7 @@ class Watch:
             self._whole = self._whole or self._paging
         self._reset_backoff(now)
         if self._failures >= _PATIENCE:
-            return self._rest("expired", f"the server answers {quoted(status.message or 'Expired')}", now)
+            return self._back_off("expired", f"the server answers {quoted(status.message or 'Expired')}", now)
         self._count("expired")
         self._failures += 1
         return self._list(now)
@@ -388,27 +385,31 @@ class Watch:
 
     def _ended(self, reason: str, now: float) -> WatchStep:
         if self._phase is not _Phase.WATCHING:
-            return self._rest("lost", reason or "the server ended its answer before it was complete", now)
+            return self._back_off("lost", reason or "the server ended its answer before it was complete", now)
         if not reason and now - self._opened_at >= 1:
             # Watches end in order every few minutes.
             self._reset_backoff(now)
             return self._watch(now)
-        return self._rest("lost", reason or "the server ends each watch at once", now, relist=False)
+        return self._back_off("lost", reason or "the server ends each watch at once", now, relist=False)
 
     def _due(self, now: float) -> WatchStep:
-        if self._phase is _Phase.RESTING:
+        if self._phase is _Phase.BACKING_OFF:
             return self._list(now) if self._then_list or now >= self._relist_at else self._watch(now)
         if self._phase is _Phase.ABSENT or now >= self._relist_at:
             self._reset_backoff(now)
             return self._list(now)
         if self._phase is not _Phase.WATCHING or self._opened_at == math.inf:
-            return self._rest("silent", "the server does not answer", now, relist=self._phase is not _Phase.WATCHING)
-        # A half-closed stream; or the server has gone back, and waits for the version that we event it.
+            return self._back_off(
+                "silent", "the server does not answer", now, relist=self._phase is not _Phase.WATCHING
+            )
+        # A half-closed stream; or the server has gone back, and waits for the version that it is asked for.
         self._count("silent")
         self._has_bookmarks = False
         return self._probe(now)
 
-    def _rest(self, kind: str, what: str, now: float, *, after: float | None = None, relist: bool = True) -> WatchStep:
+    def _back_off(
+        self, kind: str, what: str, now: float, *, after: float | None = None, relist: bool = True
+    ) -> WatchStep:
         """Wait after a failure, then list or watch again."""
         self._count(kind)
         self._reset_backoff(now)
@@ -416,13 +417,13 @@ class Watch:
             # Better a list than none, whatever is wrong with the stream (client-go does so, too).
             self._stream_failed = True
         self._failures += 1
-        rest = self._times.backoff.delay(self._failures, self._random())
-        # One lost watch is nothing to speak of: they all go when a server is restarted.
+        delay = self._times.backoff.delay(self._failures, self._random())
+        # One lost watch is not reported: all are lost when a server restarts.
         if self._failures > 1 or not self.synced:
             self.trouble = self.trouble or self._problem(what, "error")
         self._then_list = relist
-        self._phase = _Phase.RESTING
-        self.wake_at = now + max(rest, (after or 0.0) * (1 + 0.1 * self._random()))
+        self._phase = _Phase.BACKING_OFF
+        self.wake_at = now + max(delay, (after or 0.0) * (1 + 0.1 * self._random()))
         return WatchStep(over=True)
 
     def _reset_backoff(self, now: float) -> None:

@@ -24,8 +24,8 @@ class Collector(Protocol):
         ...
 
 
-Values = float | Mapping[tuple[str, ...], float]
-"""One value, or values by the values of the labels."""
+Values = float | Mapping[str, float] | Mapping[tuple[str, ...], float]
+"""One value, values by the value of the label, or values by the values of all labels."""
 
 
 def gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
@@ -51,7 +51,7 @@ def untyped(name: str, text: str, values: Values, *labels: str) -> Metric:
 
 def _filled(family: Any, values: Values) -> Metric:
     for key, value in values.items() if isinstance(values, Mapping) else (((), values),):
-        family.add_metric(list(key), float(value))
+        family.add_metric([key] if isinstance(key, str) else list(key), float(value))
     return family  # type: ignore[no-any-return]
 
 

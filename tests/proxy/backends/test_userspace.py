@@ -63,7 +63,7 @@ def test_what_is_held_stays_and_what_is_taken_is_avoided():
     assert assign([whose], {whose: 60000}, (), FIRST, LAST)[whose] >= FIRST
 
 
-def test_a_port_that_was_given_up_rests_for_one_rendering():
+def test_a_released_port_is_not_reused_in_the_next_rendering():
     old, new = (name("old"), Scope.CLUSTER), (name("new"), Scope.CLUSTER)
     assert assign([new], {old: 61000}, (), 61000, 61001) == {new: 61001}
     assert assign([new], {old: 61000}, (), 61000, 61000) == {new: 61000}, "unless there is no other"

@@ -10,7 +10,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from narthex.kube.exchange import LinesReceived, ResponseOpened, WatchStarted
+from narthex.kube.exchange import DeadlineReached, LinesReceived, ResponseOpened
 from narthex.kube.resources import ENDPOINT_SLICES
 from narthex.kube.watch import Watch
 from narthex.lab.encode import encode
@@ -172,7 +172,7 @@ def test_a_change_rewrites_its_own_chains_only():
 def listed(services):
     """A watch that has listed so many slices."""
     kept = Watch(ENDPOINT_SLICES, lambda: 0.5)
-    kept.take(WatchStarted(), 0.0)
+    kept.take(DeadlineReached(), 0.0)
     kept.take(ResponseOpened(), 0.0)
     lines = [line("ADDED", web_slice(number, 3), number + 1) for number in range(services)]
     meta = {"resourceVersion": str(services), "annotations": {"k8s.io/initial-events-end": "true"}}

@@ -81,7 +81,7 @@ class StatusWriter:
         self._clock = clock
         self._runner = asyncio.Runner()
         self._api = ApiClient(access)
-        self._writer = ApiWriter(self._api)
+        self._writer = ApiWriter(self._api, _REQUEST_SECONDS)
         self._attempts: dict[NamespacedName, _Attempt] = {}
         self.results: Counter[str] = Counter()
         """Number of writes by result: done, conflict, gone, refused, unanswered."""
@@ -153,14 +153,8 @@ class StatusWriter:
         seconds = min(_REQUEST_SECONDS, allowance())
         if seconds <= 0:
             raise NoResponseError(0, "PATCH", path, "not sent: this controller is no longer the leader")
-        return self._runner.run(self._timed(path, body, subresource, seconds))
-
-    async def _timed(self, path: str, body: JsonObject, subresource: str, seconds: float) -> JsonObject:
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._writer.patch(path, body, subresource=subresource)
-        except TimeoutError:
-            raise NoResponseError(0, "PATCH", path, f"no answer within {seconds:.1f} s; it will be retried") from None
+        self._writer.seconds = seconds
+        return self._runner.run(self._writer.patch(path, body, subresource=subresource))
 
     def _put_off(self, service: Service) -> None:
         before = self._attempts.get(service.key)
@@ -177,7 +171,7 @@ def held_by_unreadable(
     """Return the status addresses of all Services that are not `readable`; None if the server does not respond."""
     try:
         found = asyncio.run(_list(access))
-    except (ApiError, TimeoutError) as error:
+    except ApiError as error:
         LOGGER.warning(
             "cannot list the Services that failed to decode, which may hold addresses: %s", printable(str(error))
         )
@@ -187,7 +181,7 @@ def held_by_unreadable(
 
 
 async def _list(access: Access) -> dict[str, Any]:
-    async with asyncio.timeout(_SECONDS), writing(access) as writer:
+    async with writing(access, _SECONDS) as writer:
         return await writer.get(ALL_SERVICES.paths[0])
 
 
@@ -257,13 +251,10 @@ class ConditionWriter:
             self._changed.clear()
             try:
                 asyncio.run(self._write_all())
-            except (ApiError, TimeoutError) as error:
+            except ApiError as error:
                 if str(error) != self._said:
                     self._said = str(error)
-                    LOGGER.warning(
-                        "announcer: writing a Service condition failed: %s",
-                        printable(str(error) or "the request timed out"),
-                    )
+                    LOGGER.warning("announcer: writing a Service condition failed: %s", printable(str(error)))
                 self._changed.set()
                 if self._stop.wait(_AFTER_FAILURE_SECONDS):
                     return
@@ -272,18 +263,17 @@ class ConditionWriter:
         desired = self._desired
         # Forget conditions that other nodes write now: they may have changed when they are ours again.
         self._written = {key: each for key, each in self._written.items() if key in desired}
-        async with writing(self._access) as writer:
+        async with writing(self._access, _REQUEST_SECONDS) as writer:
             for key, condition in sorted(desired.items()):
                 if self._stop.is_set():
                     return
                 if self._written.get(key) == condition:
                     continue
-                async with asyncio.timeout(_REQUEST_SECONDS):
-                    try:
-                        await self._write(writer, key, condition)
-                    except NotFoundError:
-                        # The Service was deleted; its condition will be dropped soon.
-                        continue
+                try:
+                    await self._write(writer, key, condition)
+                except NotFoundError:
+                    # The Service was deleted; its condition will be dropped soon.
+                    continue
                 self._written[key] = condition
                 await asyncio.sleep(_PAUSE_SECONDS)
 

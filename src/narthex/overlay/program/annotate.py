@@ -34,11 +34,11 @@ class NodeWriter:
         """Apply a strategic merge patch to the Node and its status. Raises RuntimeError."""
         try:
             asyncio.run(self._patch(f"/api/v1/nodes/{node}", body))
-        except (ApiError, TimeoutError) as error:
-            raise RuntimeError(str(error) or f"no answer within {_SECONDS:g} s") from error
+        except ApiError as error:
+            raise RuntimeError(str(error)) from error
 
     async def _patch(self, path: str, body: dict[str, Any]) -> None:
-        async with asyncio.timeout(_SECONDS), writing(self._access) as writer:
+        async with writing(self._access, _SECONDS) as writer:
             # The status subresource accepts annotations, too: flannel needs only this permission, and so do we.
             await writer.patch(path, body, kind="strategic", subresource="status")
 
