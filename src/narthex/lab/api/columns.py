@@ -5,25 +5,42 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 
 Raw = Mapping[str, Any]
-Cells = Callable[[Raw, datetime], Sequence[Any]]
-NONE, UNKNOWN = "<none>", "<unknown>"
+Cell = Callable[[Raw, datetime], Any]
+"""Returns the value of a column for an object and the current time."""
+
+NONE, UNKNOWN, UNSET = "<none>", "<unknown>", "<unset>"
 
 
 class PrinterColumns(msgspec.Struct, frozen=True):
     """The columns of a kind."""
 
-    names: tuple[str, ...]
-    """`*` precedes those that only `-o wide` prints, `#` those with numbers."""
-    cells: Cells
+    definitions: list[dict[str, Any]]
+    """Columns of a metav1.Table."""
+    cells: tuple[Cell, ...]
 
-    def definitions(self) -> list[dict[str, Any]]:
-        """Return the columns of a metav1.Table."""
-        return [_definition(name) for name in self.names]
+    def row(self, raw: Raw, now: datetime) -> list[Any]:
+        """Return the cells of an object."""
+        return [cell(raw, now) for cell in self.cells]
+
+
+def built_in_columns(kind: str) -> PrinterColumns:
+    """Return the columns of a kind, given by its name in the registry."""
+    cells = _COLUMNS.get(kind) or _common({})
+    return PrinterColumns([_definition(name) for name in cells], tuple(cells.values()))
+
+
+def custom_columns(columns: Sequence[Raw]) -> PrinterColumns:
+    """Return the `additionalPrinterColumns` of one version of a custom resource, Age if there are none."""
+    if not columns:
+        return built_in_columns("")
+    definitions = [_definition("Name"), *(_custom_definition(each) for each in columns)]
+    return PrinterColumns(definitions, (_at("metadata.name"), *(partial(_custom_cell, each) for each in columns)))
 
 
 def _definition(name: str) -> dict[str, Any]:
@@ -37,184 +54,176 @@ def _definition(name: str) -> dict[str, Any]:
     }
 
 
-def _name(raw: Raw) -> str:
-    return str(raw["metadata"].get("name", ""))
+def _custom_definition(column: Raw) -> dict[str, Any]:
+    found = {"name": column.get("name", ""), "type": column.get("type", "string"), "format": column.get("format", "")}
+    return {**found, "description": column.get("description", ""), "priority": column.get("priority", 0)}
+
+
+def _custom_cell(column: Raw, raw: Raw, now: datetime) -> Any:
+    found = json_path_values(raw, str(column.get("jsonPath", "")))
+    if not found:
+        return None
+    first, type = found[0], column.get("type")
+    if type == "date":
+        return age(first if isinstance(first, str) else None, now)
+    if type == "string":
+        return ",".join(each if isinstance(each, str) else _json(each) for each in found)
+    return first
+
+
+def _of(raw: Raw, path: str) -> Any:
+    found: Any = raw
+    for step in path.split("."):
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found
+
+
+def _at(path: str, default: Any = "") -> Cell:
+    """Return a column with the value of a field, `default` if it is absent or empty."""
+
+    def cell(raw: Raw, now: datetime) -> Any:
+        del now
+        found = _of(raw, path)
+        return default if found in (None, "") else found
+
+    return cell
+
+
+def _count(*fields: str) -> Cell:
+    return lambda raw, _: sum(len(raw.get(field) or ()) for field in fields)
+
+
+def _joined(path: str, key: str) -> Cell:
+    return lambda raw, _: ",".join(each.get(key, "") for each in _of(raw, path) or ())
+
+
+def _encoded(path: str) -> Cell:
+    return lambda raw, _: _json(found) if (found := _of(raw, path)) else ""
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _age(raw: Raw, now: datetime) -> str:
     return age(raw["metadata"].get("creationTimestamp"), now)
 
 
-def _of(raw: Raw, *steps: str) -> Any:
-    found: Any = raw
-    for step in steps:
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found
+_OPERATORS = {"In": "{} in ({})", "NotIn": "{} notin ({})", "Exists": "{}", "DoesNotExist": "!{}"}
 
 
-def _pairs(labels: Any) -> str:
-    return ",".join(f"{key}={value}" for key, value in sorted((labels or {}).items())) or NONE
+def selector_text(selector: Any) -> str:
+    """Format a LabelSelector, empty if it selects everything."""
+    words = _pairs(selector.get("matchLabels")) if selector else []
+    for each in (selector or {}).get("matchExpressions") or ():
+        values = ",".join(sorted(each.get("values") or ()))
+        words.append(_OPERATORS.get(each.get("operator"), "{}").format(each.get("key", ""), values))
+    return ",".join(words)
 
 
-def _selector(raw: Raw) -> str:
-    """Format a LabelSelector (FormatLabelSelector)."""
-    selector = _of(raw, "spec", "selector") or {}
-    words = [f"{key}={value}" for key, value in sorted((selector.get("matchLabels") or {}).items())]
-    for each in selector.get("matchExpressions") or ():
-        key, json_path_values = each.get("key", ""), ",".join(sorted(each.get("values") or ()))
-        form = {"In": "{} in ({})", "NotIn": "{} notin ({})", "Exists": "{}", "DoesNotExist": "!{}"}
-        words.append(form.get(each.get("operator"), "{}").format(key, json_path_values))
+def _pairs(labels: Any) -> list[str]:
+    return [f"{key}={value}" for key, value in sorted((labels or {}).items())]
+
+
+def _deployment_ready(raw: Raw, now: datetime) -> str:
+    return f"{_at('status.readyReplicas', 0)(raw, now)}/{_at('spec.replicas', 1)(raw, now)}"
+
+
+def _node_status(raw: Raw, _: datetime) -> str:
+    ready = _condition(raw, "Ready")
+    word = "Ready" if ready.get("status") == "True" else "NotReady" if ready else "Unknown"
+    return f"{word},SchedulingDisabled" if _of(raw, "spec.unschedulable") else word
+
+
+def _node_roles(raw: Raw, _: datetime) -> str:
+    prefix = "node-role.kubernetes.io/"
+    labels = raw["metadata"].get("labels") or {}
+    return ",".join(sorted({key.removeprefix(prefix) for key in labels if key.startswith(prefix)} - {""})) or NONE
+
+
+def _node_address(type: str) -> Cell:
+    return lambda raw, _: next(
+        (each.get("address") for each in _of(raw, "status.addresses") or () if each.get("type") == type), NONE
+    )
+
+
+def _cluster_ip(raw: Raw, _: datetime) -> str:
+    spec = raw.get("spec") or {}
+    return (spec.get("clusterIPs") or [spec.get("clusterIP") or NONE])[0]
+
+
+def _external_ip(raw: Raw, _: datetime) -> str:
+    spec = raw.get("spec") or {}
+    external = list(spec.get("externalIPs") or ())
+    if spec.get("type") == "LoadBalancer":
+        entries = _of(raw, "status.loadBalancer.ingress") or ()
+        given = [each.get("ip") or each.get("hostname", "") for each in entries]
+        return ",".join([*dict.fromkeys(given), *external]) or "<pending>"
+    if spec.get("type") == "ExternalName":
+        return str(spec.get("externalName", ""))
+    return ",".join(external) or NONE
+
+
+def _service_ports(raw: Raw, _: datetime) -> str:
+    words = []
+    for port in _of(raw, "spec.ports") or ():
+        node = f":{port['nodePort']}" if port.get("nodePort") else ""
+        words.append(f"{port.get('port')}{node}/{port.get('protocol') or 'TCP'}")
     return ",".join(words) or NONE
 
 
-def _containers(raw: Raw) -> tuple[str, str]:
-    found = _of(raw, "spec", "template", "spec", "containers") or ()
-    return ",".join(each.get("name", "") for each in found), ",".join(each.get("image", "") for each in found)
+def _listed(words: Sequence[str], nothing: str) -> str:
+    """Join the first three words (formatEndpoints)."""
+    more = f" + {len(words) - 3} more..." if len(words) > 3 else ""
+    return ",".join(words[:3]) + more if words else nothing
 
 
-def _node(raw: Raw, now: datetime) -> Sequence[Any]:
-    conditions = {each.get("type"): each.get("status") for each in _of(raw, "status", "conditions") or ()}
-    words = [{"True": "Ready"}.get(conditions["Ready"], "NotReady")] if "Ready" in conditions else ["Unknown"]
-    words += ["SchedulingDisabled"] if _of(raw, "spec", "unschedulable") else []
-    prefix = "node-role.kubernetes.io/"
-    labels = raw["metadata"].get("labels") or {}
-    roles = sorted({key.removeprefix(prefix) for key in labels if key.startswith(prefix)} - {""})
-    addresses = {each.get("type"): each.get("address") for each in reversed(_of(raw, "status", "addresses") or [])}
-    info = _of(raw, "status", "nodeInfo") or {}
-    return (
-        _name(raw),
-        ",".join(words),
-        ",".join(roles) or NONE,
-        _age(raw, now),
-        info.get("kubeletVersion", ""),
-        addresses.get("InternalIP", NONE),
-        addresses.get("ExternalIP", NONE),
-        info.get("osImage") or UNKNOWN,
-        info.get("kernelVersion") or UNKNOWN,
-        info.get("containerRuntimeVersion") or UNKNOWN,
-    )
-
-
-def _service(raw: Raw, now: datetime) -> Sequence[Any]:
-    spec = raw.get("spec") or {}
-    type = spec.get("type") or "ClusterIP"
-    ips = spec.get("clusterIPs") or ([spec["clusterIP"]] if spec.get("clusterIP") else [])
-    external = list(spec.get("externalIPs") or ())
-    if type == "LoadBalancer":
-        entries = _of(raw, "status", "loadBalancer", "ingress") or ()
-        given = [each.get("ip") or each.get("hostname", "") for each in entries]
-        text = ",".join([*dict.fromkeys(given), *external]) or "<pending>"
-    elif type == "ExternalName":
-        text = spec.get("externalName", "")
-    else:
-        text = ",".join(external) or NONE
-    ports = ",".join(_port(each) for each in spec.get("ports") or ()) or NONE
-    return _name(raw), type, (ips or [NONE])[0], text, ports, _age(raw, now), _pairs(spec.get("selector"))
-
-
-def _port(port: Raw) -> str:
-    node = f":{port['nodePort']}" if port.get("nodePort") else ""
-    return f"{port.get('port')}{node}/{port.get('protocol') or 'TCP'}"
-
-
-def _deployment(raw: Raw, now: datetime) -> Sequence[Any]:
-    status = raw.get("status") or {}
-    replicas_desired = _of(raw, "spec", "replicas")
-    ready = f"{status.get('readyReplicas', 0)}/{1 if replicas_desired is None else replicas_desired}"
-    counts = status.get("updatedReplicas", 0), status.get("availableReplicas", 0)
-    return _name(raw), ready, *counts, _age(raw, now), *_containers(raw), _selector(raw)
-
-
-def _replica_set(raw: Raw, now: datetime) -> Sequence[Any]:
-    status, replicas_desired = raw.get("status") or {}, _of(raw, "spec", "replicas")
-    counts = (
-        (1 if replicas_desired is None else replicas_desired),
-        status.get("replicas", 0),
-        status.get("readyReplicas", 0),
-    )
-    return _name(raw), *counts, _age(raw, now), *_containers(raw), _selector(raw)
-
-
-def _listed(words: Sequence[str], most: int) -> str:
-    """Join the first words of many (formatEndpoints)."""
-    if not words:
-        return NONE
-    more = f" + {len(words) - most} more..." if len(words) > most else ""
-    return ",".join(words[:most]) + more
-
-
-def _endpoints(raw: Raw, now: datetime) -> Sequence[Any]:
+def _endpoints(raw: Raw, _: datetime) -> str:
     words = []
     for subset in raw.get("subsets") or ():
         ports = [port.get("port") for port in subset.get("ports") or ()]
         for each in subset.get("addresses") or ():
             ip = f"[{each['ip']}]" if ":" in each.get("ip", "") else each.get("ip", "")
             words += [f"{ip}:{port}" for port in ports] or [ip]
-    return _name(raw), _listed(words, 3), _age(raw, now)
+    return _listed(words, NONE)
 
 
-def _slice(raw: Raw, now: datetime) -> Sequence[Any]:
-    ports = [str(port["port"]) if port.get("port") is not None else "*" for port in raw.get("ports") or ()]
-    addresses = [address for each in raw.get("endpoints") or () for address in each.get("addresses") or ()]
-    shown = _listed(addresses, 3) if addresses else "<unset>"
-    return _name(raw), raw.get("addressType", ""), _listed(ports, 3) if ports else "<unset>", shown, _age(raw, now)
+def _slice_ports(raw: Raw, _: datetime) -> str:
+    return _listed(["*" if port.get("port") is None else str(port["port"]) for port in raw.get("ports") or ()], UNSET)
 
 
-def _event(raw: Raw, now: datetime) -> Sequence[Any]:
+def _slice_addresses(raw: Raw, _: datetime) -> str:
+    return _listed([address for each in raw.get("endpoints") or () for address in each.get("addresses") or ()], UNSET)
+
+
+def _first_seen(raw: Raw, now: datetime) -> str:
+    return age(raw.get("firstTimestamp") or raw.get("eventTime"), now)
+
+
+def _last_seen(raw: Raw, now: datetime) -> str:
     first = raw.get("firstTimestamp") or raw.get("eventTime")
-    series = raw.get("series") or {}
-    last = series.get("lastObservedTime") or raw.get("lastTimestamp") or first
-    times = series.get("count") or raw.get("count") or 1
-    of, source = raw.get("involvedObject") or {}, raw.get("source") or {}
-    seen = age(last, now)
-    if times > 1 and first:
-        seen = f"{seen} (x{times} over {age(first, now)})"
-    words = [source.get("component") or raw.get("reportingComponent") or "", source.get("host") or ""]
-    return (
-        seen,
-        raw.get("type", ""),
-        raw.get("reason", ""),
-        f"{of.get('kind', '').lower()}/{of.get('name', '')}",
-        of.get("fieldPath", ""),
-        ", ".join(word for word in words if word),
-        str(raw.get("message", "")).strip(),
-        age(first, now),
-        times,
-        _name(raw),
-    )
+    seen = age(_of(raw, "series.lastObservedTime") or raw.get("lastTimestamp") or first, now)
+    times = _event_count(raw, now)
+    return f"{seen} (x{times} over {age(first, now)})" if times > 1 and first else seen
 
 
-def _parent(raw: Raw, now: datetime) -> Sequence[Any]:
-    of = _of(raw, "spec", "parentRef") or {}
-    parts = [of.get("resource", ""), of.get("namespace", ""), of.get("name", "")]
-    return _name(raw), "/".join(part for part in parts if part), _age(raw, now)
+def _event_count(raw: Raw, _: datetime) -> int:
+    return int(_of(raw, "series.count") or raw.get("count") or 1)
 
 
-def _pool(raw: Raw, now: datetime) -> Sequence[Any]:
-    del now
-    spec = raw.get("spec") or {}
-    assign, avoid = spec.get("autoAssign", True), spec.get("avoidBuggyIPs", False)
-    return _name(raw), str(assign).lower(), str(avoid).lower(), _json(spec.get("addresses"))
+def _event_object(raw: Raw, _: datetime) -> str:
+    of = raw.get("involvedObject") or {}
+    return f"{of.get('kind', '').lower()}/{of.get('name', '')}"
 
 
-def _advertisement(raw: Raw, now: datetime) -> Sequence[Any]:
-    del now
-    spec = raw.get("spec") or {}
-    names = ("ipAddressPools", "ipAddressPoolSelectors", "interfaces", "nodeSelectors")
-    return _name(raw), *(_json(spec.get(name)) for name in names)
+def _event_source(raw: Raw, _: datetime) -> str:
+    source = raw.get("source") or {}
+    return ", ".join(filter(None, (source.get("component") or raw.get("reportingComponent"), source.get("host"))))
 
 
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode() if value else ""
-
-
-def _counted(field: str) -> Cells:
-    return lambda raw, now: (_name(raw), len(raw.get(field) or ()), _age(raw, now))
-
-
-PLAIN = PrinterColumns(("Name", "Age"), lambda raw, now: (_name(raw), _age(raw, now)))
-"""Columns of kinds that have none of their own."""
-_WORKLOAD = ("*Containers", "*Images", "*Selector")
+def _parent(raw: Raw, _: datetime) -> str:
+    of = _of(raw, "spec.parentRef") or {}
+    return "/".join(filter(None, (of.get(field) for field in ("resource", "namespace", "name"))))
 
 
 def age(since: str | None, now: datetime) -> str:
@@ -257,38 +266,39 @@ def _two(first: int, unit: str, second: int, below: str) -> str:
     return f"{first}{unit}{second}{below}" if second else f"{first}{unit}"
 
 
-def pod_cells(raw: Raw, now: datetime) -> Sequence[Any]:
-    """Return Name, Ready, Status, Restarts, Age, IP, Node, Nominated Node, and Readiness Gates (printPod)."""
-    meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
-    containers = spec.get("containers") or ()
-    ips = status.get("podIPs") or ()
-    ip = (ips[0].get("ip") if ips else status.get("podIP")) or "<none>"
-    reason, restarts, ready, last = _state(spec, status)
-    if meta.get("deletionTimestamp"):
-        reason = "Unknown" if status.get("reason") == "NodeLost" else "Terminating"
-    again = f"{restarts} ({age(last, now)} ago)" if restarts and last else str(restarts)
-    return (
-        meta.get("name", ""),
-        f"{ready}/{len(containers)}",
-        reason,
-        again,
-        age(meta.get("creationTimestamp"), now),
-        ip,
-        spec.get("nodeName") or "<none>",
-        status.get("nominatedNodeName") or "<none>",
-        _gates(spec, status),
-    )
+def _pod_ready(raw: Raw, _: datetime) -> str:
+    ready = 0 if _initializing(raw) else sum(map(_runs, _of(raw, "status.containerStatuses") or ()))
+    return f"{ready}/{len(_of(raw, 'spec.containers') or ())}"
 
 
-def _state(spec: Raw, status: Raw) -> tuple[str, int, int, str | None]:
-    """Return a pod's status word, its restarts, its ready containers, and the time of the last restart."""
-    reason = status.get("reason") or status.get("phase") or "Pending"
-    if _condition(status, "PodScheduled").get("reason") == "SchedulingGated":
+def _pod_status(raw: Raw, _: datetime) -> str:
+    status = raw.get("status") or {}
+    if raw["metadata"].get("deletionTimestamp"):
+        return "Unknown" if status.get("reason") == "NodeLost" else "Terminating"
+    if initializing := _initializing(raw):
+        return initializing[0]
+    reason = str(status.get("reason") or status.get("phase") or "Pending")
+    if _condition(raw, "PodScheduled").get("reason") == "SchedulingGated":
         reason = "SchedulingGated"
-    restarts, ready = 0, 0
-    last: str | None = None
-    beginning = False
-    first = status.get("initContainerStatuses") or ()
+    containers = status.get("containerStatuses") or ()
+    reason = next(filter(None, map(_stopped, containers)), reason)
+    if reason == "Completed" and any(map(_runs, containers)):
+        return "Running" if _condition(raw, "Ready").get("status") == "True" else "NotReady"
+    return reason
+
+
+def _pod_restarts(raw: Raw, now: datetime) -> str:
+    if initializing := _initializing(raw):
+        return str(initializing[1])
+    containers = _of(raw, "status.containerStatuses") or ()
+    restarts = sum(each.get("restartCount", 0) for each in containers)
+    last = max(filter(None, (_of(each, "lastState.terminated.finishedAt") for each in containers)), default=None)
+    return f"{restarts} ({age(last, now)} ago)" if restarts and last else str(restarts)
+
+
+def _initializing(raw: Raw) -> tuple[str, int] | None:
+    """Return the status word and the restarts of a pod whose init containers have not ended, otherwise None."""
+    first, restarts = _of(raw, "status.initContainerStatuses") or (), 0
     for index, each in enumerate(first):
         restarts += each.get("restartCount", 0)
         state = each.get("state") or {}
@@ -296,32 +306,22 @@ def _state(spec: Raw, status: Raw) -> tuple[str, int, int, str | None]:
         if terminated is not None and not terminated.get("exitCode"):
             continue
         if terminated is not None:
-            reason = f"Init:{_ended(terminated)}"
-        elif waiting is not None and waiting.get("reason") not in (None, "", "PodInitializing"):
-            reason = f"Init:{waiting['reason']}"
-        else:
-            reason = f"Init:{index}/{len(spec.get('initContainers') or first)}"
-        beginning = True
-        break
-    if beginning:
-        return reason, restarts, ready, last
-    restarts, running = 0, False
-    for each in reversed(status.get("containerStatuses") or ()):
-        restarts += each.get("restartCount", 0)
-        before = ((each.get("lastState") or {}).get("terminated") or {}).get("finishedAt")
-        last = max(filter(None, (last, before)), default=None)
-        state = each.get("state") or {}
-        waiting, terminated = state.get("waiting") or {}, state.get("terminated")
-        if waiting.get("reason"):
-            reason = waiting["reason"]
-        elif terminated is not None:
-            reason = _ended(terminated)
-        elif each.get("ready") and state.get("running") is not None:
-            running = True
-            ready += 1
-    if reason == "Completed" and running:
-        reason = "Running" if _condition(status, "Ready").get("status") == "True" else "NotReady"
-    return reason, restarts, ready, last
+            return f"Init:{_ended(terminated)}", restarts
+        if waiting is not None and waiting.get("reason") not in (None, "", "PodInitializing"):
+            return f"Init:{waiting['reason']}", restarts
+        return f"Init:{index}/{len(_of(raw, 'spec.initContainers') or first)}", restarts
+    return None
+
+
+def _stopped(container: Raw) -> str:
+    """Return why a container waits or has ended, empty if it runs."""
+    terminated = _of(container, "state.terminated")
+    return _of(container, "state.waiting.reason") or ("" if terminated is None else _ended(terminated))
+
+
+def _runs(container: Raw) -> bool:
+    """Return True if a container is ready and runs."""
+    return bool(container.get("ready") and _of(container, "state.running") is not None and not _stopped(container))
 
 
 def _ended(terminated: Raw) -> str:
@@ -332,62 +332,23 @@ def _ended(terminated: Raw) -> str:
     return f"ExitCode:{terminated.get('exitCode', 0)}"
 
 
-def _condition(status: Raw, type: str) -> Raw:
-    return next((each for each in status.get("conditions") or () if each.get("type") == type), {})
+def _condition(raw: Raw, type: str) -> Raw:
+    return next((each for each in _of(raw, "status.conditions") or () if each.get("type") == type), {})
 
 
-def _gates(spec: Raw, status: Raw) -> str:
-    gates = spec.get("readinessGates") or ()
-    if not gates:
-        return "<none>"
-    true = sum(_condition(status, gate.get("conditionType", "")).get("status") == "True" for gate in gates)
-    return f"{true}/{len(gates)}"
+def _pod_ip(raw: Raw, _: datetime) -> str:
+    ips = _of(raw, "status.podIPs")
+    return (ips[0].get("ip") if ips else _of(raw, "status.podIP")) or NONE
+
+
+def _readiness_gates(raw: Raw, _: datetime) -> str:
+    gates = _of(raw, "spec.readinessGates") or ()
+    true = sum(_condition(raw, gate.get("conditionType", "")).get("status") == "True" for gate in gates)
+    return f"{true}/{len(gates)}" if gates else NONE
 
 
 _STEP = re.compile(r"\.((?:\\.|[^.\[\\])+)|\[(?:'((?:\\.|[^'\\])*)'|\"((?:\\.|[^\"\\])*)\"|(-?\d+|\*)|\?\(([^)]*)\))\]")
 _TEST = re.compile(r"\s*@\.([\w.-]+)\s*==\s*[\"']([^\"']*)[\"']\s*")
-
-
-class CustomColumns:
-    """The `additionalPrinterColumns` of one version of a custom resource."""
-
-    def __init__(self, columns: Sequence[Raw]) -> None:
-        """Use these columns, or Age if there are none."""
-        self._columns = columns
-
-    def definitions(self) -> list[dict[str, Any]]:
-        """Return the columns of a metav1.Table."""
-        if not self._columns:
-            return PLAIN.definitions()
-        name = PLAIN.definitions()[0]
-        return [name, *(_custom_definition(each) for each in self._columns)]
-
-    def cells(self, raw: Raw, now: datetime) -> Sequence[Any]:
-        """Return an object's row."""
-        if not self._columns:
-            return PLAIN.cells(raw, now)
-        return [raw["metadata"].get("name", ""), *(_cell(each, raw, now) for each in self._columns)]
-
-
-def _custom_definition(column: Raw) -> dict[str, Any]:
-    found = {"name": column.get("name", ""), "type": column.get("type", "string"), "format": column.get("format", "")}
-    return {**found, "description": column.get("description", ""), "priority": column.get("priority", 0)}
-
-
-def _cell(column: Raw, raw: Raw, now: datetime) -> Any:
-    found = json_path_values(raw, str(column.get("jsonPath", "")))
-    if not found:
-        return None
-    first, type = found[0], column.get("type")
-    if type == "date":
-        return age(first if isinstance(first, str) else None, now)
-    if type == "string":
-        return ",".join(each if isinstance(each, str) else _text(each) for each in found)
-    return first
-
-
-def _text(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 def json_path_values(raw: Any, path: str) -> list[Any]:
@@ -425,57 +386,94 @@ def _filtered(found: list[Any], condition: str) -> list[Any]:
     ]
 
 
-COLUMNS: Mapping[str, PrinterColumns] = {
-    "Pod": PrinterColumns(
-        ("Name", "Ready", "Status", "Restarts", "Age", "*IP", "*Node", "*Nominated Node", "*Readiness Gates"), pod_cells
-    ),
-    "Service": PrinterColumns(("Name", "Type", "Cluster-IP", "External-IP", "Port(s)", "Age", "*Selector"), _service),
-    "Node": PrinterColumns(
-        (
-            *("Name", "Status", "Roles", "Age", "Version", "*Internal-IP", "*External-IP", "*OS-Image"),
-            *("*Kernel-Version", "*Container-Runtime"),
-        ),
-        _node,
-    ),
-    "Namespace": PrinterColumns(
-        ("Name", "Status", "Age"),
-        lambda raw, now: (_name(raw), _of(raw, "status", "phase") or "Active", _age(raw, now)),
-    ),
-    "Deployment": PrinterColumns(("Name", "Ready", "#Up-to-date", "#Available", "Age", *_WORKLOAD), _deployment),
-    "ReplicaSet": PrinterColumns(("Name", "#Desired", "#Current", "#Ready", "Age", *_WORKLOAD), _replica_set),
-    "Endpoints": PrinterColumns(("Name", "Endpoints", "Age"), _endpoints),
-    "EndpointSlice": PrinterColumns(("Name", "AddressType", "Ports", "Endpoints", "Age"), _slice),
-    "ConfigMap": PrinterColumns(
-        ("Name", "#Data", "Age"),
-        lambda raw, now: (_name(raw), len(raw.get("data") or ()) + len(raw.get("binaryData") or ()), _age(raw, now)),
-    ),
-    "Secret": PrinterColumns(
-        ("Name", "Type", "#Data", "Age"),
-        lambda raw, now: (_name(raw), raw.get("type") or "Opaque", len(raw.get("data") or ()), _age(raw, now)),
-    ),
-    "ServiceAccount": PrinterColumns(("Name", "#Secrets", "Age"), _counted("secrets")),
-    "Lease": PrinterColumns(
-        ("Name", "Holder", "Age"),
-        lambda raw, now: (_name(raw), _of(raw, "spec", "holderIdentity") or "", _age(raw, now)),
-    ),
-    "Event": PrinterColumns(
-        (
-            *("Last Seen", "Type", "Reason", "Object", "*Subobject", "*Source", "Message", "*First Seen", "*#Count"),
-            "*Name",
-        ),
-        _event,
-    ),
-    "ServiceCIDR": PrinterColumns(
-        ("Name", "CIDRs", "Age"),
-        lambda raw, now: (_name(raw), ",".join(_of(raw, "spec", "cidrs") or ()), _age(raw, now)),
-    ),
-    "IPAddress": PrinterColumns(("Name", "ParentRef", "Age"), _parent),
-    "CustomResourceDefinition": PrinterColumns(
-        ("Name", "Created At"), lambda raw, _: (_name(raw), raw["metadata"].get("creationTimestamp", ""))
-    ),
-    "IPAddressPool": PrinterColumns(("Name", "Auto Assign", "Avoid Buggy IPs", "Addresses"), _pool),
-    "L2Advertisement": PrinterColumns(
-        ("Name", "IPAddressPools", "IPAddressPool Selectors", "Interfaces", "*Node Selectors"), _advertisement
-    ),
+def _common(cells: dict[str, Cell]) -> dict[str, Cell]:
+    """Return columns with the name before and the age behind them."""
+    return {"Name": _at("metadata.name"), **cells, "Age": _age}
+
+
+_WORKLOAD: dict[str, Cell] = {
+    "*Containers": _joined("spec.template.spec.containers", "name"),
+    "*Images": _joined("spec.template.spec.containers", "image"),
+    "*Selector": lambda raw, _: selector_text(_of(raw, "spec.selector")) or NONE,
 }
-"""Columns by the registry's name of the kind."""
+_COLUMNS: Mapping[str, Mapping[str, Cell]] = {
+    "Pod": {
+        **_common({"Ready": _pod_ready, "Status": _pod_status, "Restarts": _pod_restarts}),
+        "*IP": _pod_ip,
+        "*Node": _at("spec.nodeName", NONE),
+        "*Nominated Node": _at("status.nominatedNodeName", NONE),
+        "*Readiness Gates": _readiness_gates,
+    },
+    "Service": {
+        **_common(
+            {
+                "Type": _at("spec.type", "ClusterIP"),
+                "Cluster-IP": _cluster_ip,
+                "External-IP": _external_ip,
+                "Port(s)": _service_ports,
+            }
+        ),
+        "*Selector": lambda raw, _: ",".join(_pairs(_of(raw, "spec.selector"))) or NONE,
+    },
+    "Node": {
+        **_common({"Status": _node_status, "Roles": _node_roles}),
+        "Version": _at("status.nodeInfo.kubeletVersion"),
+        "*Internal-IP": _node_address("InternalIP"),
+        "*External-IP": _node_address("ExternalIP"),
+        "*OS-Image": _at("status.nodeInfo.osImage", UNKNOWN),
+        "*Kernel-Version": _at("status.nodeInfo.kernelVersion", UNKNOWN),
+        "*Container-Runtime": _at("status.nodeInfo.containerRuntimeVersion", UNKNOWN),
+    },
+    "Namespace": _common({"Status": _at("status.phase", "Active")}),
+    "Deployment": _common(
+        {
+            "Ready": _deployment_ready,
+            "#Up-to-date": _at("status.updatedReplicas", 0),
+            "#Available": _at("status.availableReplicas", 0),
+        }
+    )
+    | _WORKLOAD,
+    "ReplicaSet": _common(
+        {
+            "#Desired": _at("spec.replicas", 1),
+            "#Current": _at("status.replicas", 0),
+            "#Ready": _at("status.readyReplicas", 0),
+        }
+    )
+    | _WORKLOAD,
+    "Endpoints": _common({"Endpoints": _endpoints}),
+    "EndpointSlice": _common({"AddressType": _at("addressType"), "Ports": _slice_ports, "Endpoints": _slice_addresses}),
+    "ConfigMap": _common({"#Data": _count("data", "binaryData")}),
+    "Secret": _common({"Type": _at("type", "Opaque"), "#Data": _count("data")}),
+    "ServiceAccount": _common({"#Secrets": _count("secrets")}),
+    "Lease": _common({"Holder": _at("spec.holderIdentity")}),
+    "Event": {
+        "Last Seen": _last_seen,
+        "Type": _at("type"),
+        "Reason": _at("reason"),
+        "Object": _event_object,
+        "*Subobject": _at("involvedObject.fieldPath"),
+        "*Source": _event_source,
+        "Message": lambda raw, _: str(raw.get("message", "")).strip(),
+        "*First Seen": _first_seen,
+        "*#Count": _event_count,
+        "*Name": _at("metadata.name"),
+    },
+    "ServiceCIDR": _common({"CIDRs": lambda raw, _: ",".join(_of(raw, "spec.cidrs") or ())}),
+    "IPAddress": _common({"ParentRef": _parent}),
+    "CustomResourceDefinition": {"Name": _at("metadata.name"), "Created At": _at("metadata.creationTimestamp")},
+    "IPAddressPool": {
+        "Name": _at("metadata.name"),
+        "Auto Assign": lambda raw, _: _json(_of(raw, "spec.autoAssign") is not False),
+        "Avoid Buggy IPs": lambda raw, _: _json(bool(_of(raw, "spec.avoidBuggyIPs"))),
+        "Addresses": _encoded("spec.addresses"),
+    },
+    "L2Advertisement": {
+        "Name": _at("metadata.name"),
+        "IPAddressPools": _encoded("spec.ipAddressPools"),
+        "IPAddressPool Selectors": _encoded("spec.ipAddressPoolSelectors"),
+        "Interfaces": _encoded("spec.interfaces"),
+        "*Node Selectors": _encoded("spec.nodeSelectors"),
+    },
+}
+"""Columns by the registry's name of the kind. `*` precedes those that only `-o wide` prints, `#` those with numbers."""

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from narthex.lab.api import errors
-from narthex.lab.api.columns import json_path_values
+from narthex.lab.api.columns import json_path_values, selector_text
 from narthex.lab.api.errors import FieldError, StatusError
 from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.paths import ApiPath
@@ -176,10 +176,4 @@ def _found(raw: Mapping[str, Any], path: str) -> Any:
 def _selector(kind: ApiResource, raw: Mapping[str, Any]) -> str:
     if kind.custom:
         return str(_found(raw, kind.scale.get(_SELECTOR, "")) or "") if kind.scale.get(_SELECTOR) else ""
-    selector = (raw.get("spec") or {}).get("selector") or {}
-    words = [f"{key}={value}" for key, value in sorted((selector.get("matchLabels") or {}).items())]
-    form = {"In": "{} in ({})", "NotIn": "{} notin ({})", "Exists": "{}", "DoesNotExist": "!{}"}
-    for each in selector.get("matchExpressions") or ():
-        values_of = ",".join(each.get("values") or ())
-        words.append(form.get(each.get("operator"), "{}").format(each.get("key"), values_of))
-    return ",".join(words)
+    return selector_text((raw.get("spec") or {}).get("selector"))

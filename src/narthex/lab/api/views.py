@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api.columns import COLUMNS, PLAIN, CustomColumns
+from narthex.lab.api.columns import built_in_columns, custom_columns
 from narthex.lab.api.kinds import event_from_v1
 from narthex.lab.api.paths import ApiPath
 from narthex.lab.api.store import Key, StoredObject
@@ -76,9 +76,9 @@ def table(place: ApiPath, version: str, objects: str, now: Callable[[], datetime
     `objects` is what each row includes: Object, Metadata, or None (`includeObject`).
     """
     kind = place.kind
-    columns = CustomColumns(kind.columns.get(place.version, ())) if kind.custom else COLUMNS.get(place.stored, PLAIN)
+    columns = custom_columns(kind.columns.get(place.version, ())) if kind.custom else built_in_columns(place.stored)
     top = {"kind": "Table", "apiVersion": f"meta.k8s.io/{version}"}
-    head = msgspec.json.encode(columns.definitions())
+    head = msgspec.json.encode(columns.definitions)
     carried = plain(place) if objects == "Object" else partial(version)
 
     def made(meta: Mapping[str, Any], rows: Iterable[bytes]) -> bytes:
@@ -86,7 +86,7 @@ def table(place: ApiPath, version: str, objects: str, now: Callable[[], datetime
         return start + b',"columnDefinitions":' + head + b',"rows":[' + b",".join(rows) + b"]}"
 
     def row(stored: StoredObject, at: datetime) -> bytes:
-        cells = b'{"cells":' + msgspec.json.encode(columns.cells(stored.raw, at))
+        cells = b'{"cells":' + msgspec.json.encode(columns.row(stored.raw, at))
         return cells + (b"}" if objects == "None" else b',"object":' + carried.one(stored) + b"}")
 
     def one(stored: StoredObject) -> bytes:
