@@ -149,7 +149,7 @@ def _node_address(type: str) -> Cell:
 
 def _cluster_ip(raw: Raw, _: datetime) -> str:
     spec = raw.get("spec") or {}
-    return (spec.get("clusterIPs") or [spec.get("clusterIP") or NONE])[0]
+    return str((spec.get("clusterIPs") or [spec.get("clusterIP") or NONE])[0])
 
 
 def _external_ip(raw: Raw, _: datetime) -> str:

@@ -77,91 +77,57 @@ def group_version(group: str, version: str) -> str:
     return f"{group}/{version}" if group else version
 
 
-_STATUS = frozenset({"status"})
+def _built_in(kind: str, plural: str, short_names: str = "", subresources: str = "", **more: Any) -> ApiResource:
+    return ApiResource(
+        kind=kind,
+        plural=plural,
+        short_names=tuple(short_names.split()),
+        subresources=frozenset(subresources.split()),
+        **more,
+    )
+
+
 _ALL = ("all",)
+_METALLB: Mapping[str, Any] = {"group": "metallb.io", "version": "v1beta1", "generation": True, "unconditional": False}
 
-
-def _table(kinds: Iterable[ApiResource]) -> dict[str, ApiResource]:
-    return {kind.name: kind for kind in kinds}
-
-
-KINDS: Mapping[str, ApiResource] = _table(
-    [
-        ApiResource(kind="ConfigMap", plural="configmaps", short_names=("cm",)),
-        ApiResource(kind="Endpoints", plural="endpoints", short_names=("ep",)),
-        ApiResource(kind="Event", plural="events", short_names=("ev",)),
-        ApiResource(kind="Namespace", plural="namespaces", namespaced=False, short_names=("ns",), subresources=_STATUS),
-        ApiResource(kind="Node", plural="nodes", namespaced=False, short_names=("no",), subresources=_STATUS),
-        ApiResource(
-            kind="Pod",
-            plural="pods",
-            short_names=("po",),
-            categories=_ALL,
-            subresources=frozenset({"status", "binding", "eviction", "log", "exec", "attach", "portforward"}),
-            generation=True,
+KINDS: Mapping[str, ApiResource] = {
+    resource.name: resource
+    for resource in (
+        _built_in("ConfigMap", "configmaps", "cm"),
+        _built_in("Endpoints", "endpoints", "ep"),
+        _built_in("Event", "events", "ev"),
+        _built_in("Namespace", "namespaces", "ns", "status", namespaced=False),
+        _built_in("Node", "nodes", "no", "status", namespaced=False),
+        _built_in(
+            "Pod", "pods", "po", "status binding eviction log exec attach portforward", categories=_ALL, generation=True
         ),
-        ApiResource(kind="Secret", plural="secrets"),
-        ApiResource(kind="Service", plural="services", short_names=("svc",), categories=_ALL, subresources=_STATUS),
-        ApiResource(kind="ServiceAccount", plural="serviceaccounts", short_names=("sa",)),
-        ApiResource(
-            kind="Deployment",
-            group="apps",
-            plural="deployments",
-            short_names=("deploy",),
-            categories=_ALL,
-            subresources=frozenset({"status", "scale"}),
-            generation=True,
+        _built_in("Secret", "secrets"),
+        _built_in("Service", "services", "svc", "status", categories=_ALL),
+        _built_in("ServiceAccount", "serviceaccounts", "sa"),
+        _built_in(
+            "Deployment", "deployments", "deploy", "status scale", group="apps", categories=_ALL, generation=True
         ),
-        ApiResource(
-            kind="ReplicaSet",
-            group="apps",
-            plural="replicasets",
-            short_names=("rs",),
-            categories=_ALL,
-            subresources=frozenset({"status", "scale"}),
-            generation=True,
-        ),
-        ApiResource(kind="Lease", group="coordination.k8s.io", plural="leases", unconditional=False),
-        ApiResource(kind="EndpointSlice", group="discovery.k8s.io", plural="endpointslices", generation=True),
-        ApiResource(
-            kind="ServiceCIDR", group="networking.k8s.io", plural="servicecidrs", namespaced=False, subresources=_STATUS
-        ),
-        ApiResource(
-            kind="IPAddress", group="networking.k8s.io", plural="ipaddresses", namespaced=False, short_names=("ip",)
-        ),
-        ApiResource(
-            kind="CustomResourceDefinition",
+        _built_in("ReplicaSet", "replicasets", "rs", "status scale", group="apps", categories=_ALL, generation=True),
+        _built_in("Lease", "leases", group="coordination.k8s.io", unconditional=False),
+        _built_in("EndpointSlice", "endpointslices", group="discovery.k8s.io", generation=True),
+        _built_in("ServiceCIDR", "servicecidrs", "", "status", group="networking.k8s.io", namespaced=False),
+        _built_in("IPAddress", "ipaddresses", "ip", group="networking.k8s.io", namespaced=False),
+        _built_in(
+            "CustomResourceDefinition",
+            "customresourcedefinitions",
+            "crd crds",
+            "status",
             group="apiextensions.k8s.io",
-            plural="customresourcedefinitions",
-            namespaced=False,
-            short_names=("crd", "crds"),
             categories=("api-extensions",),
-            subresources=_STATUS,
+            namespaced=False,
             generation=True,
         ),
-        ApiResource(
-            kind="IPAddressPool",
-            group="metallb.io",
-            version="v1beta1",
-            plural="ipaddresspools",
-            subresources=_STATUS,
-            generation=True,
-            unconditional=False,
-        ),
-        ApiResource(
-            kind="L2Advertisement",
-            group="metallb.io",
-            version="v1beta1",
-            plural="l2advertisements",
-            generation=True,
-            unconditional=False,
-        ),
-    ]
-)
+        _built_in("IPAddressPool", "ipaddresspools", "", "status", **_METALLB),
+        _built_in("L2Advertisement", "l2advertisements", **_METALLB),
+    )
+}
 """Built-in resources by kind."""
-
-
-VIEWS = (ApiResource(kind="Event", group="events.k8s.io", plural="events", short_names=("ev",), stored_as="Event"),)
+VIEWS = (_built_in("Event", "events", "ev", group="events.k8s.io", stored_as="Event"),)
 """Resources that show stored objects of another resource."""
 
 
