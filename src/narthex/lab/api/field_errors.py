@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from narthex.lab.api.errors import FieldError
 
-Raw = Mapping[str, Any]
+FieldCheck = Callable[[str, Any], Iterable[FieldError]]
+"""Yields the errors of a value. Arguments: path of the field, value."""
 _LABEL, _QUALIFIED = "[a-z0-9]([-a-z0-9]*[a-z0-9])?", "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _OLD_LABEL = "[a-z]([-a-z0-9]*[a-z0-9])?"
@@ -42,7 +43,7 @@ _ANNOTATIONS = 256 * 1024
 
 def bad(field: str, value: Any, text: str) -> FieldError:
     """Return an error for an invalid value."""
-    return FieldError(field, "FieldValueInvalid", f"Invalid value: {shown(value)}: {text}")
+    return FieldError(field, "FieldValueInvalid", f"Invalid value: {_shown(value)}: {text}")
 
 
 def required(field: str, text: str = "") -> FieldError:
@@ -50,15 +51,14 @@ def required(field: str, text: str = "") -> FieldError:
     return FieldError(field, "FieldValueRequired", f"Required value: {text}" if text else "Required value")
 
 
-def unsupported(field: str, value: Any, known: Sequence[str]) -> FieldError:
-    """Return an error for a value outside an enumeration."""
-    words = ", ".join(f'"{each}"' for each in sorted(known))
-    return FieldError(field, "FieldValueNotSupported", f"Unsupported value: {shown(value)}: supported values: {words}")
-
-
 def duplicate(field: str, value: Any) -> FieldError:
     """Return an error for a value that occurs twice."""
-    return FieldError(field, "FieldValueDuplicate", f"Duplicate value: {shown(value)}")
+    return FieldError(field, "FieldValueDuplicate", f"Duplicate value: {_shown(value)}")
+
+
+def not_found(field: str, value: Any) -> FieldError:
+    """Return an error for a name that refers to nothing."""
+    return FieldError(field, "FieldValueNotFound", f"Not found: {_shown(value)}")
 
 
 def forbidden(field: str, text: str) -> FieldError:
@@ -66,33 +66,44 @@ def forbidden(field: str, text: str) -> FieldError:
     return FieldError(field, "FieldValueForbidden", f"Forbidden: {text}")
 
 
-def shown(value: Any) -> str:
-    """Return a value as messages print it."""
+def _shown(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def subdomain(field: str, value: str) -> Iterator[FieldError]:
-    """Check a DNS subdomain (RFC 1123)."""
-    if len(value) > 253:
-        yield bad(field, value, "must be no more than 253 characters")
-    if not re.fullmatch(_SUBDOMAIN, value):
-        yield bad(field, value, _SUBDOMAIN_TEXT)
+def one_of(field: str, value: Any, known: Sequence[str], *, optional: bool = False) -> Iterator[FieldError]:
+    """Check a value of an enumeration, which may be absent if it is `optional`."""
+    if value not in known and not (optional and value is None):
+        words = ", ".join(f'"{each}"' for each in sorted(known))
+        yield FieldError(
+            field, "FieldValueNotSupported", f"Unsupported value: {_shown(value)}: supported values: {words}"
+        )
 
 
-def dns_label(field: str, value: str) -> Iterator[FieldError]:
-    """Check a DNS label (RFC 1123)."""
-    if len(value) > 63:
-        yield bad(field, value, "must be no more than 63 characters")
-    if not re.fullmatch(_LABEL, value):
-        yield bad(field, value, _LABEL_TEXT)
+def check_each(check: FieldCheck, field: str, values: Any) -> Iterator[FieldError]:
+    """Check the entries of a list, which may be absent."""
+    for index, value in enumerate(values or ()):
+        yield from check(f"{field}[{index}]", value)
 
 
-def old_label(field: str, value: str) -> Iterator[FieldError]:
-    """Check a DNS label (RFC 1035)."""
-    if len(value) > 63:
-        yield bad(field, value, "must be no more than 63 characters")
-    if not re.fullmatch(_OLD_LABEL, value):
-        yield bad(field, value, _OLD_LABEL_TEXT)
+def _text_check(pattern: str, most: int, text: str) -> FieldCheck:
+    """Return a check of a value's length and characters."""
+
+    def check(field: str, value: Any) -> Iterator[FieldError]:
+        if len(str(value)) > most:
+            yield bad(field, value, f"must be no more than {most} characters")
+        if not re.fullmatch(pattern, str(value)):
+            yield bad(field, value, text)
+
+    return check
+
+
+subdomain = _text_check(_SUBDOMAIN, 253, _SUBDOMAIN_TEXT)
+"""Checks a DNS subdomain (RFC 1123)."""
+dns_label = _text_check(_LABEL, 63, _LABEL_TEXT)
+"""Checks a DNS label (RFC 1123)."""
+old_label = _text_check(_OLD_LABEL, 63, _OLD_LABEL_TEXT)
+"""Checks a DNS label (RFC 1035)."""
+_label_value = _text_check(f"({_QUALIFIED})?", 63, _VALUE_TEXT)
 
 
 def qualified_name(field: str, key: str) -> Iterator[FieldError]:
@@ -114,10 +125,7 @@ def labels(field: str, found: Any) -> Iterator[FieldError]:
     """Check labels, or a map of them that selects."""
     for key, value in (found or {}).items():
         yield from qualified_name(field, key)
-        if len(str(value)) > 63:
-            yield bad(field, value, "must be no more than 63 characters")
-        if not re.fullmatch(f"({_QUALIFIED})?", str(value)):
-            yield bad(field, value, _VALUE_TEXT)
+        yield from _label_value(field, value)
 
 
 def notes(field: str, found: Any) -> Iterator[FieldError]:
@@ -141,11 +149,8 @@ def port_name(field: str, value: str) -> Iterator[FieldError]:
     if len(value) > 15:
         yield bad(field, value, "must be no more than 15 characters")
     elif not _PORT_NAME.fullmatch(value):
-        yield bad(
-            field,
-            value,
-            "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-), and at least one letter",
-        )
+        text = "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-), and at least one letter"
+        yield bad(field, value, text)
 
 
 def address(field: str, value: Any) -> Iterator[FieldError]:
@@ -164,7 +169,8 @@ def network(field: str, value: Any) -> Iterator[FieldError]:
         yield bad(field, value, "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)")
 
 
-def at_least_zero(field: str, value: Any) -> Iterator[FieldError]:
-    """Check that a number is not negative."""
-    if isinstance(value, int) and value < 0:
-        yield bad(field, value, "must be greater than or equal to 0")
+def at_least_zero(at: str, given: Mapping[str, Any], *fields: str) -> Iterator[FieldError]:
+    """Check that numbers are not negative, given by the names of their fields."""
+    for field in fields:
+        if isinstance(given.get(field), int) and given[field] < 0:
+            yield bad(f"{at}.{field}", given[field], "must be greater than or equal to 0")
