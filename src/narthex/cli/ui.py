@@ -31,7 +31,7 @@ def command(mode: str, port: int, **given: Any) -> None:
     The server listens on 127.0.0.1 and requires the token in the printed URL. It watches the API server or the manifests and
     changes nothing. For a lab, use `narthex lab ui`, which also shows the live rules and connections of its nodes.
     """
-    from narthex.lab.ui.cluster import board_of_manifests, board_of_server
+    from narthex.lab.ui.path import board_of_manifests, board_of_server
 
     if not has_source(given):
         raise click.UsageError("no source given: use --manifests DIR, --kubeconfig FILE or --master URL")

@@ -5,14 +5,13 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import BytesMessage
 
 from narthex.lab.api import patches, protobuf
-from narthex.lab.api.apply import apply
+from narthex.lab.api.apply import apply, field_set, nested, parsed
 from narthex.lab.api.columns import human_duration, json_path_values
 from narthex.lab.api.errors import StatusError
-from narthex.lab.api.field_sets import field_set, nested, parsed
 from narthex.lab.api.kinds import KINDS, newest_first
-from narthex.lab.api.selectors import ListSelector
+from narthex.lab.api.reads import ListSelector
 from narthex.lab.api.types import object_type
-from narthex.lab.server import websocket
+from narthex.lab.server import exec as websocket
 
 from .registries import registry
 

@@ -7,21 +7,31 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api import errors, reads
-from narthex.lab.api.bodies import decode_body
+from narthex.lab.api import errors
 from narthex.lab.api.discovery import REVIEWS, Documents
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.kinds import VIEWS, ApiResource
-from narthex.lab.api.paths import ApiPath, ResourcePaths, parse_path, resource_paths
-from narthex.lab.api.reads import PRESENT, ServerFeatures
+from narthex.lab.api.reads import FIELDS, PRESENT, ListRequest, ListSelector, ServerFeatures, WatchCursor
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.requests import ApiAnswer, ApiRequest, ApiResponse, choose_type, json_response
-from narthex.lab.api.selectors import FIELDS, ListSelector
+from narthex.lab.api.requests import (
+    ApiPath,
+    ApiRequest,
+    ApiResponse,
+    ExecRequest,
+    LogRequest,
+    ResourcePaths,
+    choose_type,
+    decode_body,
+    json_response,
+    parse_path,
+    resource_paths,
+)
 from narthex.lab.api.store import StoredObject
 from narthex.lab.api.subresources import exec_request, log_request, read_scale
 from narthex.lab.api.views import ObjectView, partial, plain, table
 from narthex.lab.api.writes import handle_write
 
+ApiAnswer = ApiResponse | WatchCursor | LogRequest | ExecRequest
 _PARTIAL = ("PartialObjectMetadata", "PartialObjectMetadataList")
 _PORT_FORWARD = (
     "port-forward is not served by the lab: its pods can be reached by their addresses, see `narthex lab status`"
@@ -64,7 +74,7 @@ class ApiHandler:
             return self._read(request, where) if request.method == "GET" else self._change(request, where)
         found = documents.answer(request) if request.method == "GET" else review_access(request)
         if found is None:
-            raise StatusError(404, "NotFound", "the server could not find the requested resource")
+            raise errors.unknown_path()
         return found
 
     def _read(self, request: ApiRequest, where: ApiPath) -> ApiAnswer:
@@ -75,18 +85,17 @@ class ApiHandler:
         if where.name:
             held = store.get(where.stored, where.key)
             if held is None or (part and part not in where.kind.subresources):
-                raise errors.not_found(where.kind.plural, where.kind.group, where.name)
+                raise where.not_found()
             if part == "scale":
                 return json_response(200, read_scale(where.kind, held.raw))
             return ApiResponse(200, view.one(held) + b"\n")
         selector = self._selector(where, query)
-        if query.get("watch") in ("true", "1"):
-            return reads.watch_objects(store, where.stored, where.namespace, selector, view, query, self.abilities)
-        return reads.list_objects(store, where.stored, where.namespace, selector, view, query, self.abilities)
+        wanted = ListRequest(store, where.stored, where.namespace, selector, view, query, self.abilities)
+        return wanted.watch() if query.get("watch") in ("true", "1") else wanted.objects()
 
     def _talk(self, request: ApiRequest, where: ApiPath) -> ApiAnswer:
         if where.subresource == "portforward":
-            raise StatusError(501, "NotImplemented", _PORT_FORWARD)
+            raise errors.not_implemented(_PORT_FORWARD)
         if where.subresource == "log":
             return log_request(self.registry, where, request)
         return exec_request(self.registry, where, request)

@@ -7,10 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from narthex.lab.api import openapi, openapi_proto
+from narthex.lab.api import openapi, protobuf
 from narthex.lab.api.kinds import VERSION, ApiResource, group_version, newest_first
-from narthex.lab.api.paths import ResourcePaths
-from narthex.lab.api.requests import JSON, ApiRequest, ApiResponse, accepted_types, choose_type, json_response
+from narthex.lab.api.requests import (
+    JSON,
+    ApiRequest,
+    ApiResponse,
+    ResourcePaths,
+    accepted_types,
+    choose_type,
+    json_response,
+)
 
 """What the API says it is."""
 _STATUS_VERBS = ("get", "patch", "update")
@@ -235,12 +242,14 @@ class Documents:
         return self._once(f"{path} {version}", make)
 
     def _openapi(self, accept: str) -> ApiResponse | None:
-        wants_proto = next((each.type for each in accepted_types(accept)), JSON) in openapi_proto.ASKED
+        wants_proto = next((each.type for each in accepted_types(accept)), JSON) in protobuf.OPENAPI_ACCEPTED
         if not wants_proto:
             return self._once("/openapi/v2", lambda: json_response(200, openapi.version_2(self._paths)))
 
         def make() -> ApiResponse:
-            return ApiResponse(200, openapi_proto.encode(openapi.version_2(self._paths)), {}, openapi_proto.SENT)
+            return ApiResponse(
+                200, protobuf.encode_openapi(openapi.version_2(self._paths)), {}, protobuf.OPENAPI_MEDIA_TYPE
+            )
 
         return self._once("/openapi/v2 protobuf", make)
 

@@ -76,6 +76,27 @@ def bad_request(message: str) -> StatusError:
     return StatusError(400, "BadRequest", message)
 
 
+def unknown_path() -> StatusError:
+    """Return the error for a path at which nothing is served."""
+    return StatusError(404, "NotFound", "the server could not find the requested resource")
+
+
+def method_not_allowed() -> StatusError:
+    """Return the error for a method that a resource does not have."""
+    return StatusError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+
+
+def unsupported_media_type(*known: str) -> StatusError:
+    """Return the error for a body in a format that is not among the known ones."""
+    message = "the body of the request was in an unknown format - accepted media types include: " + ", ".join(known)
+    return StatusError(415, "UnsupportedMediaType", message)
+
+
+def not_implemented(message: str) -> StatusError:
+    """Return the error for a feature of Kubernetes that a lab does not have."""
+    return StatusError(501, "NotImplemented", message)
+
+
 def invalid(kind: str, group: str, name: str, field_errors: list[FieldError]) -> StatusError:
     """Return the error for an object with validation errors (422), with one cause per field."""
     texts = [str(error) for error in field_errors]

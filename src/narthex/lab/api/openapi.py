@@ -17,7 +17,7 @@ import msgspec
 
 from narthex.lab.api import types
 from narthex.lab.api.kinds import VERSION, ApiResource, group_version
-from narthex.lab.api.paths import ResourcePaths
+from narthex.lab.api.requests import ResourcePaths
 from narthex.lab.api.types import FieldType
 
 GVK = "x-kubernetes-group-version-kind"

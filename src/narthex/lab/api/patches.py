@@ -6,9 +6,10 @@ Strategic merge takes the merge keys of lists from `types` and follows apimachin
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from narthex.lab.api.errors import StatusError, unsupported_media_type
 from narthex.lab.api.types import ANY, FieldType, field_type
 
 Raw = dict[str, Any]
@@ -19,21 +20,33 @@ MERGE, STRATEGIC, JSON_PATCH, APPLY = (
 )
 
 
-class BadPatch(ValueError):
+_FORMS: Mapping[str, tuple[type, str]] = {
+    JSON_PATCH: (list, "a JSON patch is a list"),
+    MERGE: (dict, "a merge patch is an object"),
+    STRATEGIC: (dict, "a strategic merge patch is an object"),
+}
+
+
+class BadPatch(StatusError):
     """A patch that cannot be applied."""
 
-
-class NotAPatch(ValueError):
-    """A media type that is none of a patch."""
+    def __init__(self, why: str) -> None:
+        """Create the error (422)."""
+        super().__init__(422, "Invalid", f"the server rejected our request due to an error in our request: {why}")
 
 
 def apply(content_type: str, target: Mapping[str, Any], patch: Any, of: FieldType = ANY) -> Raw:
-    """Return an object of type `of` after a patch. Raises BadPatch, NotAPatch."""
-    try:
-        operation = _KINDS[content_type.partition(";")[0].strip()]
-    except KeyError:
-        raise NotAPatch(content_type) from None
-    return operation(copy.deepcopy(dict(target)), patch, of)
+    """Return an object of type `of` after a patch. Raises StatusError."""
+    kind = content_type.partition(";")[0].strip()
+    if kind not in _FORMS:
+        raise unsupported_media_type(JSON_PATCH, MERGE, STRATEGIC, APPLY)
+    form, name = _FORMS[kind]
+    if not isinstance(patch, form):
+        raise BadPatch(name)
+    held = copy.deepcopy(dict(target))
+    if kind == JSON_PATCH:
+        return _json(held, patch)
+    return merge(held, patch) if kind == MERGE else strategic(held, patch, of)  # type: ignore[no-any-return]
 
 
 def merge(target: Any, patch: Any) -> Any:
@@ -47,13 +60,6 @@ def merge(target: Any, patch: Any) -> Any:
         else:
             into[name] = merge(into.get(name), value)
     return into
-
-
-def _merge(target: Raw, patch: Any, of: FieldType) -> Raw:
-    del of
-    if not isinstance(patch, Mapping):
-        raise BadPatch("a merge patch is an object")
-    return merge(target, patch)  # type: ignore[no-any-return]
 
 
 def strategic(target: Any, patch: Any, of: FieldType) -> Any:
@@ -116,20 +122,11 @@ def _ordered(entries: list[Any], order: Any, key: str) -> list[Any]:
     return [listed.pop(0) if name(each) in ordered else each for each in entries]
 
 
-def _strategic(target: Raw, patch: Any, of: FieldType) -> Raw:
-    if not isinstance(patch, Mapping):
-        raise BadPatch("a strategic merge patch is an object")
-    return strategic(target, patch, of)  # type: ignore[no-any-return]
-
-
-def _json(target: Raw, patch: Any, of: FieldType) -> Raw:
+def _json(target: Raw, patch: Any) -> Raw:
     """Apply a JSON Patch (RFC 6902)."""
     # Few clients send one.
     import jsonpatch
 
-    del of
-    if not isinstance(patch, list):
-        raise BadPatch("a JSON patch is a list")
     for step in patch:
         if not isinstance(step, Mapping) or "op" not in step or "path" not in step:
             raise BadPatch("each step of a JSON patch has an op and a path")
@@ -146,6 +143,3 @@ def _json(target: Raw, patch: Any, of: FieldType) -> Raw:
         if not isinstance(target, dict):
             raise BadPatch(f"{op} of the whole object cannot be done")
     return target
-
-
-_KINDS: dict[str, Callable[[Raw, Any, FieldType], Raw]] = {MERGE: _merge, STRATEGIC: _strategic, JSON_PATCH: _json}

@@ -1,20 +1,21 @@
 """Objects as protobuf, which newer kubectl and Go's typed clients send: for `kubectl create`, deletions, and evictions.
 
-Responses are JSON, which all of these clients accept. Numbers are those of k8s.io/api's generated.proto files. An unknown field
-is an error, so that nothing is lost (ADR 0012).
+Responses are JSON, which all of these clients accept, except for OpenAPI version 2. Numbers are those of k8s.io/api's
+generated.proto files. An unknown field is an error, so that nothing is lost (ADR 0012).
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from narthex.lab.api.errors import StatusError, bad_request
 
 MAGIC = b"k8s\0"
-MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
 
 _TYPES: Mapping[str, str] = {
     "ObjectMeta": "1 name str;2 generateName str;3 namespace str;4 selfLink str;5 uid str;6 resourceVersion str;"
@@ -82,14 +83,15 @@ def decode(body: bytes) -> dict[str, Any]:
         named = dict(_fields(_data(parts.get(1, b""))))
         version, kind = _data(named.get(1, b"")).decode(), _data(named.get(2, b"")).decode()
         if kind not in _TYPES:
-            raise StatusError(
-                415,
-                "UnsupportedMediaType",
-                f"{kind} ({version}) is not read as {MEDIA_TYPE} here: send application/json",
-            )
+            raise _unreadable(f"{kind} ({version})")
         return {"apiVersion": version, "kind": kind, **_struct(_data(parts.get(2, b"")), kind)}
     except (IndexError, UnicodeDecodeError, ValueError, OverflowError) as error:
         raise bad_request(f"error decoding the body: {error}") from None
+
+
+def _unreadable(what: str) -> StatusError:
+    message = f"{what} is not read as application/vnd.kubernetes.protobuf here: send application/json"
+    return StatusError(415, "UnsupportedMediaType", message)
 
 
 def _struct(data: bytes, name: str) -> dict[str, Any]:
@@ -99,11 +101,7 @@ def _struct(data: bytes, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number, value in _fields(data):
         if number not in known:
-            raise StatusError(
-                415,
-                "UnsupportedMediaType",
-                f"field {number} of {name} is not read as {MEDIA_TYPE} here: send application/json",
-            )
+            raise _unreadable(f"field {number} of {name}")
         field, of = known[number]
         if of.startswith("["):
             found.setdefault(field, []).append(_value(value, of[1:-1]))
@@ -185,3 +183,85 @@ def _number(value: int | bytes) -> int:
     if not isinstance(value, int):
         raise ValueError("a text where a number belongs")
     return value
+
+
+OPENAPI_ACCEPTED = (
+    "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+    "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
+)
+"""Media types by which clients request it."""
+OPENAPI_MEDIA_TYPE = OPENAPI_ACCEPTED[1]
+"""Media type of the response. Some clients reject the other one, whose syntax is invalid."""
+_VERBS = {"get": 2, "put": 3, "post": 4, "delete": 5, "patch": 8}
+
+
+def encode_openapi(document: Mapping[str, Any]) -> bytes:
+    """Encode an OpenAPI document of version 2 (gnostic's openapiv2/OpenAPIv2.proto), as kubectl before 1.27 requests it."""
+    info = _text(1, document["info"]["title"]) + _text(2, document["info"]["version"])
+    paths = b"".join(_part(2, _named(path, _path(item))) for path, item in document["paths"].items())
+    definitions = b"".join(_part(1, _named(name, _schema(each))) for name, each in document["definitions"].items())
+    return _text(1, document["swagger"]) + _part(2, info) + _part(8, paths) + _part(9, definitions)
+
+
+def _path(item: Mapping[str, Any]) -> bytes:
+    return b"".join(_part(_VERBS[verb], _operation(each)) for verb, each in item.items())
+
+
+def _operation(operation: Mapping[str, Any]) -> bytes:
+    parameters = b"".join(_part(8, _part(1, _part(2, _part(3, _query(each))))) for each in operation["parameters"])
+    responses = b"".join(
+        _part(1, _text(1, code) + _part(2, _part(1, _text(1, each["description"]))))
+        for code, each in operation["responses"].items()
+    )
+    return _text(5, operation["operationId"]) + parameters + _part(9, responses) + _extensions(13, operation)
+
+
+def _query(parameter: Mapping[str, Any]) -> bytes:
+    return _text(2, parameter["in"]) + _text(4, parameter["name"]) + _text(6, parameter["type"])
+
+
+def _schema(schema: Mapping[str, Any]) -> bytes:
+    found = (
+        _text(1, schema.get("$ref", "")) + _text(2, schema.get("format", "")) + _text(4, schema.get("description", ""))
+    )
+    found += b"".join(_text(19, name) for name in schema.get("required", ()))
+    more = schema.get("additionalProperties")
+    if isinstance(more, Mapping):
+        found += _part(21, _part(1, _schema(more)))
+    if schema.get("type"):
+        found += _part(22, _text(1, schema["type"]))
+    if isinstance(schema.get("items"), Mapping):
+        found += _part(23, _part(1, _schema(schema["items"])))
+    if schema.get("properties"):
+        fields = (_part(1, _named(name, _schema(each))) for name, each in schema["properties"].items())
+        found += _part(25, b"".join(fields))
+    return found + _extensions(31, schema)
+
+
+def _extensions(number: int, of: Mapping[str, Any]) -> bytes:
+    """Encode vendor extensions as YAML, of which JSON is a subset."""
+    return b"".join(
+        _part(number, _named(name, _text(2, msgspec.json.encode(value).decode() + "\n")))
+        for name, value in of.items()
+        if name.startswith("x-")
+    )
+
+
+def _named(name: str, value: bytes) -> bytes:
+    return _text(1, name) + _part(2, value)
+
+
+def _text(number: int, text: str) -> bytes:
+    return _part(number, text.encode()) if text else b""
+
+
+def _part(number: int, data: bytes) -> bytes:
+    """Encode a length-delimited field."""
+    return bytes(_base_128(number << 3 | 2)) + bytes(_base_128(len(data))) + data
+
+
+def _base_128(value: int) -> Iterable[int]:
+    while value > 0x7F:
+        yield value & 0x7F | 0x80
+        value >>= 7
+    yield value

@@ -14,11 +14,18 @@ from typing import Any
 import msgspec
 
 from narthex.lab.api import errors
-from narthex.lab.api.errors import StatusError
+from narthex.lab.api.errors import StatusError, bad_request
 from narthex.lab.api.requests import JSON, ApiResponse
-from narthex.lab.api.selectors import ListSelector
-from narthex.lab.api.store import Key, ObjectStore
+from narthex.lab.api.store import Key, ObjectStore, StoredObject
 from narthex.lab.api.views import ObjectView
+from narthex.model.selector import (
+    FieldRequirement,
+    NotAnIntegerError,
+    SelectorSyntaxError,
+    matches,
+    parse_fields,
+    parse_leniently,
+)
 
 _INITIAL_END = {"k8s.io/initial-events-end": "true"}
 _LONGEST = 1800
@@ -44,123 +51,111 @@ PRESENT = ServerFeatures()
 """Features of the newest version."""
 
 
+class ListRequest(msgspec.Struct, frozen=True):
+    """A list or a watch."""
+
+    store: ObjectStore
+    kind: str
+    """The registry's name."""
+    namespace: str
+    """Empty: all."""
+    selector: ListSelector
+    view: ObjectView
+    query: Mapping[str, str]
+    abilities: ServerFeatures
+
+    def objects(self) -> ApiResponse:
+        """Return the response to a list. Raises StatusError."""
+        store, query = self.store, self.query
+        limit, version, at = _whole_number(query, "limit"), query.get("resourceVersion", ""), store.version
+        if token := query.get("continue", ""):
+            at, start = _continuation(token)
+            kept = store.kept_page(at, self.kind)
+            if kept is None:
+                raise errors.expired("The provided continue parameter is too old to display a consistent list result.")
+            entries = [entry for entry in kept if entry[0] > start]
+        else:
+            if version.isdigit() and int(version) > at:
+                raise too_large(int(version), at)
+            entries = self._entries()
+        if version == "0" and self.abilities.cached_lists:
+            limit = 0
+        meta: dict[str, Any] = {"resourceVersion": str(at)}
+        if limit and len(entries) > limit:
+            store.keep_page(at, self.kind, entries)
+            meta["remainingItemCount"] = len(entries) - limit
+            entries = entries[:limit]
+            meta["continue"] = base64.urlsafe_b64encode(msgspec.json.encode((at, entries[-1][0]))).decode()
+        return ApiResponse(200, self.view.many(entries, meta))
+
+    def watch(self) -> WatchCursor:
+        """Return the response to a watch. Raises StatusError."""
+        store, query, view = self.store, self.query, self.view
+        version, match = query.get("resourceVersion", ""), query.get("resourceVersionMatch", "")
+        initial = query.get("sendInitialEvents") in ("true", "1")
+        if (initial or match) and not self.abilities.streaming:
+            raise _invalid_options("sendInitialEvents is forbidden for watch")
+        if initial != bool(match):
+            raise _invalid_options("resourceVersionMatch")
+        if version and not version.isdigit():
+            raise errors.bad_request(f"Invalid value: {version!r}")
+        at = int(version or 0)
+        if initial and at > store.version:
+            raise too_large(at, store.version)
+        if initial or at == 0:
+            first = [line("ADDED", view.one(stored)) for _, stored in self._entries()]
+            if initial:
+                first.append(line("BOOKMARK", view.bookmark(_bookmark(store.version, _INITIAL_END))))
+            return WatchCursor(self, store.version, first)
+        return WatchCursor(self, at, [])
+
+    def _entries(self) -> list[tuple[Key, StoredObject]]:
+        if not self.selector:
+            return self.store.entries(self.kind, self.namespace)
+        return self.store.now(self.kind, self.selector.selects, self.namespace)
+
+
 class WatchCursor:
-    """The position of a watch."""
+    """The response to a watch: lines, as they become available."""
 
     content_type = JSON
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        kind: str,
-        selector: ListSelector,
-        view: ObjectView,
-        version: int,
-        first: list[bytes],
-        timeout: float,
-    ) -> None:
-        """Start after `version`; the lines `first` precede the events."""
-        self._store = store
-        self._kind = kind
-        self._selector = selector
-        self._view = view
+    def __init__(self, request: ListRequest, version: int, first: list[bytes]) -> None:
+        """Start after `version`; the lines `first` precede the events. Raises StatusError."""
+        self._request = request
         self._version = version
         self._first = first
-        self._timeout = timeout
-        self.broken = False
-        """Nothing comes any more after what has come."""
-
-    @property
-    def timeout(self) -> float:
+        self.timeout = _whole_number(request.query, "timeoutSeconds") or _LONGEST
         """Seconds after which the server ends the watch."""
-        return self._timeout
+        self.broken = False
+        """True once no further lines will come."""
 
     def lines(self) -> Iterator[bytes]:
         """Yield the lines that are new since the last call."""
+        store = self._request.store
         first, self._first = self._first, []
         yield from first
         if self.broken:
             return
-        if self._version < self._store.oldest:
+        if self._version < store.oldest:
             self.broken = True
             yield expired()
             return
-        for type, _, stored in self._store.since(self._version, self._kind, self._selector.selects):
-            yield line(type, self._view.one(stored))
+        for type, stored in store.since(self._version, self._request.kind, self._request.selector.selects):
+            yield line(type, self._request.view.one(stored))
         # A watch may have begun at a version from the future.
-        self._version = max(self._version, self._store.version)
+        self._version = max(self._version, store.version)
 
     def bookmark(self) -> bytes | None:
         """Return a BOOKMARK line for the current version, None while the watch waits for a later one."""
-        if self.broken or self._version > self._store.version:
+        version = self._request.store.version
+        if self.broken or self._version > version:
             return None
-        return line("BOOKMARK", self._view.bookmark(_bookmark(self._store.version)))
+        return line("BOOKMARK", self._request.view.bookmark(_bookmark(version)))
 
 
-def list_objects(
-    store: ObjectStore,
-    kind: str,
-    namespace: str,
-    selector: ListSelector,
-    view: ObjectView,
-    query: Mapping[str, str],
-    abilities: ServerFeatures,
-) -> ApiResponse:
-    """Return the response to a list. `kind` is the registry's name. Raises StatusError."""
-    limit, token, version = _whole_number(query, "limit"), query.get("continue", ""), query.get("resourceVersion", "")
-    at = store.version
-    if token:
-        at, start = _continuation(token)
-        kept = store.kept_page(at, kind)
-        if kept is None:
-            raise errors.expired("The provided continue parameter is too old to display a consistent list result.")
-        entries = [entry for entry in kept if entry[0] > start]
-    else:
-        if version.isdigit() and int(version) > at:
-            raise too_large(int(version), at)
-        entries = store.now(kind, selector.selects, namespace) if selector else store.entries(kind, namespace)
-    if version == "0" and abilities.cached_lists:
-        limit = 0
-    meta: dict[str, Any] = {"resourceVersion": str(at)}
-    if limit and len(entries) > limit:
-        store.keep_page(at, kind, entries)
-        meta["remainingItemCount"] = len(entries) - limit
-        entries = entries[:limit]
-        meta["continue"] = base64.urlsafe_b64encode(msgspec.json.encode((at, entries[-1][0]))).decode()
-    return ApiResponse(200, view.many(entries, meta))
-
-
-def watch_objects(
-    store: ObjectStore,
-    kind: str,
-    namespace: str,
-    selector: ListSelector,
-    view: ObjectView,
-    query: Mapping[str, str],
-    abilities: ServerFeatures,
-) -> WatchCursor:
-    """Return the response to a watch. Raises StatusError."""
-    version, match = query.get("resourceVersion", ""), query.get("resourceVersionMatch", "")
-    initial = query.get("sendInitialEvents") in ("true", "1")
-    if (initial or match) and not abilities.streaming:
-        raise StatusError(
-            422, "Invalid", 'ListOptions.meta.k8s.io "" is invalid: sendInitialEvents is forbidden for watch'
-        )
-    if initial != bool(match):
-        raise StatusError(422, "Invalid", 'ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch')
-    if version and not version.isdigit():
-        raise errors.bad_request(f"Invalid value: {version!r}")
-    timeout = _whole_number(query, "timeoutSeconds") or _LONGEST
-    at = int(version or 0)
-    if initial and at > store.version:
-        raise too_large(at, store.version)
-    if initial or at == 0:
-        entries = store.now(kind, selector.selects, namespace)
-        first = [line("ADDED", view.one(stored)) for _, stored in entries]
-        if initial:
-            first.append(line("BOOKMARK", view.bookmark(_bookmark(store.version, _INITIAL_END))))
-        return WatchCursor(store, kind, selector, view, store.version, first, timeout)
-    return WatchCursor(store, kind, selector, view, at, [], timeout)
+def _invalid_options(why: str) -> StatusError:
+    return StatusError(422, "Invalid", f'ListOptions.meta.k8s.io "" is invalid: {why}')
 
 
 def too_large(asked: int, there: int) -> StatusError:
@@ -170,9 +165,9 @@ def too_large(asked: int, there: int) -> StatusError:
     return StatusError(504, "Timeout", message, {"causes": causes, "retryAfterSeconds": 1})
 
 
-def expired(message: str = errors.expired().message) -> bytes:
+def expired() -> bytes:
     """Return the ERROR line of a watch whose version has been compacted."""
-    return line("ERROR", msgspec.json.encode(errors.expired(message).status()))
+    return line("ERROR", msgspec.json.encode(errors.expired().status()))
 
 
 def line(type: str, data: bytes) -> bytes:
@@ -197,3 +192,58 @@ def _whole_number(query: Mapping[str, str], name: str) -> int:
     if not text.isdigit():
         raise errors.bad_request(f"{name}: {text!r} is not a number")
     return int(text)
+
+
+_COMMON = frozenset({"metadata.name", "metadata.namespace"})
+_POD = ("nodeName", "restartPolicy", "schedulerName", "serviceAccountName", "hostNetwork")
+_OBJECT = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
+FIELDS: Mapping[str, frozenset[str]] = {
+    "Pod": frozenset({f"spec.{name}" for name in _POD} | {"status.phase", "status.podIP", "status.nominatedNodeName"}),
+    "Node": frozenset({"spec.unschedulable"}),
+    "Namespace": frozenset({"status.phase"}),
+    "Service": frozenset({"spec.clusterIP", "spec.type"}),
+    "Secret": frozenset({"type"}),
+    "ReplicaSet": frozenset({"status.replicas"}),
+    "Event": frozenset(
+        {f"involvedObject.{name}" for name in _OBJECT} | {"reason", "reportingComponent", "source", "type"}
+    ),
+}
+"""Fields that a field selector may name, by kind, in addition to name and namespace."""
+
+
+class ListSelector:
+    """The label and field selectors of one request."""
+
+    def __init__(self, labels: str, fields: str, known: frozenset[str]) -> None:
+        """Parse both. Raises StatusError (BadRequest) for bad syntax, and for fields that are not `known`."""
+        try:
+            self._labels = tuple(parse_leniently(labels))
+        except SelectorSyntaxError as error:
+            message = f"unable to parse requirement: {error.rest!r} is not understood as a label selector"
+            raise bad_request(message) from None
+        except NotAnIntegerError as error:
+            message = f"for 'Gt', 'Lt' operators, the value must be an integer: {error.value!r}"
+            raise bad_request(f"unable to parse requirement: {message}") from None
+        self._fields = tuple(_field_requirements(fields, _COMMON | known))
+
+    def selects(self, raw: Mapping[str, Any]) -> bool:
+        """Return True if an object belongs to the list."""
+        if self._labels:
+            labels = raw.get("metadata", {}).get("labels")
+            if not matches(labels if isinstance(labels, Mapping) else {}, self._labels):
+                return False
+        return all(requirement.matches(raw) for requirement in self._fields)
+
+    def __bool__(self) -> bool:
+        """Return True if it limits anything."""
+        return bool(self._labels or self._fields)
+
+
+def _field_requirements(text: str, known: frozenset[str]) -> Iterator[FieldRequirement]:
+    try:
+        for requirement in parse_fields(text):
+            if requirement.path not in known:
+                raise bad_request(f"field label not supported: {requirement.path}")
+            yield requirement
+    except SelectorSyntaxError as error:
+        raise bad_request(f"invalid selector: '{text}'; can't understand '{error.rest}'") from None

@@ -1,13 +1,17 @@
-"""Requests and responses of the API as values, and content negotiation."""
+"""Requests and responses of the API as values: paths, bodies (JSON, YAML, or protobuf), and content negotiation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
+from narthex.lab.api import errors, protobuf
 from narthex.lab.api.errors import StatusError
+from narthex.lab.api.kinds import ApiResource, group_version
+from narthex.lab.api.store import Key, Raw
 
 JSON = "application/json"
 
@@ -39,27 +43,6 @@ class ApiResponse(msgspec.Struct, frozen=True):
     content_type: str = JSON
 
 
-class WatchStream(Protocol):
-    """The response to a watch: lines, as they become available."""
-
-    content_type: str
-    broken: bool
-    """True once no further lines will come."""
-
-    @property
-    def timeout(self) -> float:
-        """Seconds after which the server ends the watch."""
-        ...
-
-    def lines(self) -> Iterator[bytes]:
-        """Yield the lines that are new since the last call."""
-        ...
-
-    def bookmark(self) -> bytes | None:
-        """Return a BOOKMARK line, None if there is nothing to confirm."""
-        ...
-
-
 class LogRequest(msgspec.Struct, frozen=True):
     """A response that the pod's node gives: the log of a container (`PodLogOptions`)."""
 
@@ -88,9 +71,6 @@ class ExecRequest(msgspec.Struct, frozen=True):
     stdout: bool = True
     stderr: bool = True
     tty: bool = False
-
-
-ApiAnswer = ApiResponse | WatchStream | LogRequest | ExecRequest
 
 
 def json_response(code: int, raw: Any, headers: Mapping[str, str] | None = None) -> ApiResponse:
@@ -124,3 +104,105 @@ def choose_type(header: str, *forms: str) -> AcceptedType:
         if offer.type in (JSON, "*/*", "application/*") and (not offer.form or offer.form in forms):
             return offer
     raise StatusError(406, "NotAcceptable", f"only the following media types are accepted: {JSON}")
+
+
+def decode_body(request: ApiRequest) -> Raw:
+    """Return the object in a request's body. Raises StatusError."""
+    if request.body.startswith(protobuf.MAGIC):
+        return protobuf.decode(request.body)
+    content = request.headers.get("content-type", "")
+    if content and not any(known in content for known in ("json", "yaml", "*/*")):
+        raise errors.unsupported_media_type("application/json", "application/yaml")
+    return as_object(decode_json_or_yaml(request))
+
+
+def as_object(raw: Any) -> Raw:
+    """Return a decoded body. Raises StatusError unless it is an object."""
+    if not isinstance(raw, dict):
+        raise errors.bad_request("the body of the request is not an object")
+    return raw
+
+
+def decode_json_or_yaml(request: ApiRequest) -> Any:
+    """Return the JSON of a request's body, or its YAML if Content-Type allows it. Raises StatusError."""
+    try:
+        return msgspec.json.decode(request.body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if "yaml" not in request.headers.get("content-type", ""):
+            raise errors.bad_request(f"error decoding the body: {error}") from None
+    return _yaml(request.body)
+
+
+def _yaml(body: bytes) -> Any:
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        return yaml.load(body, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise errors.bad_request(f"error decoding the body: {error}") from None
+
+
+_PATH = re.compile(
+    r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
+    r"(?:/namespaces/(?P<namespace>[^/]+)(?=/[a-z]))?"
+    r"/(?P<plural>[a-z0-9-]+)(?:/(?P<name>[^/]+)(?:/(?P<part>[a-z]+))?)?/?"
+)
+_NAMESPACE = re.compile(r"/api/v1/namespaces/([^/]+)(?:/(status|finalize))?/?")
+
+ResourcePaths = Mapping[tuple[str, str, str], ApiResource]
+"""Resources by group, version, and plural."""
+
+
+class ApiPath(msgspec.Struct, frozen=True):
+    """A parsed request path."""
+
+    kind: ApiResource
+    version: str
+    """Version of the resource's group that the client uses."""
+    namespace: str = ""
+    """Empty: all namespaces, or a cluster-scoped resource."""
+    name: str = ""
+    """Empty: the collection."""
+    subresource: str = ""
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name of the object."""
+        return self.namespace, self.name
+
+    @property
+    def stored(self) -> str:
+        """Name of the kind in the registry."""
+        return self.kind.stored_as or self.kind.name
+
+    @property
+    def api_version(self) -> str:
+        """`apiVersion` of the objects that the client gets."""
+        return group_version(self.kind.group, self.version)
+
+    def not_found(self) -> StatusError:
+        """Return the error for an object that does not exist."""
+        return errors.not_found(self.kind.plural, self.kind.group, self.name)
+
+
+def resource_paths(kinds: Iterable[ApiResource]) -> ResourcePaths:
+    """Return the resources by their paths."""
+    return {(kind.group, version, kind.plural): kind for kind in kinds for version in kind.versions}
+
+
+def parse_path(path: str, known: ResourcePaths) -> ApiPath | None:
+    """Return what a path addresses, None if nothing is served there."""
+    # A namespace itself has a path like that of a list within one.
+    found = _NAMESPACE.fullmatch(path)
+    if found is not None:
+        kind = known.get(("", "v1", "namespaces"))
+        return None if kind is None else ApiPath(kind, "v1", name=found[1], subresource=found[2] or "")
+    match = _PATH.fullmatch(path)
+    if match is None:
+        return None
+    group, version = ("", "v1") if match["core"] else (match["group"], match["version"])
+    kind = known.get((group, version, match["plural"]))
+    namespace, name = match["namespace"] or "", match["name"] or ""
+    if kind is None or (namespace and not kind.namespaced) or (kind.namespaced and name and not namespace):
+        return None
+    return ApiPath(kind, version, namespace, name, match["part"] or "")

@@ -143,8 +143,8 @@ class ObjectStore:
         past = self._by_kind.get(kind, []) if kind else self._changes
         return past[bisect.bisect_right(past, version, key=lambda change: change.version) :]
 
-    def since(self, version: int, kind: str, selects: Selects) -> Iterator[tuple[str, int, StoredObject]]:
-        """Yield type, version, and object of the watch events after a version.
+    def since(self, version: int, kind: str, selects: Selects) -> Iterator[tuple[str, StoredObject]]:
+        """Yield type and object of the watch events after a version.
 
         An object whose labels change enters or leaves a selector as ADDED or DELETED.
         """
@@ -152,9 +152,11 @@ class ObjectStore:
             was = change.was is not None and selects(change.was.raw)
             now = change.now is not None and selects(change.now.raw)
             if now and change.now is not None:
-                yield ("MODIFIED" if was else "ADDED"), change.version, change.now
+                yield ("MODIFIED" if was else "ADDED"), change.now
             elif was and change.was is not None:
-                yield "DELETED", change.version, at_version(change.was, change.version)
+                # A deleted object carries the version of its deletion.
+                meta = {**change.was.raw["metadata"], "resourceVersion": str(change.version)}
+                yield "DELETED", StoredObject(change.version, {**change.was.raw, "metadata": meta})
 
     def compact(self, upto: int | None = None) -> None:
         """Discard the changes up to a version (default: all), and the remaining pages of lists."""
@@ -186,10 +188,3 @@ class ObjectStore:
         self._by_kind.setdefault(change.kind, []).append(change)
         if len(self._changes) > 2 * MOST_CHANGES:
             self.compact(self._changes[-MOST_CHANGES].version)
-
-
-def at_version(stored: StoredObject, version: int) -> StoredObject:
-    """Return an object with another version: a deleted object carries the version of its deletion."""
-    return StoredObject(
-        version, {**stored.raw, "metadata": {**stored.raw["metadata"], "resourceVersion": str(version)}}
-    )

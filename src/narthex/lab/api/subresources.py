@@ -8,11 +8,10 @@ from typing import Any
 
 from narthex.lab.api import errors
 from narthex.lab.api.columns import json_path_values, selector_text
-from narthex.lab.api.errors import FieldError, StatusError
+from narthex.lab.api.errors import FieldError
 from narthex.lab.api.kinds import ApiResource
-from narthex.lab.api.paths import ApiPath
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.requests import ApiRequest, ExecRequest, LogRequest
+from narthex.lab.api.requests import ApiPath, ApiRequest, ExecRequest, LogRequest
 from narthex.lab.api.store import Raw
 
 SUCCESS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
@@ -96,7 +95,7 @@ def exec_request(registry: Registry, where: ApiPath, request: ApiRequest) -> Exe
 def _pod(registry: Registry, where: ApiPath) -> Raw:
     pod = registry.get("Pod", where.namespace, where.name)
     if pod is None:
-        raise errors.not_found("pods", "", where.name)
+        raise where.not_found()
     return pod
 
 
@@ -118,7 +117,7 @@ def _container(pod: Raw, requested: str) -> str:
 
 def _number(query: Mapping[str, str], name: str) -> int:
     if not query[name].isdigit():
-        raise StatusError(400, "BadRequest", f"{name}: {query[name]!r} is not a number")
+        raise errors.bad_request(f"{name}: {query[name]!r} is not a number")
     return int(query[name])
 
 

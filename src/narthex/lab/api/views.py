@@ -13,7 +13,7 @@ import msgspec
 
 from narthex.lab.api.columns import built_in_columns, custom_columns
 from narthex.lab.api.kinds import event_from_v1
-from narthex.lab.api.paths import ApiPath
+from narthex.lab.api.requests import ApiPath
 from narthex.lab.api.store import Key, StoredObject
 
 Entry = tuple[Key, StoredObject]

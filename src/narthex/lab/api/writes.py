@@ -13,17 +13,14 @@ import msgspec
 
 from narthex.lab.api import errors, patches
 from narthex.lab.api.apply import apply, updated_managed_fields
-from narthex.lab.api.bodies import decode_body, decode_json_or_yaml
-from narthex.lab.api.errors import FieldError, StatusError
-from narthex.lab.api.field_validation import validate_fields
+from narthex.lab.api.errors import FieldError
 from narthex.lab.api.kinds import event_from_v1, event_to_v1
-from narthex.lab.api.paths import ApiPath
+from narthex.lab.api.reads import ListSelector
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.requests import ApiRequest
-from narthex.lab.api.selectors import ListSelector
+from narthex.lab.api.requests import ApiPath, ApiRequest, as_object, decode_body, decode_json_or_yaml
 from narthex.lab.api.store import Raw
-from narthex.lab.api.subresources import bind, evict, read_scale, write_scale
-from narthex.lab.api.types import ANY, FieldType, object_type
+from narthex.lab.api.subresources import SUCCESS, bind, evict, read_scale, write_scale
+from narthex.lab.api.types import object_type, validate_fields
 
 _UNVERSIONED = "metadata.resourceVersion"
 
@@ -88,30 +85,15 @@ def patch(registry: Registry, place: ApiPath, request: ApiRequest, how: WriteOpt
         return _applied(registry, place, given, how)
     held = registry.get(place.stored, *place.key)
     if held is None:
-        raise errors.not_found(place.kind.plural, place.kind.group, place.name)
+        raise place.not_found()
     shown = event_from_v1(held) if place.kind.stored_as == "Event" else held
-    new = apply_patch(content_type, shown, given, object_type(place.kind, place.version))
+    new = patches.apply(content_type, shown, given, object_type(place.kind, place.version))
     new, warnings = validate_fields(place.kind, place.version, _placed(place, new), how.validation)
     return WriteResult(200, update(registry, place, _stored(place, new), how), warnings)
 
 
-def apply_patch(content_type: str, held: Mapping[str, Any], given: Any, of: FieldType = ANY) -> Raw:
-    """Return an object of type `of` after a patch. Raises StatusError."""
-    try:
-        return patches.apply(content_type, held, given, of)
-    except patches.NotAPatch:
-        known = ", ".join((patches.JSON_PATCH, patches.MERGE, patches.STRATEGIC, patches.APPLY))
-        message = f"the body of the request was in an unknown format - accepted media types include: {known}"
-        raise StatusError(415, "UnsupportedMediaType", message) from None
-    except patches.BadPatch as error:
-        raise StatusError(
-            422, "Invalid", f"the server rejected our request due to an error in our request: {error}"
-        ) from None
-
-
 _LAST_STATE = frozenset({"Pod", "Service", "ServiceAccount"})
-"""Kinds whose last state is the response to a deletion (upstream's `ReturnDeletedObject`); clients decode it as such.
-"""
+"""Kinds whose last state is the response to a deletion (upstream's `ReturnDeletedObject`); clients decode it as such."""
 
 
 def delete(registry: Registry, place: ApiPath, options: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
@@ -123,9 +105,8 @@ def delete(registry: Registry, place: ApiPath, options: Mapping[str, Any], *, dr
     requested, propagation = options.get("preconditions"), options.get("propagationPolicy")
     if propagation not in (None, "", "Background", "Foreground", "Orphan"):
         raise errors.bad_request(f'propagationPolicy: Unsupported value: "{propagation}"')
-    key = place.key
     left = registry.delete(
-        place.stored, *key, grace=grace, preconditions=requested, propagation=propagation, dry_run=dry_run
+        place.stored, *place.key, grace=grace, preconditions=requested, propagation=propagation, dry_run=dry_run
     )
     if left is not None:
         return left
@@ -134,19 +115,11 @@ def delete(registry: Registry, place: ApiPath, options: Mapping[str, Any], *, dr
         return held
     uid = (held or {}).get("metadata", {}).get("uid", "")
     details = {"name": place.name, "group": kind.group, "kind": kind.plural, "uid": uid}
-    return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Success",
-        "details": {name: value for name, value in details.items() if value},
-    }
+    return {**SUCCESS, "details": {name: value for name, value in details.items() if value}}
 
 
 def _applied(registry: Registry, place: ApiPath, given: Any, how: WriteOptions) -> WriteResult:
-    kind = place.kind
-    if not isinstance(given, dict):
-        raise errors.bad_request("the body of the request is not an object")
+    kind, given = place.kind, as_object(given)
     if not given.get("kind") or not given.get("apiVersion"):
         raise errors.bad_request("Incorrect version specified in apply patch: apiVersion and kind must be set")
     if (given.get("metadata") or {}).get("managedFields"):
@@ -219,7 +192,7 @@ def handle_write(
     """Execute a write by method and subresource. Raises StatusError."""
     part, method = where.subresource, request.method
     if part and part not in where.kind.subresources and part != "finalize":
-        raise StatusError(404, "NotFound", "the server could not find the requested resource")
+        raise errors.unknown_path()
     if method == "DELETE":
         return _delete(registry, where, request, selector)
     if part == "scale":
@@ -234,13 +207,13 @@ def handle_write(
         return replace(registry, where, decode_body(request), how)
     if method == "PATCH" and where.name:
         return patch(registry, where, request, how)
-    raise StatusError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+    raise errors.method_not_allowed()
 
 
 def _scale(registry: Registry, where: ApiPath, request: ApiRequest) -> WriteResult:
     kind, held = where.kind, registry.get(where.stored, *where.key)
     if held is None:
-        raise errors.not_found(kind.plural, kind.group, where.name)
+        raise where.not_found()
     if request.method == "PUT":
         requested = decode_body(request)
     elif request.method == "PATCH":
@@ -248,9 +221,9 @@ def _scale(registry: Registry, where: ApiPath, request: ApiRequest) -> WriteResu
         # The patch's own version counts, not the one that was just read.
         del now["metadata"]["resourceVersion"]
         how = patches.MERGE if content_type.startswith(patches.APPLY) else content_type
-        requested = apply_patch(how, now, decode_json_or_yaml(request))
+        requested = patches.apply(how, now, decode_json_or_yaml(request))
     else:
-        raise StatusError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+        raise errors.method_not_allowed()
     new = update(registry, where, write_scale(kind, held, requested), write_options(request))
     return WriteResult(200, read_scale(kind, new))
 

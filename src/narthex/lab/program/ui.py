@@ -12,8 +12,7 @@ from narthex.lab.program import node_client as ask
 from narthex.lab.program.labs import Lab, access_of, open_lab
 from narthex.lab.program.trace import trace_lab
 from narthex.lab.ui.board import Board, ConnectionCounts
-from narthex.lab.ui.cluster import source_of
-from narthex.lab.ui.path import Tracer
+from narthex.lab.ui.path import Tracer, source_of
 
 _AT_ONCE = 16
 

@@ -1,6 +1,6 @@
 """`kubectl exec`: the connection becomes a WebSocket that carries the channels of a program in a pod.
 
-The program's ends are files that block, so threads read and write them.
+The program's ends are files that block, so threads read and write them. The framing of the WebSocket is wsproto's.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import msgspec
+from wsproto import ConnectionType, WSConnection
+from wsproto.connection import ConnectionState
+from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Message, Ping, Request
+from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
-from narthex.lab.api.errors import StatusError
+from narthex.lab.api.errors import StatusError, bad_request, not_implemented
 from narthex.lab.api.requests import ApiRequest, ExecRequest
-from narthex.lab.server.pods import PodProcess, PodRuntime
-from narthex.lab.server.threads import ThreadedReader
-from narthex.lab.server.websocket import CLOSE, ERROR, RESIZE, STDERR, STDIN, STDOUT, BadFrame, ChannelSocket
+from narthex.lab.server.pods import PodProcess, PodRuntime, ThreadedReader
 from narthex.runtime.http.connection import HttpConnection
 
 _PIECE = 32 * 1024
@@ -30,17 +32,15 @@ async def serve_exec(
 ) -> None:
     """Start a program and carry its channels until it ends. Raises StatusError before anything is answered."""
     if not command.argv:
-        raise StatusError(501, "NotImplemented", "attach is not served by the lab; use exec, or logs -f")
+        raise not_implemented("attach is not served by the lab; use exec, or logs -f")
     if pods is None:
-        raise StatusError(501, "NotImplemented", f"no pod runs here, so that nothing can be started in {command.pod}")
+        raise not_implemented(f"no pod runs here, so that nothing can be started in {command.pod}")
     try:
         channels = _Channels(connection, ChannelSocket(request.headers))
     except BadFrame:
-        raise StatusError(
-            400,
-            "BadRequest",
+        raise bad_request(
             "this client asks for exec in a protocol that is not spoken here: use a newer kubectl (1.31), "
-            "or `narthex lab exec`",
+            "or `narthex lab exec`"
         ) from None
     try:
         process = await asyncio.get_running_loop().run_in_executor(None, _start, pods, command)
@@ -208,3 +208,81 @@ class _Inputs:
 class _TerminalSize(msgspec.Struct, rename="pascal"):
     height: int = 0
     width: int = 0
+
+
+PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+"""Subprotocols that are spoken, the preferred one first. The fifth can close a channel (KEP-4006)."""
+STDIN, STDOUT, STDERR, ERROR, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
+MAX_MESSAGE = 4 * 1024 * 1024
+"""Bytes of a message from a client."""
+
+
+class BadFrame(ValueError):
+    """The client's bytes are no WebSocket frames, or too large a message."""
+
+
+class ChannelSocket:
+    """The server side of a WebSocket whose messages begin with the number of a channel. It does no I/O."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        """Read a request's handshake. Raises BadFrame if it is none, or offers no subprotocol that is spoken here."""
+        self._socket = WSConnection(ConnectionType.SERVER)
+        self._message = bytearray()
+        self.pending = b""
+        """Bytes to send to the client: replies to its control frames."""
+        self.ended = False
+        """True once the client has closed the WebSocket."""
+        try:
+            fields = [(name.encode(), value.encode()) for name, value in headers.items()]
+            self._socket.initiate_upgrade_connection(fields, "/")
+            request = next(self._socket.events())
+        except (RemoteProtocolError, LocalProtocolError) as error:
+            raise BadFrame(str(error)) from None
+        offered = request.subprotocols if isinstance(request, Request) else []
+        self._protocol = next((each for each in PROTOCOLS if each in offered), None)
+        if self._protocol is None or not headers.get("sec-websocket-key"):
+            raise BadFrame("no key, or no subprotocol in common")
+
+    def accept(self) -> bytes:
+        """Return the response to the handshake."""
+        return self._send(AcceptConnection(subprotocol=self._protocol))
+
+    def message(self, channel: int, data: bytes) -> bytes:
+        """Return a message on a channel. Raises ConnectionResetError after the end."""
+        return self._send(BytesMessage(bytes((channel,)) + data))
+
+    def close(self) -> bytes:
+        """Return the frame that ends the WebSocket."""
+        return self._send(CloseConnection(1000))
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the complete messages of the client, by channel. Raises BadFrame."""
+        try:
+            self._socket.receive_data(data)
+            for event in self._socket.events():
+                if isinstance(event, CloseConnection):
+                    if self._socket.state is not ConnectionState.REMOTE_CLOSING:
+                        raise BadFrame(event.reason)
+                    self.ended = True
+                elif isinstance(event, Ping):
+                    self.pending += self._send(event.response())
+                elif isinstance(event, Message):
+                    yield from self._collected(event)
+        except RemoteProtocolError as error:
+            raise BadFrame(str(error)) from None
+
+    def _collected(self, event: Message[Any]) -> Iterator[tuple[int, bytes]]:
+        self._message += event.data.encode() if isinstance(event.data, str) else event.data
+        if len(self._message) > MAX_MESSAGE:
+            raise BadFrame(f"a message has at most {MAX_MESSAGE} bytes here")
+        if event.message_finished:
+            message = bytes(self._message)
+            self._message.clear()
+            if message:
+                yield message[0], message[1:]
+
+    def _send(self, event: Event) -> bytes:
+        try:
+            return self._socket.send(event)
+        except LocalProtocolError:
+            raise ConnectionResetError from None

@@ -1,7 +1,9 @@
-"""What the API server needs from the nodes: the logs of containers, and programs within them."""
+"""What the API server needs from the nodes: the logs of containers, programs within them, and threads that read both."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, Protocol
 
@@ -54,23 +56,63 @@ class PodRuntime(Protocol):
         previous: bool,
         timestamps: bool,
     ) -> Iterator[bytes]:
-        """Yield a container's log in pieces of whole lines.
+        """Yield a container's log in pieces of whole lines. The arguments are the fields of LogRequest.
 
         With `follow`, it continues until the container ends, and yields `b""` at least once a second while there is nothing new, so that
         the server notices a client that is gone and closes the iterator.
-
-        Args:
-            namespace: the pod's namespace.
-            pod: its name.
-            container: the container's name.
-            tail: number of last lines. None: all.
-            follow: wait for further lines.
-            since: seconds since 1970; earlier lines are omitted.
-            previous: read the log of the previous run.
-            timestamps: begin each line with its time.
         """
         ...
 
     def exec(self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool) -> PodProcess:
         """Start a program in a container."""
         ...
+
+
+_AHEAD = 16
+"""Pieces that are read before they are sent."""
+
+
+class ThreadedReader:
+    """The pieces of an iterator that blocks, read by a thread of its own."""
+
+    def __init__(self, pieces: Iterator[bytes], name: str) -> None:
+        """Start the thread. `name` is the thread's."""
+        self._pieces = pieces
+        self._loop = asyncio.get_running_loop()
+        self._read: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        self._room = threading.Semaphore(_AHEAD)
+        self._ended = False
+        threading.Thread(target=self._pump, name=name, daemon=True).start()
+
+    async def next(self) -> bytes | None:
+        """Return the next piece, None at the end. Raises what the iterator raised."""
+        piece = await self._read.get()
+        self._room.release()
+        if isinstance(piece, Exception):
+            raise piece
+        return piece
+
+    def end(self) -> None:
+        """Let the thread end with the piece that it waits for."""
+        self._ended = True
+        self._room.release()
+
+    def _pump(self) -> None:
+        last: Exception | None = None
+        try:
+            for piece in self._pieces:
+                self._room.acquire()
+                if self._ended:
+                    break
+                self._put(piece)
+        except Exception as error:
+            last = error
+        finally:
+            close = getattr(self._pieces, "close", None)
+            if close is not None:
+                close()
+        self._put(last)
+
+    def _put(self, piece: bytes | Exception | None) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._read.put_nowait, piece)

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from urllib.parse import parse_qsl, unquote
 
 from narthex.lab.api.api import ApiHandler, error_response
-from narthex.lab.api.errors import StatusError
-from narthex.lab.api.requests import ApiRequest, ApiResponse, ExecRequest, LogRequest, WatchStream
-from narthex.lab.server.pods import PodRuntime
-from narthex.lab.server.threads import ThreadedReader
+from narthex.lab.api.errors import StatusError, not_implemented
+from narthex.lab.api.reads import WatchCursor
+from narthex.lab.api.requests import ApiRequest, ApiResponse, ExecRequest, LogRequest
+from narthex.lab.server.pods import PodRuntime, ThreadedReader
 from narthex.runtime.http.connection import HttpConnection, HttpLimits, MalformedRequest
 from narthex.runtime.http.messages import ConnectionSlots, HttpRequest
 from narthex.runtime.http.server import HttpServer
@@ -217,7 +217,7 @@ class ApiServer:
             headers["Content-Encoding"] = "gzip"
         await connection.respond(reply.status, body, headers.items())
 
-    async def _stream(self, connection: ApiConnection, cursor: WatchStream) -> None:
+    async def _stream(self, connection: ApiConnection, cursor: WatchCursor) -> None:
         """Send a watch until its time is over."""
         loop = asyncio.get_running_loop()
         end, bookmark = loop.time() + cursor.timeout, loop.time() + self._bookmark_seconds
@@ -259,9 +259,7 @@ async def _refuse(connection: HttpConnection, fault: StatusError) -> None:
 async def send_logs(connection: HttpConnection, pods: PodRuntime | None, options: LogRequest) -> None:
     """Send what a container writes until it or the client ends. Raises StatusError before anything is sent."""
     if pods is None:
-        raise StatusError(
-            501, "NotImplemented", f"no pod runs here, so that pod {options.namespace}/{options.pod} has no log"
-        )
+        raise not_implemented(f"no pod runs here, so that pod {options.namespace}/{options.pod} has no log")
     pieces = pods.logs(
         options.namespace,
         options.pod,

@@ -1,10 +1,18 @@
-"""The path of a packet, for the page: its ends with their probabilities, and the Service it meets."""
+"""What the page shows of a cluster: its objects, from an API server or manifests, and the paths of packets.
+
+Paths follow the rules that the objects result in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from narthex.kube.manifests import ManifestSource
+from narthex.lab.ui.board import Board
 from narthex.model.net import join_port
 from narthex.model.store import Snapshot
 from narthex.trace.model import Fate, PacketPath, fraction_text
@@ -13,6 +21,10 @@ from narthex.trace.program.inputs import ClusterObjects, InputError, NodeOptions
 from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import answer, ask, question
 from narthex.trace.render.text import text
+
+if TYPE_CHECKING:
+    from narthex.kube.access import Access
+    from narthex.kube.source import KubeSource
 
 _DISPOSITIONS = {Fate.LEAVES: "not-ours", Fate.UNKNOWN: "unsupported"}
 """Names that the page uses for ends of rules."""
@@ -68,3 +80,36 @@ def path(trace: Tracer, snapshot: Snapshot, source: str, destination: str) -> di
             for end in found.weighted_ends()
         ],
     }
+
+
+def board_of_manifests(path: Path, mode: str) -> tuple[Board, Tracer]:
+    """Return the board and the tracer of a directory of manifests."""
+    board = Board(str(path), ManifestSource(path))
+    return board, _tracer(board, mode)
+
+
+def board_of_server(kubeconfig: str, master: str, mode: str) -> tuple[Board, Tracer]:
+    """Return the board and the tracer of a cluster. It follows the API server and does not ask the nodes."""
+    # These imports take a third of a second.
+    from narthex.kube.access import Access
+    from narthex.runtime.configuration.values import ClientConnection
+
+    access = Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master)
+    board = Board(access.origin, source_of(access))
+    return board, _tracer(board, mode)
+
+
+def source_of(access: Access) -> KubeSource:
+    """Return the objects that the page needs, from an API server."""
+    from narthex.kube.resources import ALL_SERVICES, ENDPOINT_SLICES, NODES, PODS
+    from narthex.kube.source import KubeSource
+
+    slices = msgspec.structs.replace(ENDPOINT_SLICES, labels="")
+    return KubeSource(access, (ALL_SERVICES, slices, NODES, PODS))
+
+
+def _tracer(board: Board, mode: str) -> Tracer:
+    def trace(source: str, destination: str) -> PacketPath:
+        return planned(board.snapshot, source, destination, mode)
+
+    return trace
