@@ -18,17 +18,8 @@ from narthex.model.problem import kind_of, quoted
 VXLAN, HOST_GW = "vxlan", "host-gw"
 BACKENDS = (VXLAN, HOST_GW)
 UNSUPPORTED_BACKENDS = (
-    "udp",
-    "wireguard",
-    "ipip",
-    "ipsec",
-    "extension",
-    "alloc",
-    "ali-vpc",
-    "aws-vpc",
-    "gce",
-    "tencent-vpc",
-)
+    "udp", "wireguard", "ipip", "ipsec", "extension", "alloc", "ali-vpc", "aws-vpc", "gce", "tencent-vpc",
+)  # fmt: skip
 """flannel's other backends."""
 PORT = 8472
 """Default VXLAN port: that of Linux, not IANA's 4789."""

@@ -313,7 +313,7 @@ class TestLoops:
         desk.until(lambda: len(desk.fake.asked) >= 3)
         desk.fake.script = lambda query, _: [answer(query, rcode=4)]
         before = len(desk.fake.asked)
-        desk.until(lambda: len(desk.fake.asked) > before and not desk.resolver._forwarders[0]._exchange._open)
+        desk.until(lambda: len(desk.fake.asked) > before and not desk.resolver._forwarders[0]._exchange.in_use)
         probes = len(desk.fake.asked)
         for _ in range(10):
             desk.loop.turn(0.01)

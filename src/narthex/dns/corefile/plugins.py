@@ -252,9 +252,7 @@ def _forward_option(option: Directive) -> dict[str, Any]:
         case "max_fails" | "max_concurrent" if option.takes(1, 1):
             return _given(**{option.name: option.whole(words[0], 0)})
         case "policy" if option.takes(1, 1):
-            if words[0] in _POLICIES:
-                return {"policy": words[0]}
-            option.error(f"{quoted(words[0])} is unknown; known are {', '.join(_POLICIES)}")
+            return _known_word(option, "policy", _POLICIES)
         case "health_check" if option.takes(1, 4):
             return _health_check(option)
         case "next" if option.takes(1):
@@ -511,49 +509,10 @@ PLUGINS = {
     "ready": PluginSyntax("ready", _ready),
     "reload": PluginSyntax("reload", _reload),
 }
-UNSUPPORTED_PLUGINS = frozenset(
-    [
-        "acl",
-        "any",
-        "auto",
-        "azure",
-        "bufsize",
-        "cancel",
-        "chaos",
-        "clouddns",
-        "dns64",
-        "dnssec",
-        "dnstap",
-        "erratic",
-        "etcd",
-        "file",
-        "geoip",
-        "grpc",
-        "grpc_server",
-        "header",
-        "https",
-        "https3",
-        "local",
-        "metadata",
-        "minimal",
-        "multisocket",
-        "nomad",
-        "nsid",
-        "pprof",
-        "quic",
-        "rewrite",
-        "root",
-        "route53",
-        "secondary",
-        "sign",
-        "template",
-        "timeouts",
-        "tls",
-        "trace",
-        "transfer",
-        "tsig",
-        "view",
-        "whoami",
-    ]
-)
+UNSUPPORTED_PLUGINS = frozenset((
+    "acl", "any", "auto", "azure", "bufsize", "cancel", "chaos", "clouddns", "dns64", "dnssec", "dnstap", "erratic",
+    "etcd", "file", "geoip", "grpc", "grpc_server", "header", "https", "https3", "local", "metadata", "minimal",
+    "multisocket", "nomad", "nsid", "pprof", "quic", "rewrite", "root", "route53", "secondary", "sign", "template",
+    "timeouts", "tls", "trace", "transfer", "tsig", "view", "whoami",
+))  # fmt: skip
 """Plugins of CoreDNS that have no equivalent here."""

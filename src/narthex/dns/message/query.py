@@ -55,11 +55,6 @@ class Query(msgspec.Struct, frozen=True, gc=False):
     dnssec_ok: bool = False
     """DO bit of the OPT record (RFC 3225)."""
 
-    @property
-    def recursion_desired(self) -> bool:
-        """The RD bit."""
-        return bool(self.flags & wire.RD)
-
 
 class DnsClient(msgspec.Struct, frozen=True):
     """Sender of a query."""

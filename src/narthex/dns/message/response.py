@@ -297,15 +297,6 @@ def parse_answers(message: bytes) -> tuple[int, list[bytes]]:
     return flags & 0xF, answers
 
 
-def expand_name(message: bytes, at: int) -> tuple[bytes, int] | None:
-    """Return a name without compression and the offset after it, or None if it is invalid."""
-    try:
-        end, name = _NameReader(message).read(at)
-    except MalformedResponseError:
-        return None
-    return name, end
-
-
 class _NameReader:
     """Expands the names of one message, each offset once."""
 

@@ -81,7 +81,34 @@ class AutopathPlugin:
 
     def resolve(self, query: Query, client: DnsClient, reply: Reply, now: float) -> None:
         """Answer with the first name of the list that exists, after a CNAME record, or else as without this plugin."""
-        _SearchListWalk(self, query, client, reply, now).step()
+        left = list(self.candidates(query, client))
+
+        def step() -> None:
+            if not left:
+                self.resolve_one(query, client, reply, now)
+                return
+            name = left.pop(0)
+            asked = external_query(query, ExternalTarget(name))
+            self.resolve_one(asked, client, lambda message: take(name, message), now)
+
+        def take(name: bytes, message: bytes | None) -> None:
+            try:
+                response = None if message is None else parse_response(message)
+            except MalformedResponseError:
+                response = None
+            if response is None or response.rcode not in (wire.NOERROR, wire.NXDOMAIN) or response.truncated:
+                # A failure says nothing about the remaining names, so the client must walk its list itself.
+                left.clear()
+                step()
+            elif response.rcode == wire.NXDOMAIN:
+                step()
+            else:
+                assert message is not None
+                self.count()
+                links = [record(AT_QUESTION, wire.CNAME, response.ttl, name)]
+                reply(join_external(query, ExternalTarget(name, links), message, _MAX_MESSAGE))
+
+        step()
 
     def candidates(self, query: Query, client: DnsClient) -> tuple[bytes, ...]:
         """Return the names to try for a client."""
@@ -109,47 +136,8 @@ class AutopathPlugin:
             return
 
         def join(message: bytes | None) -> None:
-            """Join the answer of an external target with the CNAME records."""
             if message is not None and external.links:
                 message = join_external(query, external, message, _MAX_MESSAGE)
             reply(message)
 
         self._inner.resolve(external_query(query, external) if external.links else query, client, join, now)
-
-
-class _SearchListWalk:
-    """One query while its search list is walked."""
-
-    def __init__(self, plugin: AutopathPlugin, query: Query, client: DnsClient, reply: Reply, now: float) -> None:
-        self._plugin = plugin
-        self._query = query
-        self._client = client
-        self._reply = reply
-        self._now = now
-        self._left = list(plugin.candidates(query, client))
-
-    def step(self) -> None:
-        """Try the next name."""
-        if not self._left:
-            self._plugin.resolve_one(self._query, self._client, self._reply, self._now)
-            return
-        name = self._left.pop(0)
-        query = external_query(self._query, ExternalTarget(name))
-        self._plugin.resolve_one(query, self._client, lambda message: self._take(name, message), self._now)
-
-    def _take(self, name: bytes, message: bytes | None) -> None:
-        try:
-            response = None if message is None else parse_response(message)
-        except MalformedResponseError:
-            response = None
-        if response is None or response.rcode not in (wire.NOERROR, wire.NXDOMAIN) or response.truncated:
-            # A failure says nothing about the remaining names, so the client must walk its list itself.
-            self._left.clear()
-            self.step()
-        elif response.rcode == wire.NXDOMAIN:
-            self.step()
-        else:
-            assert message is not None
-            self._plugin.count()
-            links = [record(AT_QUESTION, wire.CNAME, response.ttl, name)]
-            self._reply(join_external(self._query, ExternalTarget(name, links), message, _MAX_MESSAGE))

@@ -27,16 +27,9 @@ DROPPED = "dropped"
 """Zone label of queries that no server block takes, as in CoreDNS."""
 KUBERNETES = "kubernetes"
 DEFAULT_RECURSION_NETWORKS = (
-    "127.0.0.0/8",
-    "10.0.0.0/8",
-    "172.16.0.0/12",
-    "192.168.0.0/16",
-    "100.64.0.0/10",
-    "169.254.0.0/16",
-    "::1/128",
-    "fc00::/7",
-    "fe80::/10",
-)
+    "127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16",
+    "::1/128", "fc00::/7", "fe80::/10",
+)  # fmt: skip
 """Clients that may use recursion by default: this machine, private networks, and shared address space.
 
 Open resolvers are used for reflection attacks (RFC 5358), so that all others get REFUSED.

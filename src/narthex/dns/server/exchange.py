@@ -52,13 +52,14 @@ class UpstreamExchange:
         self._expire = expire
         self._idle: dict[Upstream, list[UpstreamConnection]] = {}
         self._lower_case_until: dict[Upstream, float] = {}
-        self._open: set[_UdpQuery | UpstreamConnection] = set()
+        self.in_use: set[_UpstreamSocket] = set()
+        """Sockets with a query in flight."""
 
     def send(
         self, upstream: Upstream, via: Transport, query: UpstreamQuery, deadline: float, report: ExchangeReport
     ) -> None:
         """Send a query and call `report` once, by `deadline` and possibly before this returns."""
-        if len(self._open) >= MAX_SOCKETS:
+        if len(self.in_use) >= MAX_SOCKETS:
             report(f"{MAX_SOCKETS} queries are in flight already")
             return
         name = query.name
@@ -68,13 +69,13 @@ class UpstreamExchange:
         packet = query.packet(secrets.randbits(16), name)
         if via == "udp" and upstream.transport == "dns":
             self.counter.connection(str(upstream), "udp", reused=False)
-            _UdpQuery(self, upstream, packet, deadline, report).start()
+            _UdpQuery(self, upstream).send(packet, deadline, report)
             return
         self._over_stream(upstream, packet, deadline, report)
 
     def close(self) -> None:
         """Close all sockets. Reports nothing any more."""
-        for each in list(self._open):
+        for each in list(self.in_use):
             each.close()
         for waiting in self._idle.values():
             for connection in list(waiting):
@@ -85,17 +86,9 @@ class UpstreamExchange:
         """Send lower-case names to an upstream that does not preserve the case."""
         self._lower_case_until[upstream] = self.loop.now() + LOWER_CASE_TIME
 
-    def opened(self, each: _UdpQuery | UpstreamConnection) -> None:
-        """Count a socket as in use."""
-        self._open.add(each)
-
-    def closed(self, each: _UdpQuery | UpstreamConnection) -> None:
-        """Count a socket as no longer in use."""
-        self._open.discard(each)
-
     def keep_idle(self, connection: UpstreamConnection) -> None:
         """Keep a connection for later queries."""
-        self._open.discard(connection)
+        self.in_use.discard(connection)
         idle = self._idle.setdefault(connection.upstream, [])
         if len(idle) >= MAX_IDLE_CONNECTIONS:
             connection.close()
@@ -120,7 +113,6 @@ class UpstreamExchange:
 
         def retry_if_closed(outcome: ExchangeOutcome) -> None:
             # That the upstream has closed an idle connection says nothing about its health.
-            """Retry on a new connection if the upstream has closed the idle one."""
             if outcome == UpstreamConnection.CLOSED:
                 UpstreamConnection(self, upstream).send(packet, deadline, report)
             else:
@@ -129,42 +121,67 @@ class UpstreamExchange:
         idle.pop().send(packet, deadline, retry_if_closed)
 
 
-class _UdpQuery:
-    """A query over UDP."""
+class _UpstreamSocket:
+    """A socket to an upstream, with one query at a time."""
 
-    def __init__(
-        self, exchange: UpstreamExchange, upstream: Upstream, packet: bytes, deadline: float, report: ExchangeReport
-    ) -> None:
+    def __init__(self, exchange: UpstreamExchange, upstream: Upstream) -> None:
+        self.upstream = upstream
         self._exchange = exchange
-        self._upstream = upstream
-        self._packet = packet
-        self._deadline = deadline
-        self._report = report
         self._socket: socket.socket | None = None
+        self._sent = b""
+        self._deadline = 0.0
+        self._report: ExchangeReport | None = None
         self._timer: EventTimer | None = None
-
-    def start(self) -> None:
-        """Send the query and wait for the response."""
-        try:
-            self._socket = _socket(self._upstream, socket.SOCK_DGRAM)
-            self._socket.connect((self._upstream.address, self._upstream.port))
-            self._socket.send(self._packet)
-        except OSError as error:
-            self._finish(_reason(error))
-            return
-        self._exchange.opened(self)
-        self._exchange.loop.register(self._socket.fileno(), self._readable)
-        self._timer = self._exchange.loop.at(self._deadline, lambda: self._finish("no response in time"))
 
     def close(self) -> None:
         """Close the socket without a report."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timer()
+        self._report = None
         if self._socket is not None:
             self._exchange.loop.unregister(self._socket.fileno())
             self._socket.close()
             self._socket = None
-        self._exchange.closed(self)
+        self._exchange.in_use.discard(self)
+
+    def _begin(self, packet: bytes, deadline: float, report: ExchangeReport) -> None:
+        self._stop_timer()
+        self._sent = packet
+        self._deadline = deadline
+        self._report = report
+        self._exchange.in_use.add(self)
+        self._timer = self._exchange.loop.at(deadline, lambda: self._finish("no response in time"))
+
+    def _open(self, kind: int) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self.upstream.address else socket.AF_INET
+        self._socket = socket.socket(family, kind | socket.SOCK_NONBLOCK)
+        return self._socket
+
+    def _finish(self, outcome: ExchangeOutcome) -> None:
+        report = self._report
+        self.close()
+        if report is not None:
+            report(outcome)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _UdpQuery(_UpstreamSocket):
+    """A query over UDP."""
+
+    def send(self, packet: bytes, deadline: float, report: ExchangeReport) -> None:
+        """Send the query and wait for the response."""
+        self._begin(packet, deadline, report)
+        try:
+            sock = self._open(socket.SOCK_DGRAM)
+            sock.connect((self.upstream.address, self.upstream.port))
+            sock.send(packet)
+        except OSError as error:
+            self._finish(_reason(error))
+            return
+        self._exchange.loop.register(sock.fileno(), self._readable)
 
     def _readable(self) -> None:
         while self._socket is not None:
@@ -178,7 +195,7 @@ class _UdpQuery:
             self._take(packet)
 
     def _take(self, packet: bytes) -> None:
-        match = match_response(packet, self._packet)
+        match = match_response(packet, self._sent)
         if match == "no":
             self._exchange.counter.drop("question")
             return
@@ -188,7 +205,6 @@ class _UdpQuery:
         if match == "case":
             # Either forged, or from a server that does not preserve the case: ask over TCP.
             self._exchange.counter.drop("case")
-            self.close()
             self._over_tcp()
             return
         try:
@@ -199,45 +215,35 @@ class _UdpQuery:
         self._finish(response)
 
     def _over_tcp(self) -> None:
-        def report(outcome: ExchangeOutcome) -> None:
-            """Report the outcome, after a failure with lower case for the next query."""
+        report = self._report
+        assert report is not None
+        self.close()
+
+        def finish(outcome: ExchangeOutcome) -> None:
             if isinstance(outcome, str):
                 # The upstream does not answer over TCP, so the next attempt is in lower case.
-                self._exchange.use_lower_case(self._upstream)
-            self._report(outcome)
+                self._exchange.use_lower_case(self.upstream)
+            report(outcome)
 
-        UpstreamConnection(self._exchange, self._upstream).send(self._packet, self._deadline, report)
-
-    def _finish(self, outcome: ExchangeOutcome) -> None:
-        self.close()
-        self._report(outcome)
+        UpstreamConnection(self._exchange, self.upstream).send(self._sent, self._deadline, finish)
 
 
-class UpstreamConnection:
-    """A TCP or TLS connection to an upstream, with one query at a time."""
+class UpstreamConnection(_UpstreamSocket):
+    """A TCP or TLS connection to an upstream."""
 
     CLOSED = "the upstream closed the connection"
 
     def __init__(self, exchange: UpstreamExchange, upstream: Upstream) -> None:
-        self.upstream = upstream
-        self._exchange = exchange
-        self._socket: socket.socket | None = None
+        super().__init__(exchange, upstream)
         self._ready = False
         self._out = b""
         self._in = bytearray()
-        self._sent = b""
-        self._report: ExchangeReport | None = None
-        self._timer: EventTimer | None = None
 
     def send(self, packet: bytes, deadline: float, report: ExchangeReport) -> None:
         """Send a query on a new or idle connection."""
-        self._stop_timer()
-        self._sent = packet
+        self._begin(packet, deadline, report)
         self._out = len(packet).to_bytes(2, "big") + packet
         self._in.clear()
-        self._report = report
-        self._exchange.opened(self)
-        self._timer = self._exchange.loop.at(deadline, lambda: self._finish("no response in time"))
         if self._socket is None:
             self._connect()
         else:
@@ -249,28 +255,18 @@ class UpstreamConnection:
         if self._socket is not None:
             self._exchange.loop.register(self._socket.fileno(), lambda: self._exchange.drop(self))
 
-    def close(self) -> None:
-        """Close the connection without a report."""
-        self._stop_timer()
-        self._report = None
-        if self._socket is not None:
-            self._exchange.loop.unregister(self._socket.fileno())
-            self._socket.close()
-            self._socket = None
-        self._exchange.closed(self)
-
     def _connect(self) -> None:
         try:
-            self._socket = _socket(self.upstream, socket.SOCK_STREAM)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            result = self._socket.connect_ex((self.upstream.address, self.upstream.port))
+            sock = self._open(socket.SOCK_STREAM)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            result = sock.connect_ex((self.upstream.address, self.upstream.port))
         except OSError as error:
             self._finish(_reason(error))
             return
         if result not in (0, errno.EINPROGRESS):
             self._finish(_reason(OSError(result, "")))
             return
-        self._exchange.loop.register(self._socket.fileno(), None, self._connected)
+        self._exchange.loop.register(sock.fileno(), None, self._connected)
 
     def _connected(self) -> None:
         assert self._socket is not None
@@ -357,22 +353,6 @@ class UpstreamConnection:
         self._exchange.keep_idle(self)
         if report is not None:
             report(response)
-
-    def _finish(self, outcome: ExchangeOutcome) -> None:
-        report = self._report
-        self.close()
-        if report is not None:
-            report(outcome)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-def _socket(upstream: Upstream, kind: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in upstream.address else socket.AF_INET
-    return socket.socket(family, kind | socket.SOCK_NONBLOCK)
 
 
 def _reason(error: Exception) -> str:

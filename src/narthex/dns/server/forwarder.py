@@ -9,6 +9,8 @@ import secrets
 import ssl
 from collections.abc import Callable
 
+import msgspec
+
 from narthex.dns.corefile.settings import ForwardSettings, Upstream, UpstreamTlsSettings
 from narthex.dns.message import names, wire
 from narthex.dns.message.query import Transport, UpstreamQuery, health_check_query
@@ -30,16 +32,13 @@ CHECK_TIMEOUT = 1.0
 """Seconds that an upstream has to answer a health check."""
 
 
-class ForwardOutcome:
+class ForwardOutcome(msgspec.Struct, frozen=True):
     """A response, or the response code and reason of a failure; and whether the next `forward` is to be tried."""
 
-    __slots__ = ("rcode", "reason", "response", "try_next")
-
-    def __init__(self, response: UpstreamResponse | None, rcode: int, reason: str = "", try_next: bool = False) -> None:
-        self.response = response
-        self.rcode = rcode
-        self.reason = reason
-        self.try_next = try_next
+    response: UpstreamResponse | None
+    rcode: int
+    reason: str = ""
+    try_next: bool = False
 
 
 OutcomeCallback = Callable[[ForwardOutcome], None]
@@ -81,44 +80,55 @@ class Forwarder:
             waiting.append(report)
             return
         self._in_flight[key] = [report]
-        _Flight(self, key).start()
+        forwarded = ForwardedQuery(self.pool, transport)
+        self._act(key, forwarded, None, forwarded.begin(self._loop.now()))
 
     def query_once(self, upstream: Upstream, query: UpstreamQuery, report: Callable[[ExchangeOutcome], None]) -> None:
         """Send a query of our own to one upstream, whatever its health."""
         via: Transport = "tcp" if self.settings.force_tcp or upstream.transport == "tls" else "udp"
         self._exchange.send(upstream, via, query, self._loop.now() + CHECK_TIMEOUT, report)
 
-    def replace(self, upstreams: tuple[Upstream, ...]) -> None:
-        """Use other upstreams from now on."""
-        self.pool.replace(upstreams)
-
     def close(self) -> None:
         """Close all connections; waiting clients get SERVFAIL."""
         self._closed = True
         self._exchange.close()
         for key in list(self._in_flight):
-            self.finish(key, ForwardOutcome(None, wire.SERVFAIL, "the server is shutting down"))
+            self._finish(key, ForwardOutcome(None, wire.SERVFAIL, "the server is shutting down"))
 
-    def attempt(self, send: QueryUpstream, query: UpstreamQuery, report: Callable[[ExchangeOutcome], None]) -> None:
+    def _act(
+        self, key: FlightKey, forwarded: ForwardedQuery, response: UpstreamResponse | None, decision: ForwardDecision
+    ) -> None:
+        """Carry out a decision; `response` is the last one."""
+        match decision:
+            case QueryUpstream():
+                self._attempt(key, forwarded, response, decision)
+            case UseResponse() | NextForward():
+                assert response is not None
+                try_next = isinstance(decision, NextForward)
+                self._finish(key, ForwardOutcome(response, response.rcode, try_next=try_next))
+            case GiveUp():
+                self._finish(key, ForwardOutcome(None, decision.rcode, decision.reason))
+
+    def _attempt(
+        self, key: FlightKey, forwarded: ForwardedQuery, response: UpstreamResponse | None, send: QueryUpstream
+    ) -> None:
         """Send a query to one upstream, count the response, and start health checks after a failure."""
         started = self._loop.now()
 
-        def finish(outcome: ExchangeOutcome) -> None:
-            """Count the outcome and report it."""
+        def report(outcome: ExchangeOutcome) -> None:
+            now = self._loop.now()
             if isinstance(outcome, UpstreamResponse):
                 rcode = wire.RCODES[outcome.rcode] if outcome.rcode < len(wire.RCODES) else str(outcome.rcode)
-                self._counter.duration(str(send.upstream), rcode, max(0.0, self._loop.now() - started))
-            elif outcome != NOT_UNDERSTOOD and self.pool.failed(send.upstream):
+                self._counter.duration(str(send.upstream), rcode, max(0.0, now - started))
+                self._act(key, forwarded, outcome, forwarded.answered(outcome.rcode, outcome.truncated, now))
+                return
+            if outcome != NOT_UNDERSTOOD and self.pool.failed(send.upstream):
                 self._check_health(send.upstream)
-            report(outcome)
+            self._act(key, forwarded, response, forwarded.failed(outcome, now))
 
-        self._exchange.send(send.upstream, send.via, query, send.deadline, finish)
+        self._exchange.send(send.upstream, send.via, key[0], send.deadline, report)
 
-    def now(self) -> float:
-        """Return the time of the event loop."""
-        return self._loop.now()
-
-    def finish(self, key: FlightKey, outcome: ForwardOutcome) -> None:
+    def _finish(self, key: FlightKey, outcome: ForwardOutcome) -> None:
         """Report the outcome of a query to all that wait for it."""
         for report in self._in_flight.pop(key, ()):
             report(outcome)
@@ -128,7 +138,6 @@ class Forwarder:
             return
 
         def report(outcome: ExchangeOutcome) -> None:
-            """Note the result and schedule the next check."""
             healthy = isinstance(outcome, UpstreamResponse) or outcome == NOT_UNDERSTOOD
             if not healthy:
                 self._counter.failed_check(str(upstream))
@@ -137,40 +146,6 @@ class Forwarder:
                 self._loop.at(when, lambda: self._check_health(upstream))
 
         self.query_once(upstream, self._check_query, report)
-
-
-class _Flight:
-    """One query in flight."""
-
-    def __init__(self, forwarder: Forwarder, key: FlightKey) -> None:
-        self._forwarder = forwarder
-        self._key = key
-        self._query = ForwardedQuery(forwarder.pool, key[1])
-        self._response: UpstreamResponse | None = None
-
-    def start(self) -> None:
-        """Make the first attempt."""
-        self._act(self._query.begin(self._forwarder.now()))
-
-    def _act(self, decision: ForwardDecision) -> None:
-        match decision:
-            case QueryUpstream():
-                self._forwarder.attempt(decision, self._key[0], self._report)
-            case UseResponse() | NextForward():
-                assert self._response is not None
-                try_next = isinstance(decision, NextForward)
-                outcome = ForwardOutcome(self._response, self._response.rcode, try_next=try_next)
-                self._forwarder.finish(self._key, outcome)
-            case GiveUp():
-                self._forwarder.finish(self._key, ForwardOutcome(None, decision.rcode, decision.reason))
-
-    def _report(self, outcome: ExchangeOutcome) -> None:
-        now = self._forwarder.now()
-        if isinstance(outcome, UpstreamResponse):
-            self._response = outcome
-            self._act(self._query.answered(outcome.rcode, outcome.truncated, now))
-        else:
-            self._act(self._query.failed(outcome, now))
 
 
 def tls_context(tls: UpstreamTlsSettings) -> ssl.SSLContext:

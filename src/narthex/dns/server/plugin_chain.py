@@ -63,7 +63,7 @@ class PluginChain:
         # Servers of a resolv.conf are asked on port 53. On another port, this server is not among them.
         self._ours = ours if block.port == DEFAULT_PORT else ()
         self._warn = warn
-        self._warn_of_files: Warn = warn if reports_files else _ignore
+        self._warn_of_files: Warn = warn if reports_files else lambda _: None
         self._counter = UpstreamCounter()
         self._cache = None if block.cache is None else ResponseCache(block.cache)
         self._hosts = None if block.hosts is None else HostsPlugin(block.hosts)
@@ -121,7 +121,6 @@ class PluginChain:
             return
 
         def answer_client(outcome: ForwardOutcome) -> None:
-            """Answer without a cache."""
             response = outcome.response
             reply(
                 self._failure(query, outcome) if response is None else response.for_client(query, None, self._shuffle)
@@ -160,7 +159,6 @@ class PluginChain:
                 return
 
         def store(outcome: ForwardOutcome) -> None:
-            """Store the response, and answer the client if it still waits."""
             later = self._loop.now()
             if outcome.response is None:
                 cache.failed(key, later)
@@ -185,7 +183,6 @@ class PluginChain:
             return
 
         def finish(outcome: ForwardOutcome) -> None:
-            """Try the next forward if this one asks for it."""
             later = any(each.takes(query.name) for each in self._forwarders[number + 1 :])
             if outcome.try_next and later:
                 self._forward(query, client, report, number + 1)
@@ -220,7 +217,7 @@ class PluginChain:
             each for one in forwarder.settings.to for each in (known.get(one, ()) if isinstance(one, str) else (one,))
         ]
         before = forwarder.pool.upstreams
-        forwarder.replace(tuple(found))
+        forwarder.pool.replace(tuple(found))
         if self._opened:
             self._probe_all(number, tuple(each for each in found if each not in before))
 
@@ -239,7 +236,6 @@ class PluginChain:
             return
 
         def report(outcome: UpstreamResponse | str) -> None:
-            """Stop using an upstream that loops, or repeat the probe."""
             if isinstance(outcome, UpstreamResponse):
                 if loop_plugin.is_own_response(self._probes, outcome):
                     self._stop_loop(self._forwarders[number], upstream)
@@ -263,10 +259,6 @@ class PluginChain:
     def _stop_loop(self, forwarder: Forwarder, upstream: Upstream) -> None:
         if forwarder.pool.mark_looping(upstream):
             self._warn(loop_plugin.loop_warning(upstream, f"{self._block.zones[0]}:{self._block.port}"))
-
-
-def _ignore(_message: str) -> None:
-    """Discard a warning."""
 
 
 def _fixed(settings: ForwardSettings) -> tuple[Upstream, ...]:
