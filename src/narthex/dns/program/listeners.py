@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
 from collections.abc import Sequence
 
 import msgspec
 
 from narthex.dns.corefile.settings import BindSettings, ServerBlock
-from narthex.dns.server.tcp import tcp_socket
-from narthex.dns.server.udp import udp_socket
+from narthex.dns.server.udp import IP_PKTINFO
 from narthex.linux.addresses import addresses_on, own_addresses
 
 EVERYWHERE = ("0.0.0.0", "::")
+_BACKLOG = 512
 
 
 class ListenAddress(msgspec.Struct, frozen=True):
@@ -41,16 +42,44 @@ def listen_addresses(blocks: Sequence[ServerBlock]) -> list[ListenAddress]:
 def open_sockets(listen: ListenAddress) -> tuple[socket.socket, socket.socket] | None:
     """Open UDP and TCP sockets for one worker. Return None for `::` on a machine without IPv6. Raises ListenError."""
     try:
-        udp = udp_socket(listen.address, listen.port)
+        udp = _bound_socket(socket.SOCK_DGRAM, listen.address, listen.port)
     except OSError as error:
         if listen.address == EVERYWHERE[1] and not _has_ipv6():
             return None
         raise _listen_error(error) from error
     try:
-        return udp, tcp_socket(listen.address, listen.port)
+        return udp, _bound_socket(socket.SOCK_STREAM, listen.address, listen.port)
     except OSError as error:
         udp.close()
         raise _listen_error(error) from error
+
+
+def _bound_socket(kind: socket.SocketKind, address: str, port: int) -> socket.socket:
+    """Return a socket for a `UdpServer` or `TcpServer`; several may share an address and port. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    tcp = kind is socket.SOCK_STREAM
+    sock = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if tcp:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        else:
+            # Twice the default, so that a worker that is busy for some milliseconds loses nothing.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            if family == socket.AF_INET:
+                sock.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+            else:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+        sock.bind((address, port))
+        if tcp:
+            sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        where = f"{'TCP' if tcp else 'UDP'} {address} port {port}"
+        raise OSError(error.errno, f"{os.strerror(error.errno or 0)}: {where}") from error
+    return sock
 
 
 def reached_at(found: Sequence[ListenAddress]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,6 +30,9 @@ from narthex.model.store import Event, Snapshot, Store, Upsert
 from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
 from narthex.runtime.logs import LOGGER, ProblemLog
 from narthex.runtime.reconciler import EventFeed, EventSource, Reconciler
+
+if TYPE_CHECKING:
+    from narthex.kube.source import FollowedList
 
 MAX_WORKERS = 4
 """Limit of the default number; each takes memory, and one answers a hundred thousand queries per second."""
@@ -52,25 +55,6 @@ class DnsSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.workers or max(1, min(MAX_WORKERS, len(os.sched_getaffinity(0)) // 2))
 
 
-class WatchState(Protocol):
-    """The state of a watch at the API server, as `kube.source` provides it."""
-
-    @property
-    def kind(self) -> str:
-        """Kind of the objects."""
-        ...
-
-    @property
-    def last_heard(self) -> float | None:
-        """Unix time of the last message."""
-        ...
-
-    @property
-    def trouble(self) -> bool:
-        """True while the watch cannot be maintained."""
-        ...
-
-
 class DnsServer:
     """A DNS server, which runs once."""
 
@@ -79,7 +63,7 @@ class DnsServer:
         settings: DnsSettings,
         source: EventSource,
         *,
-        followed: Sequence[WatchState] = (),
+        followed: Sequence[FollowedList] = (),
         reread: Callable[[], tuple[ServerBlock, ...] | None] = lambda: None,
         clock: Clock | None = None,
     ) -> None:
@@ -237,9 +221,9 @@ class DnsServer:
 
     def _process_events(self) -> None:
         with self._lock:
-            self._process_events_locked()
+            self._update_zones()
 
-    def _process_events_locked(self) -> None:
+    def _update_zones(self) -> None:
         before = self._store.snapshot
         since: dict[NamespacedName, float] = {}
         for event in self._feed.take():

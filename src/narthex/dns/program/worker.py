@@ -20,7 +20,6 @@ from narthex.dns.plugins.log import QueryLog
 from narthex.dns.program.worker_protocol import (
     CountsReport,
     CountsRequest,
-    DnsListener,
     MessageReader,
     StartServing,
     WorkerMessage,
@@ -29,7 +28,7 @@ from narthex.dns.program.worker_protocol import (
     frame,
 )
 from narthex.dns.server.counters import AnswerCounter
-from narthex.dns.server.dispatcher import BlockPlugins, Dispatcher, Recursion
+from narthex.dns.server.dispatcher import BlockPlugins, Dispatcher, Recursion, ServerContext
 from narthex.dns.server.event_loop import EventLoop
 from narthex.dns.server.resolv_conf import autopath_search_list
 from narthex.dns.server.tcp import TcpServer
@@ -101,20 +100,18 @@ class DnsWorker:
         blocks = [self._block_plugins(number, block, setup) for number, block in enumerate(setup.blocks)]
         logs = {zone: block.log for block in setup.blocks for zone in block.zones}
         log = QueryLog(logs, LOGGER.info) if any(logs.values()) else None
-        dispatchers: dict[tuple[int, ...], Dispatcher] = {}
+        contexts: dict[tuple[int, ...], ServerContext] = {}
         for listener in setup.listeners:
-            if listener.blocks not in dispatchers:
-                dispatchers[listener.blocks] = Dispatcher([blocks[number] for number in listener.blocks])
-            self._servers.append(self._server(listener, dispatchers[listener.blocks], recursion, log))
-        self._dispatchers = list(dispatchers.values())
-
-    def _server(
-        self, listener: DnsListener, dispatcher: Dispatcher, recursion: Recursion, log: QueryLog | None
-    ) -> UdpServer | TcpServer:
-        sock = socket.socket(fileno=listener.fd)
-        if listener.transport == "udp":
-            return UdpServer(sock, dispatcher, self._counter, self.loop, recursion, _UDP_CACHE_BYTES, log)
-        return TcpServer(sock, dispatcher, self._counter, self.loop, recursion, _TCP_CACHE_BYTES, log)
+            if listener.blocks not in contexts:
+                dispatcher = Dispatcher([blocks[number] for number in listener.blocks])
+                contexts[listener.blocks] = ServerContext(dispatcher, self._counter, self.loop, recursion, log)
+            sock, context = socket.socket(fileno=listener.fd), contexts[listener.blocks]
+            self._servers.append(
+                UdpServer(sock, context, _UDP_CACHE_BYTES)
+                if listener.transport == "udp"
+                else TcpServer(sock, context, _TCP_CACHE_BYTES)
+            )
+        self._dispatchers = [context.dispatcher for context in contexts.values()]
 
     def _block_plugins(self, number: int, block: ServerBlock, setup: WorkerSetup) -> BlockPlugins:
         kubernetes = external = autopath = None

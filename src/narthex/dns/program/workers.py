@@ -41,7 +41,7 @@ class _Process:
         ours, theirs = socket.socketpair()
         ours.settimeout(_MESSAGE_TIMEOUT)
         with theirs:
-            self._process: StartedProgram[bytes] = start_module(
+            self.program: StartedProgram[bytes] = start_module(
                 _MODULE, str(theirs.fileno()), keep=[theirs.fileno(), *(sock.fileno() for sock in sockets)]
             )
         self._socket = ours
@@ -49,19 +49,9 @@ class _Process:
         self.send(setup)
 
     @property
-    def pid(self) -> int:
-        """Process ID."""
-        return self._process.pid
-
-    @property
     def alive(self) -> bool:
         """True while the process runs."""
-        return self._process.poll() is None
-
-    @property
-    def status(self) -> int | None:
-        """Exit status, or None while the process runs."""
-        return self._process.returncode
+        return self.program.poll() is None
 
     def send(self, *messages: object) -> None:
         """Send messages. Raises OSError if the worker has ended."""
@@ -78,10 +68,10 @@ class _Process:
         """Close the socket, which ends the worker, and kill it if it does not end."""
         self._socket.close()
         try:
-            self._process.wait(2.0)
+            self.program.wait(2.0)
         except TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.program.kill()
+            self.program.wait()
 
 
 class WorkerPool:
@@ -167,7 +157,9 @@ class WorkerPool:
                 continue
             if process is not None:
                 LOGGER.error(
-                    "DNS worker (process %d) ended with status %s; a new one starts", process.pid, process.status
+                    "DNS worker (process %d) ended with status %s; a new one starts",
+                    process.program.pid,
+                    process.program.returncode,
                 )
                 process.stop()
                 self.restarts += 1
@@ -179,7 +171,7 @@ class WorkerPool:
     @property
     def pids(self) -> list[int]:
         """Process IDs of the running workers."""
-        return [process.pid for process in self._processes if process is not None and process.alive]
+        return [process.program.pid for process in self._processes if process is not None and process.alive]
 
     def counts(self) -> tuple[AnswerCounts, dict[int, ResolverCounts]]:
         """Return the sums of all workers, and those of plugin chains by server block. May be called from any thread."""
@@ -190,7 +182,7 @@ class WorkerPool:
                 taken = process.report()
             except (OSError, EOFError) as error:
                 # A late report would be taken for the next one, so the worker is replaced by `check`.
-                LOGGER.error("DNS worker (process %d) does not report its counts: %s", process.pid, error)
+                LOGGER.error("DNS worker (process %d) does not report its counts: %s", process.program.pid, error)
                 process.stop()
                 continue
             with self._lock:
@@ -221,7 +213,7 @@ class WorkerPool:
                     *([StartServing()] if self._opened else []),
                 )
             except OSError as error:
-                LOGGER.error("DNS worker (process %d) does not receive its zones: %s", process.pid, error)
+                LOGGER.error("DNS worker (process %d) does not receive its zones: %s", process.program.pid, error)
 
     def _send_all(self, *messages: object) -> None:
         for process in self._processes:
@@ -230,7 +222,7 @@ class WorkerPool:
             try:
                 process.send(*messages)
             except OSError as error:
-                LOGGER.error("DNS worker (process %d) does not receive changes: %s", process.pid, error)
+                LOGGER.error("DNS worker (process %d) does not receive changes: %s", process.program.pid, error)
                 process.stop()
 
 

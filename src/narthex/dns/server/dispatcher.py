@@ -7,6 +7,7 @@ chain of the server block if the client may use recursion.
 from __future__ import annotations
 
 import ipaddress
+import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,8 +21,10 @@ from narthex.dns.plugins import Reply, Resolver
 from narthex.dns.plugins.autopath import AutopathPlugin
 from narthex.dns.plugins.k8s_external import K8sExternalPlugin
 from narthex.dns.plugins.kubernetes import ExternalTarget, KubernetesPlugin, external_query, join_external
+from narthex.dns.plugins.log import QueryLog
 from narthex.dns.server.counters import AnswerCounter, AnswerLabels
-from narthex.dns.server.packet_cache import NxdomainTemplates, PacketCounter
+from narthex.dns.server.event_loop import EventLoop
+from narthex.dns.server.packet_cache import NxdomainTemplates, PacketCache, PacketCounter
 
 DROPPED = "dropped"
 """Zone label of queries that no server block takes, as in CoreDNS."""
@@ -197,3 +200,45 @@ class Recursion:
         family = 2 if ":" in client.address else 1
         size = len(pending.query.packet)
         self._counter.counter((client.transport, family, labels, size, len(message)))[0] += 1
+
+
+class ServerContext(msgspec.Struct, frozen=True):
+    """What the servers of one worker share that have the same dispatcher."""
+
+    dispatcher: Dispatcher
+    counter: AnswerCounter
+    loop: EventLoop
+    recursion: Recursion
+    log: QueryLog | None = None
+
+
+class QueryServer:
+    """A server for one socket in the thread of the event loop."""
+
+    transport: Transport
+
+    def __init__(self, sock: socket.socket, context: ServerContext, max_bytes: int) -> None:
+        """`max_bytes` bounds the packet cache."""
+        self.sock = sock
+        self.family = 1 if sock.family == socket.AF_INET else 2
+        self.dispatcher = context.dispatcher
+        self.counter = context.counter
+        self.loop = context.loop
+        self.recursion = context.recursion
+        self.log = context.log
+        self.cache = PacketCache(max_bytes)
+
+    def close(self) -> None:
+        """Close the socket; queries in its buffer are lost."""
+        self.loop.unregister(self.sock.fileno())
+        self.sock.close()
+
+    def forget(self) -> None:
+        """Clear the packet cache: a zone has changed, or the counters are no longer valid."""
+        self.cache.clear()
+
+    def count(self, labels: AnswerLabels, packet: bytes, size: int) -> PacketCounter:
+        """Count the answer of `size` bytes to a packet, and return its counter."""
+        counter = self.counter.counter((self.transport, self.family, labels, len(packet), size))
+        counter[0] += 1
+        return counter

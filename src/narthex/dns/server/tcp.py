@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections import Counter
 
 from narthex.dns.message.query import DnsClient
-from narthex.dns.plugins.log import QueryLog
-from narthex.dns.server.counters import AnswerCounter, AnswerLabels
-from narthex.dns.server.dispatcher import Dispatcher, LocalAnswer, PendingQuery, Recursion
-from narthex.dns.server.event_loop import EventLoop
-from narthex.dns.server.packet_cache import PacketCache, PacketCounter
+from narthex.dns.server.dispatcher import LocalAnswer, PendingQuery, QueryServer, ServerContext
 
 MAX_CONNECTIONS = 512
 """Limit per worker; further connections are closed at once."""
@@ -25,49 +20,28 @@ _MAX_UNSENT = 262_144
 """Unsent bytes of responses at which the connection is no longer read."""
 _READ = 65_537
 _IDLE_CHECK_SECONDS = 1.0
-_BACKLOG = 512
 
 
-class TcpServer:
-    """Serves one listening socket in the thread of the event loop."""
+class TcpServer(QueryServer):
+    """Serves one listening socket."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        dispatcher: Dispatcher,
-        counter: AnswerCounter,
-        loop: EventLoop,
-        recursion: Recursion,
-        max_bytes: int,
-        log: QueryLog | None = None,
-    ) -> None:
-        """`max_bytes` bounds the packet cache."""
-        self._sock = sock
-        self.dispatcher = dispatcher
-        self.counter = counter
-        self.loop = loop
-        self.recursion = recursion
-        self.family = 1 if sock.family == socket.AF_INET else 2
-        self.cache = PacketCache(max_bytes)
-        self.log = log
+    transport = "tcp"
+
+    def __init__(self, sock: socket.socket, context: ServerContext, max_bytes: int) -> None:
+        super().__init__(sock, context, max_bytes)
         self._connections: dict[int, _Connection] = {}
         self._by_client: Counter[str] = Counter()
 
     def open(self) -> None:
         """Start to accept connections."""
-        self.loop.register(self._sock.fileno(), self._acceptable)
+        self.loop.register(self.sock.fileno(), self._acceptable)
         self.loop.at(self.loop.now() + _IDLE_CHECK_SECONDS, self._close_idle)
 
     def close(self) -> None:
         """Close the listening socket and all connections."""
-        self.loop.unregister(self._sock.fileno())
-        self._sock.close()
+        super().close()
         for connection in tuple(self._connections.values()):
             connection.close()
-
-    def forget(self) -> None:
-        """Clear the packet cache: a zone has changed, or the counters are no longer valid."""
-        self.cache.clear()
 
     def closed(self, fd: int, address: str) -> None:
         """Forget a connection that has closed."""
@@ -78,7 +52,7 @@ class TcpServer:
 
     def _acceptable(self) -> None:
         try:
-            sock, peer = self._sock.accept()
+            sock, peer = self.sock.accept()
         except OSError:
             # The client has gone, or descriptors have run out; connections that close free some.
             return
@@ -93,7 +67,7 @@ class TcpServer:
         self._connections[sock.fileno()] = _Connection(self, sock, address, peer[1])
 
     def _close_idle(self) -> None:
-        if self._sock.fileno() < 0:
+        if self.sock.fileno() < 0:
             return
         oldest = self.loop.now() - IDLE_SECONDS
         for connection in tuple(self._connections.values()):
@@ -209,7 +183,7 @@ class _Connection:
         answer = server.dispatcher.handle(packet, "tcp")
         if isinstance(answer, LocalAnswer):
             response, labels = answer.response, answer.labels
-            counter = self._count(labels, packet, len(response.tail) + 2)
+            counter = server.count(labels, packet, len(response.tail) + 2)
             message = packet[:2] + response.tail
             if response.rcode and server.log is None:
                 server.cache.store_negative(key, response.tail, counter)
@@ -221,18 +195,13 @@ class _Connection:
             self._pending += 1
             server.recursion.resolve(answer, self._client, lambda message: self._resolved(answer, message, started))
         elif answer is not None:
-            self._count(answer.labels, packet, len(answer.message))
+            server.count(answer.labels, packet, len(answer.message))
             self._send(answer.message)
 
     def _log_query(self, zone: str, packet: bytes, message: bytes, started: float) -> None:
         log = self._server.log
         if log is not None and log.covers(zone):
             log.log_query(zone, packet, message, self._client, self._port, time.perf_counter() - started)
-
-    def _count(self, labels: AnswerLabels, packet: bytes, size: int) -> PacketCounter:
-        counter = self._server.counter.counter(("tcp", self._server.family, labels, len(packet), size))
-        counter[0] += 1
-        return counter
 
     def _resolved(self, pending: PendingQuery, message: bytes | None, started: float) -> None:
         self._pending -= 1
@@ -246,20 +215,3 @@ class _Connection:
 
     def _send(self, message: bytes) -> None:
         self._out += len(message).to_bytes(2, "big") + message
-
-
-def tcp_socket(address: str, port: int) -> socket.socket:
-    """Return a listening socket; several may share an address and port. Raises OSError."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind((address, port))
-        sock.listen(_BACKLOG)
-    except OSError as error:
-        sock.close()
-        raise OSError(error.errno, f"{os.strerror(error.errno or 0)}: TCP {address} port {port}") from error
-    return sock

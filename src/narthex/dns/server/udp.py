@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
 import socket
 import struct
 import time
 
 from narthex.dns.message.query import DnsClient
-from narthex.dns.plugins.log import QueryLog
-from narthex.dns.server.counters import AnswerCounter, AnswerLabels
-from narthex.dns.server.dispatcher import Dispatcher, LocalAnswer, PendingQuery, Recursion
-from narthex.dns.server.event_loop import EventLoop
-from narthex.dns.server.packet_cache import CachedPacket, PacketCache, PacketCounter
+from narthex.dns.server.dispatcher import LocalAnswer, PendingQuery, QueryServer, ServerContext
+from narthex.dns.server.packet_cache import CachedPacket, PacketCache
 
 SLOTS = 32
 SIZE = 4096
@@ -30,7 +26,7 @@ _NAME_SIZE, _CONTROL_SIZE = 32, 64
 _HEADER = struct.Struct("@PIxxxxPNPNixxxxIxxxx")
 """struct mmsghdr on 64 bits: name, its length, iov, their number, control, its length, flags, and received bytes."""
 _IOV = struct.Struct("@PN")
-_IP_PKTINFO = 8
+IP_PKTINFO = 8
 _MSG_DONTWAIT = 0x40
 _LENGTH_AT = _HEADER.size // 4 - 2
 """Index of `msg_len` among the 32-bit words of a header."""
@@ -40,29 +36,14 @@ _MAX_BATCHES = 4
 """Batches in a row before other sockets get their turn."""
 
 
-class UdpServer:
-    """Serves one socket in the thread of the event loop."""
+class UdpServer(QueryServer):
+    """Serves one socket."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        dispatcher: Dispatcher,
-        counter: AnswerCounter,
-        loop: EventLoop,
-        recursion: Recursion,
-        max_bytes: int,
-        log: QueryLog | None = None,
-    ) -> None:
-        """`max_bytes` bounds the packet cache."""
-        self._sock = sock
+    transport = "udp"
+
+    def __init__(self, sock: socket.socket, context: ServerContext, max_bytes: int) -> None:
+        super().__init__(sock, context, max_bytes)
         self._fd = sock.fileno()
-        self._dispatcher = dispatcher
-        self._counter = counter
-        self._loop = loop
-        self._recursion = recursion
-        self._family = 1 if sock.family == socket.AF_INET else 2
-        self._cache = PacketCache(max_bytes)
-        self._log = log
         self._logged = PacketCache(max_bytes)
         """Packet cache of server blocks whose queries are logged; the hot path does not look here."""
         self._batch = DatagramBatch(sock.family)
@@ -70,16 +51,11 @@ class UdpServer:
 
     def open(self) -> None:
         """Start to answer."""
-        self._loop.register(self._fd, self._readable)
-
-    def close(self) -> None:
-        """Close the socket; queries in its buffer are lost."""
-        self._loop.unregister(self._fd)
-        self._sock.close()
+        self.loop.register(self._fd, self._readable)
 
     def forget(self) -> None:
-        """Clear the packet caches: a zone has changed, or the counters are no longer valid."""
-        self._cache.clear()
+        """Clear both packet caches."""
+        super().forget()
         self._logged.clear()
 
     def _readable(self) -> None:
@@ -90,14 +66,14 @@ class UdpServer:
                 return
             started = time.perf_counter()
             self._answer_batch(count)
-            self._counter.observe(self._dispatcher.main_zone, time.perf_counter() - started, count)
+            self.counter.observe(self.dispatcher.main_zone, time.perf_counter() - started, count)
             if count < SLOTS:
                 return
 
     def _answer_batch(self, count: int) -> None:
         batch = self._batch
         buffer, view = batch.buffer, batch.view
-        get = self._cache.entries.get
+        get = self.cache.entries.get
         offsets = self._offsets
         first = 0
         sizes: list[int] = []
@@ -115,7 +91,7 @@ class UdpServer:
                 answered = self._answer_uncached(slot, key)
                 if answered is None:
                     if sizes:
-                        self._counter.lost += batch.send(self._fd, first, sizes)
+                        self.counter.lost += batch.send(self._fd, first, sizes)
                         sizes.clear()
                     slot += 1
                     first = slot
@@ -126,42 +102,42 @@ class UdpServer:
             add(size + 2)
             slot += 1
         if sizes:
-            self._counter.lost += batch.send(self._fd, first, sizes)
+            self.counter.lost += batch.send(self._fd, first, sizes)
 
     def _answer_uncached(self, slot: int, key: bytes) -> bytes | None:
         """Return the response after its ID to a query that is not in the packet cache; None: nothing to send now."""
         logged = self._logged.entries.get(key)
         if logged is not None:
             return self._answer_logged(slot, key, logged)
-        missing = self._dispatcher.nxdomain.lookup(key)
+        missing = self.dispatcher.nxdomain.lookup(key)
         if missing is not None:
             tail, template = missing
             template.counter[0] += 1
-            self._cache.store_negative(key, tail, template.counter)
+            self.cache.store_negative(key, tail, template.counter)
             return tail
         if len(key) >= SIZE - 2:
             # Longer than any query; the kernel has cut off the rest.
             return None
         started = time.perf_counter()
         packet = self._packet(slot, key)
-        answer = self._dispatcher.handle(packet, "udp")
+        answer = self.dispatcher.handle(packet, "udp")
         if isinstance(answer, LocalAnswer):
             response, labels = answer.response, answer.labels
-            counter = self._count(labels, packet, len(response.tail) + 2)
-            if self._log is not None and self._log.covers(labels.zone):
+            counter = self.count(labels, packet, len(response.tail) + 2)
+            if self.log is not None and self.log.covers(labels.zone):
                 self._logged.store(key, response, counter, labels.zone)
                 self._log_query(labels.zone, slot, packet, packet[:2] + response.tail, started)
             elif response.rcode:
-                self._dispatcher.learn(key, answer, counter)
-                self._cache.store_negative(key, response.tail, counter)
+                self.dispatcher.learn(key, answer, counter)
+                self.cache.store_negative(key, response.tail, counter)
             else:
-                self._cache.store(key, response, counter)
+                self.cache.store(key, response, counter)
             return response.tail
         if answer is None:
             return None
         if isinstance(answer, PendingQuery):
             return self._resolve(slot, answer)
-        self._count(answer.labels, packet, len(answer.message))
+        self.count(answer.labels, packet, len(answer.message))
         return answer.message[2:]
 
     def _packet(self, slot: int, key: bytes) -> bytes:
@@ -178,22 +154,17 @@ class UdpServer:
 
     def _log_query(self, zone: str, slot: int, packet: bytes, message: bytes, started: float) -> None:
         address, port, _ = self._batch.client(slot)
-        assert self._log is not None
-        self._log.log_query(zone, packet, message, DnsClient(address, "udp"), port, time.perf_counter() - started)
-
-    def _count(self, labels: AnswerLabels, packet: bytes, size: int) -> PacketCounter:
-        counter = self._counter.counter(("udp", self._family, labels, len(packet), size))
-        counter[0] += 1
-        return counter
+        assert self.log is not None
+        self.log.log_query(zone, packet, message, DnsClient(address, "udp"), port, time.perf_counter() - started)
 
     def _resolve(self, slot: int, pending: PendingQuery) -> bytes | None:
         """Have a query resolved. Return the response after its ID if it is known at once."""
         address, port, scope = self._batch.client(slot)
         control = self._batch.packet_information(slot)
-        to = (address, port) if self._family == 1 else (address, port, 0, scope)
+        to = (address, port) if self.family == 1 else (address, port, 0, scope)
         immediate: list[bytes] = []
         waiting = False
-        started, log = time.perf_counter(), self._log
+        started, log = time.perf_counter(), self.log
 
         def reply(message: bytes | None) -> None:
             """Send the response later, or return it with the batch."""
@@ -207,16 +178,16 @@ class UdpServer:
             else:
                 immediate.append(message)
 
-        self._recursion.resolve(pending, DnsClient(address, "udp"), reply)
+        self.recursion.resolve(pending, DnsClient(address, "udp"), reply)
         waiting = True
         return immediate[0][2:] if immediate else None
 
     def _send_later(self, message: bytes, control: list[tuple[int, int, bytes]], to: tuple[object, ...]) -> None:
         try:
-            self._sock.sendmsg([message], control, 0, to)
+            self.sock.sendmsg([message], control, 0, to)
         except OSError:
             # The client has become unreachable, or the send queue is full: the client repeats its query.
-            self._counter.lost += 1
+            self.counter.lost += 1
 
 
 class DatagramBatch:
@@ -305,28 +276,8 @@ class DatagramBatch:
         """Return the control message for `sendmsg` that makes the asked address the source of a later response."""
         at = slot * _CONTROL_SIZE
         if self._family == socket.AF_INET:
-            return [(socket.IPPROTO_IP, _IP_PKTINFO, bytes(4) + bytes(self._controls[at + 20 : at + 28]))]
+            return [(socket.IPPROTO_IP, IP_PKTINFO, bytes(4) + bytes(self._controls[at + 20 : at + 28]))]
         return [(socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, bytes(self._controls[at + 16 : at + 32]) + bytes(4))]
-
-
-def udp_socket(address: str, port: int) -> socket.socket:
-    """Return a socket for a `DatagramBatch`; several may share an address and port. Raises OSError."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # Twice the default, so that a worker that is busy for some milliseconds loses nothing.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-        if family == socket.AF_INET:
-            sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
-        else:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
-        sock.bind((address, port))
-    except OSError as error:
-        sock.close()
-        raise OSError(error.errno, f"{os.strerror(error.errno or 0)}: UDP {address} port {port}") from error
-    return sock
 
 
 def _address_of(buffer: bytearray) -> int:
