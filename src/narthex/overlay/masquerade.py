@@ -40,15 +40,12 @@ def _masquerading(cluster: str, own: str, family: IPFamily) -> tuple[Rule, ...]:
     """Return the rules; `cluster` is the Pod network of the cluster, `own` that of this node."""
 
     def rule(*expressions: Expression) -> Rule:
-        """Return a rule with flannel's comment."""
         return Rule(expressions, _MASQUERADED)
 
     def source(cidr: str, negate: bool = False) -> Compare:
-        """Match the source address."""
         return Compare(Field.SADDR, (cidr,), negate)
 
     def destination(cidr: str, negate: bool = False) -> Compare:
-        """Match the destination address."""
         return Compare(Field.DADDR, (cidr,), negate)
 
     return (

@@ -168,36 +168,30 @@ class _Fields:
         self._values = {name.lower(): held for name, held in value.items() if held is not None}
 
     def wrong(self, field: str, message: str) -> NetConfError:
-        """Return the error for a field."""
         return NetConfError(f"{self._origin}: {self._path}{field}: {message}")
 
     def value(self, name: str, default: Any) -> Any:
-        """Return the value of a field, of any type."""
         return self._values.get(name.lower(), default)
 
     def text(self, name: str) -> str:
-        """Return a string field."""
         found = self.value(name, "")
         if not isinstance(found, str):
             raise self.wrong(name, f"{json.dumps(found)[:60]} is {kind_of(found)}, must be text")
         return found
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a boolean field."""
         found = self.value(name, default)
         if not isinstance(found, bool):
             raise self.wrong(name, f"{json.dumps(found)[:60]} is {kind_of(found)}, must be true or false")
         return found
 
     def whole(self, name: str, default: int, least: int, most: int) -> int:
-        """Return an integer field within bounds."""
         found = self.value(name, default)
         if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
             raise self.wrong(name, f"{json.dumps(found)[:60]} must be a whole number from {least} to {most}")
         return found
 
     def network(self, name: str, text: str, family: IPFamily) -> str:
-        """Return the canonical form of a CIDR of this family."""
         try:
             found = network(text)
         except ValueError as error:

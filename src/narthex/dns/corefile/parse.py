@@ -173,7 +173,6 @@ def _check_dependencies(fields: dict[str, Any], node: CorefileNode, reader: Core
 
 
 def _check_distinct(blocks: list[ServerBlock], reader: CorefileReader) -> None:
-    """Report zones that two server blocks have on the same port and addresses."""
     seen: dict[tuple[str, int, tuple[str, ...]], ServerBlock] = {}
     for block in blocks:
         to = block.bind.to if block.bind else ()

@@ -348,7 +348,6 @@ def _stale(option: Directive) -> dict[str, Any]:
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -368,7 +367,6 @@ _KUBERNETES = (
 
 
 def _kubernetes(directive: Directive, block_zones: Zones) -> KubernetesSettings:
-    """Parse `kubernetes [ZONES...] { … }`."""
     zones = directive.zones(directive.words, block_zones)
     found: dict[str, Any] = {}
     for option in directive.options((*_KUBERNETES, *_UNSUPPORTED)):

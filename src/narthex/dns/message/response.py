@@ -416,7 +416,6 @@ class _RecordParser:
             raise MalformedResponseError("has a record whose data has a wrong size")
 
     def response(self, flags: int, question_end: int, end: int, counts: list[int]) -> UpstreamResponse:
-        """Return the response after all records have been read."""
         packet = self._packet[:end]
         if self._opt is not None:
             at, before = self._opt

@@ -209,7 +209,6 @@ class _Half:
         return evicted
 
     def remove(self, key: CacheKey) -> None:
-        """Remove an entry if it exists."""
         entry = self.entries.pop(key, None)
         if entry is not None:
             self._bytes -= len(entry.response.packet)

@@ -97,7 +97,6 @@ class K8sExternalPlugin:
         return records if service.headless and self._settings.headless else None
 
     def _services(self, relative: bytes, zone: bytes, values: Sequence[bytes]) -> Sections:
-        """Return SRV records, and the addresses of their targets as additional records."""
         ttl = self._settings.ttl
         service = b"".join(_wire_labels(relative)[-2:])
         targets = [data[SRV_TARGET:] + service for data in values]

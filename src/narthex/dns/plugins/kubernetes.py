@@ -144,7 +144,6 @@ class KubernetesPlugin:
         return self._negative(query, wire.NXDOMAIN, at_zone, limit)
 
     def _negative(self, query: Query, rcode: int, at_zone: bytes, limit: int) -> EncodedResponse:
-        """Build a NODATA (NOERROR) or NXDOMAIN response."""
         return negative_response(query, rcode, self._soa(at_zone, negative=True), limit)
 
     def _soa(self, at_zone: bytes, *, negative: bool) -> bytes:

@@ -191,7 +191,6 @@ def _sorted(values: Mapping[Any, int]) -> dict[tuple[str, ...], float]:
 def _histogram(
     name: str, text: str, bounds: Sequence[float], values: Mapping[Any, BucketCounts], *labels: str
 ) -> Metric:
-    """Return a histogram; the keys of `values` are the values of its labels."""
     from prometheus_client.core import HistogramMetricFamily
 
     family = HistogramMetricFamily(name, text, labels=labels)

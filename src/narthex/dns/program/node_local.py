@@ -200,7 +200,6 @@ def build_node_local(configuration: DnsConfiguration, origin: Origin, ipvs: bool
         LOGGER.warning("%s", problem)
 
     def reread() -> tuple[ServerBlock, ...] | None:
-        """Return the changed server blocks on the addresses of the node."""
         changed = file.reread() if file else None
         return None if changed is None else _bind(changed, addresses)
 

@@ -146,7 +146,6 @@ class DnsServer:
         self._shut_down()
 
     def _turn(self) -> float:
-        """Do what is due, and return the seconds until the next turn."""
         self._check()
         now = self._clock.now()
         if not self._opened and (self._store.snapshot.synced or now >= self._open_at):

@@ -81,7 +81,6 @@ class StatusEndpoints:
 
 def _only(path: str, respond: Callable[[], HttpResponse | SlowResponse]) -> Responder:
     def choose(request: HttpRequest) -> HttpResponse | SlowResponse:
-        """Answer GET and HEAD requests for `path`."""
         if request.path != path:
             return HttpResponse(404, f"only {path} is here\n".encode())
         if request.method not in ("GET", "HEAD"):

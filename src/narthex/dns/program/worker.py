@@ -146,7 +146,6 @@ class DnsWorker:
             server.forget()
 
     def _send(self, data: bytes) -> None:
-        """Send to the main process, as soon as it reads."""
         self._out += data
         self._write()
 

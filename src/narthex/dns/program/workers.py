@@ -50,16 +50,13 @@ class _Process:
 
     @property
     def alive(self) -> bool:
-        """True while the process runs."""
         return self.program.poll() is None
 
     def send(self, *messages: object) -> None:
-        """Send messages. Raises OSError if the worker has ended."""
         with self._lock:
             self._socket.sendall(b"".join(map(frame, messages)))
 
     def report(self) -> CountsReport:
-        """Request a report. Raises OSError and EOFError."""
         with self._lock:
             self._socket.sendall(frame(CountsRequest()))
             return receive_report(self._socket)

@@ -165,7 +165,6 @@ class Recursion:
         started = time.perf_counter()
 
         def finish(message: bytes | None) -> None:
-            """Complete, truncate, and count the response."""
             if message is not None:
                 if pending.external.links:
                     message = join_external(query, pending.external, message, limit)

@@ -134,7 +134,6 @@ class _UpstreamSocket:
         self._timer: EventTimer | None = None
 
     def close(self) -> None:
-        """Close the socket without a report."""
         self._stop_timer()
         self._report = None
         if self._socket is not None:
@@ -172,7 +171,6 @@ class _UdpQuery(_UpstreamSocket):
     """A query over UDP."""
 
     def send(self, packet: bytes, deadline: float, report: ExchangeReport) -> None:
-        """Send the query and wait for the response."""
         self._begin(packet, deadline, report)
         try:
             sock = self._open(socket.SOCK_DGRAM)
@@ -356,7 +354,6 @@ class UpstreamConnection(_UpstreamSocket):
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of an error."""
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
     if isinstance(error, OSError) and error.errno:

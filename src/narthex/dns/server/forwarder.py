@@ -129,7 +129,6 @@ class Forwarder:
         self._exchange.send(send.upstream, send.via, key[0], send.deadline, report)
 
     def _finish(self, key: FlightKey, outcome: ForwardOutcome) -> None:
-        """Report the outcome of a query to all that wait for it."""
         for report in self._in_flight.pop(key, ()):
             report(outcome)
 

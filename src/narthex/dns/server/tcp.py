@@ -94,7 +94,6 @@ class _Connection:
         self._watch()
 
     def close(self) -> None:
-        """Close the connection; unsent responses are lost."""
         if self._sock.fileno() < 0:
             return
         self._server.loop.unregister(self._fd)

@@ -167,7 +167,6 @@ class UdpServer(QueryServer):
         started, log = time.perf_counter(), self.log
 
         def reply(message: bytes | None) -> None:
-            """Send the response later, or return it with the batch."""
             if message is None:
                 return
             if log is not None and log.covers(pending.zone):

@@ -120,7 +120,6 @@ class ZoneTracker:
         return not self._settings.labels or matches(dict(obj.labels), self._settings.labels)
 
     def _selects(self, service: Service) -> bool:
-        """Return True if the settings select a Service (row S19)."""
         if self._settings.namespaces and service.namespace not in self._settings.namespaces:
             return False
         if self._settings.namespace_labels and service.namespace not in self._namespaces:

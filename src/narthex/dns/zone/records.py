@@ -102,8 +102,6 @@ _Ports = tuple[tuple[str, str, int], ...]
 
 
 class _Host(msgspec.Struct, frozen=True):
-    """A ready endpoint."""
-
     label: bytes
     address: bytes
     ports: _Ports

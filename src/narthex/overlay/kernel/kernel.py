@@ -221,7 +221,6 @@ class OverlayKernel:
         indexes: dict[str, int] = {}
 
         def index(name: str) -> int:
-            """Return the index of a link, cached."""
             if name not in indexes:
                 link = self._netlink.link(name)
                 if link is None:

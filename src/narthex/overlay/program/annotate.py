@@ -95,7 +95,6 @@ class NodeAnnotator:
             not_before = self._clock.now() + _BACKOFF.delay(max(failures, 1))
 
     def _body(self) -> dict[str, Any] | None:
-        """Return the required patch, or None."""
         with self._lock:
             node, desired = self._node, self._desired
         if node is None:

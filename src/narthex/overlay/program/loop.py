@@ -222,7 +222,6 @@ class Overlay:
         return desired, problems
 
     def _record(self, changes: Sequence[OverlayChange]) -> None:
-        """Count and log the changes."""
         before, healed = self._in_force, []
         devices = {device.name for device in before.devices}
         addresses = {(device.name, own_address(device)) for device in before.devices}

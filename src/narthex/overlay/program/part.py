@@ -166,7 +166,6 @@ def routes(part: OverlayPart) -> Routes:
     """Return the HTTP routes: `/healthz` (process is alive), `/readyz` (last reconciliation), `/metrics`."""
 
     def ready() -> HttpResponse:
-        """Return the readiness."""
         body = msgspec.json.encode(part.metrics.state())
         return HttpResponse(200 if part.ready else 503, body, "application/json")
 
