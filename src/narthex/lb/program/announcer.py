@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import msgspec
 from narthex.kube.origin import Origin
 from narthex.kube.resources import of_an_announcer
 from narthex.kube.source import KubeSource
-from narthex.lb.heartbeat import HeartbeatTimes, Membership
+from narthex.lb.heartbeat import Membership
 from narthex.lb.kernel.heartbeats import HeartbeatSockets
 from narthex.lb.kernel.links import LinkChanges
 from narthex.lb.kernel.packets import RawLinkTransport
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 RESCAN_SECONDS = 10.0
 """Interval at which links, pools, and keys are read again without a notification."""
 
-_LINK_REST = 0.1
+_LINK_PAUSE = 0.1
 """Debounce delay: link changes come in bursts."""
 
 _SAY_EVERY = 0.5
@@ -70,12 +70,7 @@ class AnnouncerPart:
     """One run of the announcer."""
 
     def __init__(
-        self,
-        node_name: str,
-        configuration: AnnouncerConfiguration,
-        origin: Origin,
-        status: StatusPaths | None = None,
-        times: HeartbeatTimes | None = None,
+        self, node_name: str, configuration: AnnouncerConfiguration, origin: Origin, status: StatusPaths
     ) -> None:
         """Configure the announcer.
 
@@ -85,20 +80,16 @@ class AnnouncerPart:
         self._configuration = configuration
         self._origin = origin
         self._status = status
-        self._times = times or HeartbeatTimes()
         self._clock = SystemClock()
         self._reconciler = Reconciler(self._clock)
         self._lock = threading.Lock()
-        self._announcing: Announcer | None = None
-        self._loop: AnnouncerLoop | None = None
+        self._loop: _AnnouncerLoop | None = None
 
     @property
     def healthy(self) -> bool:
         """True if the loop is running and the objects are synced."""
-        announcing, loop = self._announcing, self._loop
-        if announcing is None or loop is None:
-            return False
-        return announcing.snapshot.synced and time.monotonic() - loop.turned < _LATE
+        loop = self._loop
+        return loop is not None and loop.announcing.snapshot.synced and self._clock.now() - loop.turned < _LATE
 
     def stop(self) -> None:
         """End `run` after other nodes have taken over its addresses."""
@@ -107,110 +98,78 @@ class AnnouncerPart:
     def state(self) -> dict[str, Any]:
         """Return the current state as data (`docs/reference/announcer.md`)."""
         with self._lock:
-            if self._announcing is None:
+            if self._loop is None:
                 return {"node": self._node, "running": False}
-            state: dict[str, Any] = msgspec.to_builtins(announcer_status.status(self._announcing, time.monotonic()))
+            state: dict[str, Any] = msgspec.to_builtins(
+                announcer_status.status(self._loop.announcing, self._clock.now())
+            )
         return state
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics for prometheus-client."""
         with self._lock:
-            return tuple(announcer_status.metrics(self._announcing)) if self._announcing else ()
+            return tuple(announcer_status.metrics(self._loop.announcing)) if self._loop is not None else ()
 
     def run(self) -> None:
         """Announce addresses until `stop`. Raises StartError."""
         with ExitStack() as stack:
-            try:
-                keys = read_keys(self._configuration.key_file)
-                heartbeats = HeartbeatSockets(self._configuration.port)
-                stack.callback(heartbeats.close)
-                transport = RawLinkTransport(self._configuration.exclude_interfaces, _Once().warn)
-                stack.callback(transport.close)
-                changes = LinkChanges()
-                stack.callback(changes.close)
-            except HeartbeatKeyError as error:
-                raise StartError(str(error)) from error
-            except OSError as error:
-                why = f"the announcer cannot open its sockets: {error.strerror or error}"
-                raise StartError(f"{why}; it needs root (CAP_NET_RAW), and its UDP port for itself") from error
-            now = time.monotonic()
-            run = int.from_bytes(os.urandom(8)) | 1
-            membership = Membership(self._node, run, keys, now, self._times)
-            announcing = Announcer(
-                self._node,
-                membership,
-                transport,
-                heartbeats.send,
-                ignore_exclude_label=self._configuration.ignore_exclude_label,
-            )
-            feed = EventFeed(self._origin.source)
-            pools = PoolsFile(Path(self._configuration.pools_file)) if self._configuration.pools_file else None
-            writer = None
-            if self._origin.access is not None:
-                writer = ConditionWriter(self._origin.access)
-                stack.enter_context(writer.running())
-            if self._status is not None:
-                self._status.offer(
-                    PATH, lambda: HttpResponse(200, msgspec.json.encode(self.state()), "application/json")
-                )
-                stack.callback(self._status.withdraw, PATH)
-            stack.enter_context(feed.running(self._reconciler.wake))
-            loop = AnnouncerLoop(
-                announcing, transport, heartbeats, changes, feed,
-                lock=self._lock, clock=self._clock, key_file=self._configuration.key_file, pools=pools, conditions=writer,
-            )  # fmt: skip
+            loop = _AnnouncerLoop(self._node, self._configuration, self._origin, self._clock, self._lock, stack)
+            self._status.offer(PATH, lambda: HttpResponse(200, msgspec.json.encode(self.state()), "application/json"))
+            stack.callback(self._status.withdraw, PATH)
+            stack.enter_context(loop.feed.running(self._reconciler.wake))
             with self._lock:
-                self._announcing, self._loop = announcing, loop
+                self._loop = loop
             stack.callback(self._forget)
             loop.run(self._reconciler)
 
     def _forget(self) -> None:
         with self._lock:
-            self._announcing = self._loop = None
+            self._loop = None
 
 
-class _Once:
-    """Logs each warning once."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def warn(self, what: str) -> None:
-        """Log a warning unless it was logged before."""
-        if what not in self._said and len(self._said) < 1000:
-            self._said.add(what)
-            LOGGER.warning("announcer: %s", what)
-
-
-class AnnouncerLoop:
-    """The event loop of one thread."""
+class _AnnouncerLoop:
+    """The sockets and the event loop of one thread."""
 
     def __init__(
         self,
-        announcing: Announcer,
-        transport: RawLinkTransport,
-        heartbeats: HeartbeatSockets,
-        changes: LinkChanges,
-        feed: EventFeed,
-        *,
-        lock: AbstractContextManager[object],
+        node_name: str,
+        configuration: AnnouncerConfiguration,
+        origin: Origin,
         clock: SystemClock,
-        key_file: str,
-        pools: PoolsFile | None = None,
-        conditions: ConditionWriter | None = None,
+        lock: AbstractContextManager[object],
+        stack: ExitStack,
     ) -> None:
-        """Set up the loop. `lock` is held during each iteration."""
-        self._announcing = announcing
-        self._transport = transport
-        self._heartbeats = heartbeats
-        self._changes = changes
-        self._feed = feed
+        """Open the sockets, which `stack` closes. `lock` is held during each iteration. Raises StartError."""
         self._lock = lock
         self._clock = clock
-        self._key_file = key_file
+        self._key_file = configuration.key_file
         self._key_fault = ""
-        self._pools = pools
-        self._conditions = conditions
+        try:
+            keys = read_keys(self._key_file)
+            self._heartbeats = HeartbeatSockets(configuration.port)
+            stack.callback(self._heartbeats.close)
+            warn_once = lru_cache(maxsize=1000)(partial(LOGGER.warning, "announcer: %s"))
+            self._transport = RawLinkTransport(configuration.exclude_interfaces, warn_once)
+            stack.callback(self._transport.close)
+            self._changes = LinkChanges()
+            stack.callback(self._changes.close)
+        except HeartbeatKeyError as error:
+            raise StartError(str(error)) from error
+        except OSError as error:
+            why = f"the announcer cannot open its sockets: {error.strerror or error}"
+            raise StartError(f"{why}; it needs root (CAP_NET_RAW), and its UDP port for itself") from error
+        self.announcing = Announcer(
+            node_name,
+            Membership(node_name, int.from_bytes(os.urandom(8)) | 1, keys, clock.now()),
+            self._transport,
+            self._heartbeats.send,
+            ignore_exclude_label=configuration.ignore_exclude_label,
+        )
+        self.feed = EventFeed(origin.source)
+        self._pools = PoolsFile(Path(configuration.pools_file)) if configuration.pools_file else None
+        self._conditions = ConditionWriter(origin.access) if origin.access is not None else None
+        if self._conditions is not None:
+            stack.enter_context(self._conditions.running())
         self._look_at = 0.0
         """When to read links, pools, and keys again."""
         self._problems = ProblemLog()
@@ -224,50 +183,50 @@ class AnnouncerLoop:
         reconciler.run(self._turn)
         limit = self._clock.now() + LEAVE_SECONDS
         with self._lock:
-            self._announcing.leave()
-        if not self._announcing.finished:
+            self.announcing.leave()
+        if not self.announcing.finished:
             Reconciler(self._clock).run(
                 lambda: min(self._turn(), limit - self._clock.now()),
-                until=lambda: self._announcing.finished or self._clock.now() >= limit,
+                until=lambda: self.announcing.finished or self._clock.now() >= limit,
             )
         with self._lock:
-            self._announcing.end(self._clock.now())
+            self.announcing.end(self._clock.now())
 
     def _turn(self) -> float:
         """Do everything that is due; return the seconds until the next iteration."""
-        timeout = self._announcing.membership.times.timeout
+        timeout = self.announcing.membership.times.timeout
         now = self._clock.now()
         with self._lock:
-            stood = self._announcing.membership.seconds_since_sent(now)
+            stood = self.announcing.membership.seconds_since_sent(now)
             if stood > timeout:
-                self._announcing.resume_after_stall(now, stood)
+                self.announcing.resume_after_stall(now, stood)
             self._take_in(now)
-            self._announcing.turn(now)
-            self._announcing.answer(now)
+            self.announcing.turn(now)
+            self.announcing.answer(now)
             if self._conditions is not None and now >= self._say_at:
                 self._say_at = now + _SAY_EVERY
-                self._conditions.want(self._announcing.conditions(now))
+                self._conditions.want(self.announcing.conditions(now))
             self.turned = self._clock.now()
-        return min(self._announcing.next_due(self.turned), self._look_at) - self.turned
+        return min(self.announcing.next_due(self.turned), self._look_at) - self.turned
 
     def _take_in(self, now: float) -> None:
         if self._changes.drain():
-            self._look_at = min(self._look_at, now + _LINK_REST)
+            self._look_at = min(self._look_at, now + _LINK_PAUSE)
         if now >= self._look_at:
             self._look_at = now + RESCAN_SECONDS
             self._look(now)
-        self._announcing.apply_events(self._feed.take())
-        self._problems.update(self._feed.problems)
-        self._announcing.handle_heartbeats(list(self._heartbeats.received()), list(self._heartbeats.refusals()), now)
+        self.announcing.apply_events(self.feed.take())
+        self._problems.update(self.feed.problems)
+        self.announcing.handle_heartbeats(list(self._heartbeats.received()), list(self._heartbeats.refusals()), now)
 
     def _look(self, now: float) -> None:
-        if self._announcing.rescan_links(now):
+        if self.announcing.rescan_links(now):
             self._watch()
         if self._pools is not None:
             found = self._pools.current()
-            self._announcing.use_pools(found.pools, found.advertisements)
+            self.announcing.use_pools(found.pools, found.advertisements)
         try:
-            self._announcing.membership.keys = read_keys(self._key_file)
+            self.announcing.membership.keys = read_keys(self._key_file)
             self._key_fault = ""
         except HeartbeatKeyError as error:
             if str(error) != self._key_fault:
