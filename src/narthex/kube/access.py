@@ -84,7 +84,8 @@ def _open(access: Access) -> ServerConnection:
     config = config._replace(user=config.user or User())
     if access.master:
         config = config._replace(cluster=msgspec.structs.replace(config.cluster, server=access.master))
-    cluster = _raw_cluster(raw, config.context.cluster)
+    written = (each.get("cluster") for each in raw.get("clusters", ()) if each.get("name") == config.context.cluster)
+    cluster = next(written, {}) or {}
     config = _with_exec(config, raw)
     # How long silence is borne is the business of the watch protocol.
     timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS, write=CONNECT_SECONDS)
@@ -146,13 +147,6 @@ def _of_the_pod() -> Any:
         raise AccessError(
             f"this is not a pod with a service account ({error}): give --kubeconfig or --master"
         ) from error
-
-
-def _raw_cluster(raw: dict[str, Any], name: str) -> dict[str, Any]:
-    for entry in raw.get("clusters", ()):
-        if entry.get("name") == name:
-            return entry.get("cluster") or {}
-    return {}
 
 
 def _with_exec(config: SingleConfig, raw: dict[str, Any]) -> SingleConfig:

@@ -75,7 +75,7 @@ class ManifestSource:
         started = time.monotonic()
         found, unreadable = self._find()
         for name in [name for name in self._files if name not in found]:
-            if not any(_below(name, place) for place in unreadable):
+            if not any(not place or name.startswith(f"{place}/") for place in unreadable):
                 del self._files[name]
         problems = list(unreadable.values())
         for name, path in found.items():
@@ -218,7 +218,7 @@ class ManifestSource:
             if reported is item:
                 continue
             self._reported[identity] = item
-            if reported is None or not _same(reported, item):
+            if reported is None or reported != msgspec.structs.replace(item, origin=reported.origin):
                 events.append(Upsert(item))
         return events
 
@@ -226,11 +226,6 @@ class ManifestSource:
 def _identity_of(item: AnyObject) -> Identity:
     """Return kind and name. Objects that represent several kinds define their own."""
     return getattr(item, "kind", "") or type(item).__name__, item.key
-
-
-def _same(one: AnyObject, other: AnyObject) -> bool:
-    """Return True if two objects are equal except for their origin."""
-    return one == msgspec.structs.replace(other, origin=one.origin)
 
 
 def _duplicate(first: AnyObject, second: AnyObject) -> Problem:
@@ -244,10 +239,6 @@ def _duplicate(first: AnyObject, second: AnyObject) -> Problem:
 def _unreadable(place: str, error: OSError) -> Problem:
     kept = "what was read from it before stays in force"
     return Problem(origin=place, message=f"cannot be read: {error.strerror or error}; {kept}")
-
-
-def _below(name: str, place: str) -> bool:
-    return not place or name.startswith(f"{place}/")
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:

@@ -82,9 +82,7 @@ class _Allocation:
         self._record()
         decisions: dict[NamespacedName, AllocationDecision] = {}
         waiting: list[tuple[Service, AddressRequest, _Retained]] = []
-        for service in sorted(
-            (each for each in self._services.values() if self._is_relevant(each)), key=self._sort_key
-        ):
+        for service in sorted(filter(self._is_relevant, self._services.values()), key=self._sort_key):
             outcome = self._evaluate(service)
             if isinstance(outcome, AllocationDecision):
                 decisions[service.key] = outcome

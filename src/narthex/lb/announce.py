@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from operator import is_
 
 import msgspec
 
@@ -17,7 +18,7 @@ from narthex.lb.heartbeat import PeerState
 from narthex.lb.pools import Pools, validate_pools
 from narthex.lb.resources import selects_node, selects_pool, selects_service
 from narthex.lb.service_status import ALLOCATED_FROM, LOAD_BALANCER, annotation
-from narthex.model.objects import IPAddressPool, L2Advertisement, NamespacedName, Node, Service, SliceEndpoint
+from narthex.model.objects import IPAddressPool, L2Advertisement, NamespacedName, Node, Service
 from narthex.model.store import Slices, Snapshot
 
 EXCLUDE = "node.kubernetes.io/exclude-from-external-load-balancers"
@@ -153,7 +154,7 @@ class AddressElector:
             slices = [snapshot.slices.get(service.key) for service in services]
             made_of = (*services, *slices)
             known = before.get(address)
-            if known is None or not _same(known[0], made_of):
+            if known is None or len(known[0]) != len(made_of) or not all(map(is_, known[0], made_of)):
                 known = made_of, _decide(address, services, nodes, pools, view)
             self._known[address] = known
         return {address: decision for address, (_, decision) in self._known.items()}
@@ -164,16 +165,10 @@ def elect(view: ElectionInput) -> Mapping[str, AddressElection]:
     return AddressElector().elect(view)
 
 
-def _same(one: Sequence[object], two: Sequence[object]) -> bool:
-    return len(one) == len(two) and all(each is other for each, other in zip(one, two, strict=True))
-
-
 def _sharers(snapshot: Snapshot) -> dict[str, list[Service]]:
     """Return the Services of each address, in the order of their names."""
     sharers: dict[str, list[Service]] = {}
-    balancers = (key for key, service in snapshot.services.items() if service.type == LOAD_BALANCER)
-    for key in sorted(balancers):
-        service = snapshot.services[key]
+    for _, service in sorted(snapshot.services.items()):
         for address in announced_addresses(service):
             sharers.setdefault(address, []).append(service)
     return sharers
@@ -217,7 +212,10 @@ def _decide(
     verdicts = {name: judge.of(node) for name, node in nodes.items()}
     notes += _soften(verdicts, judge)
     order = _order(verdicts, services[0], view)
-    notes += _shared(judge, order)
+    notes += [
+        f"{service.key} is not served: it is Local, shares the address, and has no endpoint on {order[0]}"
+        for service in (judge.unserved(order[0]) if order else ())
+    ]
     final = tuple(_final(verdict, order, services[0]) for verdict in verdicts.values())
     holder = nodes[order[0]] if order else None
     return AddressElection(
@@ -256,16 +254,12 @@ class _Backing:
     """
 
     def __init__(self, slices: Slices | None, announcers: Mapping[str, NodeAnnouncerState]) -> None:
-        able = [each for part in (slices or {}).values() for each in part.endpoints if _serves(each)]
+        able = [each for part in (slices or {}).values() for each in part.endpoints if each.ready or each.serving]
         away = {name for name, each in announcers.items() if each.node_gone}
         self.gone = {each.node_name for each in able} & away
         left = [each for each in able if each.node_name not in away]
         self.somewhere = bool(left)
         self.nodes = frozenset(each.node_name for each in left)
-
-
-def _serves(endpoint: SliceEndpoint) -> bool:
-    return endpoint.ready or endpoint.serving
 
 
 class _Judge:
@@ -370,16 +364,6 @@ def _order(verdicts: Mapping[str, NodeEligibility], first: Service, view: Electi
     return tuple(
         sorted(able, key=lambda name: (view.announcers.get(name, NO_ANNOUNCER).standing_back, rank(name, address)))
     )
-
-
-def _shared(judge: _Judge, order: Sequence[str]) -> list[str]:
-    """Return notes on the Services that are not served on the elected node."""
-    if not order:
-        return []
-    return [
-        f"{service.key} is not served: it is Local, shares the address, and has no endpoint on {order[0]}"
-        for service in judge.unserved(order[0])
-    ]
 
 
 def _final(verdict: NodeEligibility, order: Sequence[str], first: Service) -> NodeEligibility:

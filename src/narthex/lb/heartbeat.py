@@ -367,7 +367,8 @@ class Membership:
             sender=self.name,
             receiver=peer.name,
             incarnation=self._incarnation,
-            echo=self._known(peer) if echo is None else echo,
+            # A peer that we do not hear gets 0, so it does not rely on us either.
+            echo=(peer.incarnation if peer.state is PeerState.ALIVE else 0) if echo is None else echo,
             sequence=peer.sent,
             interval=self._send_interval,
             losses=sum(now - at < self.times.remembered for at in peer.losses),
@@ -378,10 +379,6 @@ class Membership:
             payload=self._payload if full else None,
         )
         return peer.address, seal(heartbeat, self.keys[0])
-
-    def _known(self, peer: Peer) -> int:
-        """Return the incarnation to repeat. A peer that we do not hear gets 0, so it does not rely on us either."""
-        return peer.incarnation if peer.state is PeerState.ALIVE else 0
 
     @property
     def _send_interval(self) -> float:

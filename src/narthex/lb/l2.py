@@ -75,24 +75,26 @@ def _read_arp(frame: bytes, destination: bytes) -> tuple[NeighborMessage, ...]:
     *shape, operation, mac, sender, _, target = _ARP.unpack_from(frame, _ETHERNET.size)
     if tuple(shape) != _ARP_KIND or operation not in (_REQUEST, _REPLY):
         return ()
-    found = []
     probes = sender == _NOBODY[AF_INET]
-    if not probes:
-        found.append(
-            NeighborMessage(kind=NeighborMessageKind.CLAIMS, address=_text(sender), mac=mac, destination=destination)
-        )
-    if operation == _REQUEST and target != sender:
-        said = "" if probes else _text(sender)
-        asks = NeighborMessage(
-            kind=NeighborMessageKind.ASKS,
-            address=_text(target),
-            mac=mac,
-            sender=said,
-            destination=destination,
-            answerable=True,
-        )
-        found.append(asks)
-    return tuple(found)
+    claims = () if probes else (_claim(sender, mac, destination),)
+    if operation != _REQUEST or target == sender:
+        return claims
+    return *claims, _request(target, mac, "" if probes else _text(sender), destination, answerable=True)
+
+
+def _claim(address: bytes, mac: bytes, destination: bytes) -> NeighborMessage:
+    return NeighborMessage(kind=NeighborMessageKind.CLAIMS, address=_text(address), mac=mac, destination=destination)
+
+
+def _request(address: bytes, mac: bytes, sender: str, destination: bytes, *, answerable: bool) -> NeighborMessage:
+    return NeighborMessage(
+        kind=NeighborMessageKind.ASKS,
+        address=_text(address),
+        mac=mac,
+        sender=sender,
+        destination=destination,
+        answerable=answerable,
+    )
 
 
 def _read_nd(frame: bytes, destination: bytes, ethernet: bytes) -> tuple[NeighborMessage, ...]:
@@ -110,27 +112,12 @@ def _read_nd(frame: bytes, destination: bytes, ethernet: bytes) -> tuple[Neighbo
     if options is None or _checksum(sender, receiver, body):
         return ()
     if kind == ADVERTISEMENT:
-        mac = options.get(_TARGET_OPTION, ethernet)
-        return (
-            NeighborMessage(kind=NeighborMessageKind.CLAIMS, address=_text(target), mac=mac, destination=destination),
-        )
+        return (_claim(target, options.get(_TARGET_OPTION, ethernet), destination),)
     if sender == _NOBODY[AF_INET6]:
         # Duplicate address detection: the sender will use the address unless another host objects.
-        return (
-            NeighborMessage(
-                kind=NeighborMessageKind.CLAIMS, address=_text(target), mac=ethernet, destination=destination
-            ),
-        )
-    known = _SOURCE_OPTION in options
-    asks = NeighborMessage(
-        kind=NeighborMessageKind.ASKS,
-        address=_text(target),
-        mac=options.get(_SOURCE_OPTION, ethernet),
-        sender=_text(sender),
-        destination=destination,
-        answerable=known,
-    )
-    return (asks,)
+        return (_claim(target, ethernet, destination),)
+    known = options.get(_SOURCE_OPTION)
+    return (_request(target, known or ethernet, _text(sender), destination, answerable=known is not None),)
 
 
 def _options(data: bytes) -> dict[int, bytes] | None:
@@ -292,4 +279,4 @@ def _one_of(at: int, words: Collection[int]) -> tuple[BpfInstruction, ...]:
 
 def _tail(address: str) -> int:
     """Return the last four bytes of an address: all of an IPv4 address."""
-    return int.from_bytes(inet_pton(AF_INET6 if ":" in address else AF_INET, address)[-4:])
+    return int.from_bytes(_raw(address)[-4:])

@@ -58,6 +58,10 @@ class AddressRange(msgspec.Struct, frozen=True, order=True):
         """Return True if the ranges overlap."""
         return self.version == other.version and self.first <= other.last and other.first <= self.last
 
+    def holds(self, key: tuple[int, int]) -> bool:
+        """Return True if the range contains the address with this `address_key`."""
+        return self.version == key[0] and self.first <= key[1] <= self.last
+
 
 class AddressPool(msgspec.Struct, frozen=True):
     """A usable pool."""
@@ -83,7 +87,7 @@ class AddressPool(msgspec.Struct, frozen=True):
 
     def holds(self, address: str) -> bool:
         """Return True if the pool contains a canonical address."""
-        return any(_inside(each, address_key(address)) for each in self.ranges)
+        return any(each.holds(address_key(address)) for each in self.ranges)
 
     def avoids(self, address: str) -> bool:
         """Return True if the pool contains the address but does not assign it (`avoidBuggyIPs`, row M2)."""
@@ -166,7 +170,7 @@ def pool_containing(pools: Iterable[IPAddressPool], address: str) -> IPAddressPo
     """Return the pool whose written ranges contain an address, even if it is refused; the first one by name."""
     key = address_key(address)
     for each in sorted(pools, key=lambda pool: (pool.name, pool.namespace)):
-        if any(_inside(range_, key) for range_ in _readable(each.addresses)):
+        if any(range_.holds(key) for range_ in _readable(each.addresses)):
             return each
     return None
 
@@ -174,7 +178,7 @@ def pool_containing(pools: Iterable[IPAddressPool], address: str) -> IPAddressPo
 def may_contain(pool: IPAddressPool, address: str) -> bool:
     """Return True if a pool may be meant to contain an address: its ranges do, or one of them is invalid."""
     ranges, key = _readable(pool.addresses), address_key(address)
-    return len(ranges) < len(pool.addresses) or any(_inside(range_, key) for range_ in ranges)
+    return len(ranges) < len(pool.addresses) or any(range_.holds(key) for range_ in ranges)
 
 
 def address_text(family: IPFamily, number: int) -> str:
@@ -261,12 +265,9 @@ def _check_names(pool: IPAddressPool, accepted: Iterable[AddressPool]) -> None:
 
 def _check_overlap(ranges: Sequence[AddressRange], accepted: Iterable[AddressPool]) -> None:
     for pool in accepted:
-        for mine in ranges:
-            for other in pool.ranges:
-                if mine.meets(other):
-                    raise ValueError(
-                        f"{mine.text} overlaps {other.text} of pool {pool.name}: take it out of one of them"
-                    )
+        for mine, other in itertools.product(ranges, pool.ranges):
+            if mine.meets(other):
+                raise ValueError(f"{mine.text} overlaps {other.text} of pool {pool.name}: take it out of one of them")
 
 
 class _Foreign:
@@ -283,7 +284,7 @@ class _Foreign:
                 if mine.meets(network_):
                     raise ValueError(f"{mine.text} overlaps {network_.text}, {purpose}: take other addresses")
             for key, text, purpose in self._addresses:
-                if _inside(mine, key):
+                if mine.holds(key):
                     left = " and ".join(_without(mine, key[1]))
                     instead = f"leave it out: {left}" if left else "take another address"
                     raise ValueError(f"{mine.text} holds {text}, {purpose}: {instead}")
@@ -293,10 +294,6 @@ def _without(range_: AddressRange, number: int) -> Iterator[str]:
     for first, last in ((range_.first, number - 1), (number + 1, range_.last)):
         if first <= last:
             yield f"{address_text(range_.family, first)}-{address_text(range_.family, last)}"
-
-
-def _inside(range_: AddressRange, key: tuple[int, int]) -> bool:
-    return range_.version == key[0] and range_.first <= key[1] <= range_.last
 
 
 def _buggy(range_: AddressRange) -> int:

@@ -80,7 +80,9 @@ def condition(
         return _condition(True, reason, [", ".join(said), *others, *notes])
     reasons = {verdict.reason for verdict in missing[0].verdicts}
     reason = reasons.pop().value if len(reasons) == 1 else "NobodyAnnounces"  # codespell:ignore nobody
-    said = [f"no node answers for {each.address}: {_together(each)}" for each in missing]
+    # A common reason appears once.
+    why = [list(dict.fromkeys(verdict.text for verdict in each.verdicts)) or ["there is no node"] for each in missing]
+    said = [f"no node answers for {each.address}: {'; '.join(texts)}" for each, texts in zip(missing, why, strict=True)]
     return _condition(False, reason, [*said, *others, *notes])
 
 
@@ -92,12 +94,6 @@ def _condition(holds: bool, reason: str, said: Iterable[str]) -> ServiceConditio
         reason=reason,
         message=text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 3] + "...",
     )
-
-
-def _together(decision: AddressElection) -> str:
-    """Explain why no node answers; a common reason appears once."""
-    texts = list(dict.fromkeys(verdict.text for verdict in decision.verdicts))
-    return "; ".join(texts) or "there is no node"
 
 
 def explain(

@@ -68,7 +68,9 @@ class Reconciler:
             ended = self._clock.now()
             self._clock.sleep(wait)
             if self._throttle is not None:
-                self._sleep_until(ended + self._throttle.pause(ended - begun))
+                until_next = ended + self._throttle.pause(ended - begun)
+                while not self.stopping and (left := until_next - self._clock.now()) > 0:
+                    self._clock.sleep(left)
 
     def stop(self) -> None:
         """End `run` after the present call."""
@@ -92,10 +94,6 @@ class Reconciler:
         else:
             self._failures = 0
         return wait
-
-    def _sleep_until(self, time: float) -> None:
-        while not self.stopping and (left := time - self._clock.now()) > 0:
-            self._clock.sleep(left)
 
 
 _AGAIN_SECONDS = 5.0

@@ -119,12 +119,15 @@ class StatusServer:
                 if listener.place in self._bound:
                     continue
                 try:
-                    sock = _listen(listener)
+                    # `::` accepts IPv4 too, as in kube-proxy.
+                    both = listener.address == "::"
+                    sock = listen_tcp(listener.address, listener.port, both_families=both)
                 except OSError as error:
                     failed.append((listener, error))
                     continue
                 self._bound[listener.place] = sock
-                self._open(listener, sock)
+                self.addresses[listener.purpose] = sock.getsockname()[:2]
+                self._http.open(sock, _answer(listener.routes), self._seats)
                 if not first:
                     LOGGER.info("%s: listening now", listener)
         for listener, refused in failed if first else ():
@@ -140,15 +143,6 @@ class StatusServer:
         if failed and not self._waiting:
             self._waiting = True
             self._http.later(self._retry_seconds, self._retry)
-
-    def _open(self, listener: StatusListener, sock: socket.socket) -> None:
-        self.addresses[listener.purpose] = sock.getsockname()[:2]
-        self._http.open(sock, _answer(listener.routes), self._seats)
-
-
-def _listen(listener: StatusListener) -> socket.socket:
-    """Return a bound socket; `::` accepts IPv4 too, as in kube-proxy."""
-    return listen_tcp(listener.address, listener.port, both_families=listener.address == "::")
 
 
 def _answer(routes: Routes) -> Responder:

@@ -24,6 +24,8 @@ _UP, _BROADCAST, _LOOPBACK, _RUNNING, _NOARP = 0x1, 0x2, 0x8, 0x40, 0x80
 _NEEDED, _REFUSED = _UP | _BROADCAST | _RUNNING, _LOOPBACK | _NOARP
 _MAC, _NAME, _MASTER = 1, 3, 10
 _GROUP_LINK, _GROUP_IPV6_ADDRESS = 1 << 0, 1 << 8
+_LINK_LOCAL = ("fe8", "fe9", "fea", "feb")
+"""Beginnings of the addresses in fe80::/10."""
 _RCVBUF = 1 << 16
 
 
@@ -45,18 +47,15 @@ def links(exclude: Sequence[str] = ()) -> tuple[HostLink, ...]:
     finally:
         netlink.close()
     local = {
-        each.interface: each.address for each in own_addresses() if _is_link_local(each.address) and not each.tentative
+        each.interface: each.address
+        for each in own_addresses()
+        if each.address.startswith(_LINK_LOCAL) and not each.tentative
     }
     return tuple(
         HostLink(name=name, index=index, mac=mac, link_local=local.get(index, ""))
         for name, index, mac in sorted(found)
         if not any(fnmatchcase(name, pattern) for pattern in exclude)
     )
-
-
-def _is_link_local(address: str) -> bool:
-    """Return True for addresses in fe80::/10."""
-    return address[:3] in ("fe8", "fe9", "fea", "feb")
 
 
 def _dump(netlink: Netlink) -> list[tuple[str, int, bytes]]:

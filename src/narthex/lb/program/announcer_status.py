@@ -108,9 +108,9 @@ def metrics(announcing: Announcer) -> Iterable[Metric]:
     """Yield the metrics. Where a MetalLB metric counts the same, its name is used (row A11)."""
     records = sorted(announcing.records.items())
 
-    def by_ip(number: Callable[[AddressRecord], int]) -> dict[tuple[str, ...], float]:
+    def by_ip(number: Callable[[AddressRecord], int]) -> dict[str, float]:
         """Return a number of each record by address."""
-        return {(address,): number(record) for address, record in records}
+        return {address: number(record) for address, record in records}
 
     requests, replies = by_ip(lambda each: each.requests), by_ip(lambda each: each.answers)
     about = "Requests received for addresses that this node answers for."
@@ -126,7 +126,7 @@ def metrics(announcing: Announcer) -> Iterable[Metric]:
     labels = ("service", "protocol", "node", "ip")
     yield gauge("metallb_speaker_announced", "1 if this node answers for the address.", announced, *labels)
     states = Counter(peer.state for peer in announcing.membership.peers.values())
-    peers: dict[tuple[str, ...], float] = {(each.value,): states[each] for each in PeerState}
+    peers = {each.value: states[each] for each in PeerState}
     yield gauge("narthex_announcer_peers", "Peer nodes by state.", peers, "state")
     yield counter("narthex_announcer_failovers", "Addresses taken over from lost nodes.", announcing.failovers)
     about, foreign = "Claims to our addresses by hosts that are not announcers.", by_ip(lambda each: each.foreign_seen)
@@ -134,11 +134,11 @@ def metrics(announcing: Announcer) -> Iterable[Metric]:
     duplicates = by_ip(lambda each: each.duplicates)
     yield counter("narthex_announcer_duplicates", "Times that another announcer answered as well.", duplicates, "ip")
     counts = announcing.membership.counts
-    rejected: dict[tuple[str, ...], float] = {
-        ("wrong_key",): counts.wrong_key,
-        ("garbled",): counts.malformed,
-        ("replayed",): counts.replayed,
-        ("stranger",): counts.unknown_senders,
+    rejected = {
+        "wrong_key": counts.wrong_key,
+        "garbled": counts.malformed,
+        "replayed": counts.replayed,
+        "stranger": counts.unknown_senders,
     }
     name = "narthex_announcer_beats_refused"  # codespell:ignore beats
     yield counter(name, "Heartbeats that were rejected.", rejected, "reason")

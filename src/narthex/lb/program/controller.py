@@ -351,20 +351,8 @@ def serve(access: Access, settings: LoadBalancerSettings, place: ControllerOptio
     leader = Leader(access, place.lease_namespace, place.lease_name, f"{host}_{uuid.uuid4()}", place.times)
     events = EventWriter(EventPoster(access), host, clock, CONTROLLER, _MOST_EVENTS)
     controller = LoadBalancerController(access, settings, leader, events, clock)
-    metrics = ControllerMetrics(controller, leader, clock)
-    with events.running():
-        LOGGER.info("candidate for the Lease %s/%s", place.lease_namespace, place.lease_name)
-        run_until_signal(controller, _listeners(controller, leader, metrics, clock, place))
-    LOGGER.info("stopped; addresses stay as they are")
+    collector = ControllerMetrics(controller, leader, clock)
 
-
-def _listeners(
-    controller: LoadBalancerController,
-    leader: Leader,
-    metrics: ControllerMetrics,
-    clock: Clock,
-    place: ControllerOptions,
-) -> tuple[StatusListener, ...]:
     def healthz() -> HttpResponse:
         """Return the health of the controller."""
         idle = clock.now() - controller.counts.turn_at
@@ -372,14 +360,18 @@ def _listeners(
         body: dict[str, Any] = {"healthy": well, "leading": leader.term > 0, "leader": leader.holder}
         return HttpResponse(200 if well else 503, msgspec.json.encode(body), "application/json")
 
-    def exposition() -> SlowResponse:
+    def metrics() -> SlowResponse:
         """Return the metrics."""
-        return SlowResponse(lambda: metrics_reply(metrics.exposition()))
+        return SlowResponse(lambda: metrics_reply(collector.exposition()))
 
-    return (
+    listeners = (
         StatusListener("health", place.address, place.healthz_port, {"/healthz": healthz, "/livez": healthz}),
-        StatusListener("metrics", place.address, place.metrics_port, {"/metrics": exposition, "/healthz": healthz}),
+        StatusListener("metrics", place.address, place.metrics_port, {"/metrics": metrics, "/healthz": healthz}),
     )
+    with events.running():
+        LOGGER.info("candidate for the Lease %s/%s", place.lease_namespace, place.lease_name)
+        run_until_signal(controller, listeners)
+    LOGGER.info("stopped; addresses stay as they are")
 
 
 class ControllerMetrics:
@@ -401,19 +393,17 @@ class ControllerMetrics:
         # Only the leader allocates, so the others have no usage to report.
         uses = counts.uses if leads else ()
         usable = [use for use in uses if not use.refused]
-        total: dict[tuple[str, ...], float] = {(use.name,): use.total for use in usable}
+        total = {use.name: use.total for use in usable}
         yield gauge("metallb_allocator_addresses_total", "Addresses that the pool can assign.", total, "pool")
-        in_use: dict[tuple[str, ...], float] = {(use.name,): use.in_use for use in usable}
+        in_use = {use.name: use.in_use for use in usable}
         yield gauge("metallb_allocator_addresses_in_use_total", "Addresses that Services have.", in_use, "pool")
-        refused: dict[tuple[str, ...], float] = {(use.name,): bool(use.refused) for use in uses}
+        refused = {use.name: bool(use.refused) for use in uses}
         yield gauge("narthex_lb_pool_refused", "1 if the pool cannot be used.", refused, "pool")
-        states = (("given", counts.given), ("waiting", counts.waiting), ("foreign", counts.foreign))
-        services: dict[tuple[str, ...], float] = {(state,): number if leads else 0 for state, number in states}
+        services = {"given": counts.given, "waiting": counts.waiting, "foreign": counts.foreign}
+        services = {state: number if leads else 0 for state, number in services.items()}
         yield gauge("narthex_lb_services", "Services of type LoadBalancer, by state.", services, "state")
         yield counter("narthex_lb_allocations", "Address assignments to Services.", counts.allocations)
         yield counter("narthex_lb_cleared", "Address removals from Services.", counts.cleared)
-        writes: dict[tuple[str, ...], float] = {
-            (result,): number for result, number in sorted(dict(self._controller.results).items())
-        }
+        writes = dict(sorted(dict(self._controller.results).items()))
         yield counter("narthex_lb_writes", "Service writes by result.", writes, "result")
         yield from SourceMetrics(self._controller.followed, self._clock.wall).collect()

@@ -108,15 +108,15 @@ def documents_of(text: str) -> dict[str, dict[str, Any]]:
 
 
 def _report(document: documents.Document, kind: str, origin: str) -> ProblemCollector:
-    return ProblemCollector(f"{origin}:{document.line}", kind, lambda field: _place(document, field, origin))
+    def place(field: str) -> str:
+        """Return the file and line of a field."""
+        return f"{origin}:{document.line_of(document.value, steps(field), document.line)}"
+
+    return ProblemCollector(f"{origin}:{document.line}", kind, place)
 
 
 def _failure(origin: str, message: str, kind: str = KIND) -> ConfigurationError:
     return ConfigurationError((Problem(origin=origin, object=kind, message=message),))
-
-
-def _place(document: documents.Document, field: str, origin: str) -> str:
-    return f"{origin}:{document.line_of(document.value, steps(field), document.line)}"
 
 
 def _choose(text: str, origin: str) -> tuple[dict[str, documents.Document], list[Problem]]:
@@ -143,13 +143,16 @@ def _choose(text: str, origin: str) -> tuple[dict[str, documents.Document], list
             raise _failure(place, f"is there twice, first in line {chosen[kind].line}", kind)
         else:
             chosen[kind] = document
-            said += [_doubled(f"{origin}:{line}", kind, key) for key, line in document.duplicate_keys]
+            said += [
+                Problem(
+                    origin=f"{origin}:{line}",
+                    object=kind,
+                    message=f"the key {quoted(key)} is given twice, the last one counts",
+                    severity="warning",
+                )
+                for key, line in document.duplicate_keys
+            ]
     return chosen, said
-
-
-def _doubled(place: str, kind: str, key: str) -> Problem:
-    message = f"the key {quoted(key)} is given twice, the last one counts"
-    return Problem(origin=place, object=kind, message=message, severity="warning")
 
 
 def _configuration(top: Fields) -> ProxyConfiguration:
