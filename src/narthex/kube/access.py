@@ -85,7 +85,7 @@ def _open(access: Access) -> ServerConnection:
     if access.master:
         config = config._replace(cluster=msgspec.structs.replace(config.cluster, server=access.master))
     written = (each.get("cluster") for each in raw.get("clusters", ()) if each.get("name") == config.context.cluster)
-    cluster = next(written, {}) or {}
+    cluster: dict[str, Any] = next(written, {}) or {}
     config = _with_exec(config, raw)
     # How long silence is borne is the business of the watch protocol.
     timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS, write=CONNECT_SECONDS)
