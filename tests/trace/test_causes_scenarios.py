@@ -6,10 +6,9 @@ from tests.scenario_files import SCENARIOS
 from narthex.model.net import IPFamily, family_of, join_port
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import plan_once
-from narthex.testing.declared import as_declared
 from narthex.testing.findings import DROP, REJECT, targets_of
 from narthex.testing.scenario import Scenario
-from narthex.testing.setting import families_of, host_of, node_config, packet_of, snapshot
+from narthex.testing.setting import as_declared, families_of, host_of, node_config, packet_of, snapshot
 from narthex.trace.causes.find import find
 from narthex.trace.follow.views import LinkAddress, NodeView
 from narthex.trace.node.view import RulesByFamily

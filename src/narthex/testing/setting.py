@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
+
 import msgspec
 
-from narthex.model.net import IPFamily, contains, family_of, in_any
+from narthex.model.net import IPFamily, Protocol, contains, family_of, in_any
 from narthex.model.objects import AnyObject, EndpointSlice, Node, Service, ServiceCIDR
-from narthex.model.packet import Host, Packet
+from narthex.model.packet import Disposition, Host, Packet
 from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.proxy.kernel.dataplanes import DATAPLANES
+from narthex.proxy.plan.ir import Deviation
 from narthex.proxy.plan.planner import NodeConfig
-from narthex.testing.scenario import Scenario, ScenarioConnection
+from narthex.testing.findings import End
+from narthex.testing.scenario import Scenario, ScenarioConnection, ScenarioFlow
 
 
 def node_config(scenario: Scenario, mode: str) -> NodeConfig:
@@ -152,3 +156,20 @@ def families_of(connections: tuple[ScenarioConnection, ...]) -> tuple[IPFamily, 
     """Return the families that connections use, IPv4 first."""
     used = {family_of(connection.destination) for connection in connections}
     return tuple(family for family in IPFamily if family in used)
+
+
+def as_declared(flows: Iterable[ScenarioFlow], deviations: Set[Deviation]) -> tuple[ScenarioFlow, ...]:
+    """Return the flows with the outcomes that a backend with these deviations must produce."""
+    return tuple(
+        msgspec.structs.replace(flow, expect=frozenset(_end(end, flow.protocol, deviations) for end in flow.expect))
+        for flow in flows
+    )
+
+
+def _end(end: End, protocol: Protocol, deviations: Set[Deviation]) -> End:
+    what, place, rewritten = end
+    if what is not Disposition.DELIVERED:
+        return end
+    if Deviation.NO_SCTP in deviations and protocol is Protocol.SCTP:
+        return Disposition.REJECTED, None, False
+    return what, place, rewritten or Deviation.RELAYED in deviations

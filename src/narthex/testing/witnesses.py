@@ -11,10 +11,9 @@ from narthex.model.net import family_of, join_port
 from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import plan_once
-from narthex.testing.declared import as_declared
 from narthex.testing.findings import OutcomeText, WitnessFinding, possible_ends, say, say_trace
 from narthex.testing.scenario import Scenario, ScenarioFlow, ScenarioStep
-from narthex.testing.setting import families_of, host_of, node_config, packet_of, snapshot
+from narthex.testing.setting import as_declared, families_of, host_of, node_config, packet_of, snapshot
 from narthex.trace.evaluate import evaluate
 
 Answer = Callable[[Packet, Host, Memory | None, float], Trace]

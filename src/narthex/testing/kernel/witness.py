@@ -20,14 +20,13 @@ from narthex.model.packet import Disposition
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.dataplanes import dataplane
 from narthex.proxy.plan.planner import plan_once
-from narthex.testing.declared import as_declared
 from narthex.testing.findings import DROP, NONE, End, Ends, OutcomeText, WitnessFinding, say, targets_of
 from narthex.testing.kernel.client import WitnessError
 from narthex.testing.kernel.probe import Call, PacketListeners, ProbeResult, Tap
 from narthex.testing.kernel.world import NODE, World, gateways, lay_out
 from narthex.testing.pace import Paced, pace
 from narthex.testing.scenario import Scenario, ScenarioConnection, ScenarioFlow, ScenarioStep
-from narthex.testing.setting import arrival, families_of, from_host, node_config, snapshot
+from narthex.testing.setting import arrival, as_declared, families_of, from_host, node_config, snapshot
 
 SILENCE = 0.3
 """Seconds without any sign that make an expected drop one."""
