@@ -17,6 +17,13 @@ from typing import Any
 
 import msgspec
 
+from narthex.cli.cleanup import CleanupDocument
+from narthex.cli.cni import CniInstallDocument
+from narthex.cli.lab.faults import FaultDocument, FaultEndDocument, FaultKillDocument
+from narthex.cli.lab.history import RecordDocument
+from narthex.cli.lab.output import LabDownDocument, LabListDocument, LabStateDocument, LabStatusDocument, LabUpDocument
+from narthex.cli.render import RenderDocument
+from narthex.lab.program.recording import ReplaySummary
 from narthex.lb.why import ServiceExplanation
 from narthex.proxy.plan.document import PlanDocument
 from narthex.trace.document import TraceDocument
@@ -38,6 +45,19 @@ DOCUMENTS = (
     PlanDocument,
     ServiceExplanation,
     BundleDocument,
+    RenderDocument,
+    CleanupDocument,
+    CniInstallDocument,
+    LabUpDocument,
+    LabStateDocument,
+    LabStatusDocument,
+    LabListDocument,
+    LabDownDocument,
+    FaultDocument,
+    FaultEndDocument,
+    FaultKillDocument,
+    RecordDocument,
+    ReplaySummary,
 )
 HEAD = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",

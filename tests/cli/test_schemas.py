@@ -78,6 +78,8 @@ def words(tmp_path: Path) -> dict[str, list[str]]:
         "plan": [*objects, "--node", "node-1"],
         "lb-why": ["lb", "why", "shop/web", "--manifests", str(tmp_path / "objects")],
         "bundle": ["--dry-run"],
+        "render": [*objects, "--node", "node-1"],
+        "cni-install": ["cni", "install", "--bin-dir", str(tmp_path / "bin")],
     }
 
 
@@ -90,11 +92,11 @@ def wrong(document: dict[str, object]) -> list[str]:
 @pytest.mark.parametrize(
     "name",
     ["trace", "trace of a bundle", "trace to nothing", "check", "diff", "diff of modes", "top", "migrate", "plan", "lb-why",
-     "bundle"],
+     "bundle", "render", "cni-install"],
 )  # fmt: skip
 def test_what_commands_print_fits(words: dict[str, list[str]], name: str) -> None:
     kind = name.partition(" ")[0]
-    argv = words[name] if words[name][0] in ("trace", "diff", "lb") else [kind, *words[name]]
+    argv = words[name] if words[name][0] in ("trace", "diff", "lb", "cni") else [kind, *words[name]]
     done = CliRunner().invoke(main, [*argv, "-o", "json"])
     document = json.loads(done.stdout)
     assert (document["kind"], document["version"]) == (kind, 1), done.output

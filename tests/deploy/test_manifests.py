@@ -14,7 +14,7 @@ import pytest
 from lightkube import codecs
 
 from narthex.cli.node import command as node_command
-from narthex.cli.proxy.command import command as proxy_command
+from narthex.cli.proxy import command as proxy_command
 from narthex.kube.access import Access
 from narthex.kube.events import event_object, starting
 from narthex.kube.origin import api_origin

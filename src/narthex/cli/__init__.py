@@ -21,7 +21,7 @@ _COMMANDS = {
     "node": ("narthex.cli.node", "Run all components of a node in one process."),
     "overlay": ("narthex.cli.overlay", "Route Pod traffic between nodes; compatible with flannel."),
     "plan": ("narthex.cli.plan", "Show the plan: the decision for every packet to a Service."),
-    "proxy": ("narthex.cli.proxy.command", "Run the node proxy in this network namespace."),
+    "proxy": ("narthex.cli.proxy", "Run the node proxy in this network namespace."),
     "render": ("narthex.cli.render", "Print the rules of a mode for the plan."),
     "scenario": ("narthex.cli.scenario", "Check packet-flow scenarios against plan, rules, and kernel."),
     "top": ("narthex.cli.top", "Show new connections per Service and endpoint, from kernel counters."),

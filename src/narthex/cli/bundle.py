@@ -9,7 +9,8 @@ import click
 import msgspec
 
 from narthex.cli.inputs import no_namespace
-from narthex.cli.output import json_text
+from narthex.cli.options import master_option
+from narthex.cli.output import print_document
 from narthex.proxy.plan.show import visible
 from narthex.trace.node.layout import TAKEN, BundleDocument, BundleManifest
 
@@ -28,7 +29,7 @@ from narthex.trace.node.layout import TAKEN, BundleDocument, BundleManifest
     type=click.Path(exists=True, dir_okay=False),
     help="Include the objects of the cluster, from its API server.",
 )
-@click.option("--master", default="", metavar="URL", help="URL of the API server; overrides the kubeconfig.")
+@master_option
 @click.option("--node", default="", metavar="NAME", help="Name of the node in the cluster. Default: the host name.")
 @click.option("--namespace", metavar="NAME", help="Named network namespace instead of the current one.")
 @click.option("--dry-run", is_flag=True, help="Show what would be collected, and how.")
@@ -82,9 +83,11 @@ def command(
 
 
 def _show(table: BundleManifest, output: str) -> None:
-    if output == "json":
-        click.echo(json_text(BundleDocument(**msgspec.structs.asdict(table))), nl=False)
-        return
-    width = max(len(part.path) for part in table.parts)
-    for part in table.parts:
-        click.echo(f"{part.path:{width}}  {part.command}" + ("  (as root)" if part.status == "root" else ""))
+    def text() -> str:
+        width = max(len(part.path) for part in table.parts)
+        return "".join(
+            f"{part.path:{width}}  {part.command}{'  (as root)' if part.status == 'root' else ''}\n"
+            for part in table.parts
+        )
+
+    print_document(BundleDocument(**msgspec.structs.asdict(table)), output, text)

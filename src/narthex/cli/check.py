@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from narthex.cli.inputs import node_options, node_options_of, options, output_option, source_options, views_of
+from narthex.cli.inputs import node_options, node_options_of, options, source_options, views_of
+from narthex.cli.options import output_option
 from narthex.cli.output import AnswersByStatus, json_text
 from narthex.proxy.plan.show import visible
 from narthex.trace.program.inputs import InputError

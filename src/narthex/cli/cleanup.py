@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-import click
+from typing import Literal
 
+import click
+import msgspec
+
+from narthex.cli.options import output_option
 from narthex.cli.output import json_text
 
 
+class CleanupRemoval(msgspec.Struct, frozen=True, kw_only=True):
+    """Objects of one kind that were removed."""
+
+    kind: str
+    family: str
+    count: int
+    names: tuple[str, ...]
+
+
+class CleanupRemainder(msgspec.Struct, frozen=True, kw_only=True):
+    """An object that could not be removed."""
+
+    kind: str
+    name: str
+    family: str
+    reason: str
+
+
+class CleanupDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cleanup"):
+    """What `narthex cleanup -o json` prints."""
+
+    version: Literal[1] = 1
+    removed: tuple[CleanupRemoval, ...]
+    left: tuple[CleanupRemainder, ...]
+
+
 @click.command("cleanup")
-@click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Output format.", show_default=True
-)
+@output_option
 def command(output: str) -> None:
     """Remove all rules of Narthex and kube-proxy from this network namespace, whatever the mode.
 
@@ -26,7 +54,8 @@ def command(output: str) -> None:
     except CleanupError as error:
         raise click.ClickException(str(error)) from None
     if output == "json":
-        click.echo(json_text(to_builtins(outcome)), nl=False)
+        document = msgspec.convert({"kind": "cleanup", **to_builtins(outcome)}, CleanupDocument)
+        click.echo(json_text(document), nl=False)
     else:
         for removed in outcome.removed:
             click.echo(printable(f"removed {described(removed)}"))

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
+import msgspec
 
-from narthex.cli.output import json_text
+from narthex.cli.options import output_option
+from narthex.cli.output import print_document
 
 SOCKET, STATE = "/run/narthex/cni.sock", "/var/lib/cni/narthex"
 
 _socket_option = click.option("--socket", default=SOCKET, help="Socket of the agent.", show_default=True)
 _state_option = click.option("--state-dir", default=STATE, help="Directory of the node's records.", show_default=True)
+
+
+class CniInstallDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cni-install"):
+    """What `narthex cni install -o json` prints."""
+
+    version: Literal[1] = 1
+    programs: tuple[str, ...]
+    configuration: str
+    """Empty if none was requested, or one existed."""
 
 
 @click.group("cni")
@@ -33,9 +45,7 @@ def command() -> None:
 @click.option("--subnet", default="10.85.0.0/16", help="The pods' network in that configuration.", show_default=True)
 @_socket_option
 @_state_option
-@click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Output format.", show_default=True
-)
+@output_option
 def install(bin_dir: Path, conf_dir: Path | None, subnet: str, socket: str, state_dir: str, output: str) -> None:
     """Install the plugins bridge, flannel, host-local, loopback, portmap, and ptp, replacing others of these names.
 
@@ -53,13 +63,9 @@ def install(bin_dir: Path, conf_dir: Path | None, subnet: str, socket: str, stat
         raise click.ClickException(f"--subnet: {error}") from None
     except OSError as error:
         raise click.ClickException(f"cannot install: {error}") from None
-    if output == "json":
-        click.echo(json_text(done), nl=False)
-        return
-    for program in done.programs:
-        click.echo(f"wrote {program}")
-    if done.configuration:
-        click.echo(f"wrote {done.configuration}")
+    files = [*done.programs, *filter(None, [done.configuration])]
+    document = CniInstallDocument(programs=done.programs, configuration=done.configuration)
+    print_document(document, output, lambda: "".join(f"wrote {file}\n" for file in files))
 
 
 @command.command("agent")

@@ -9,9 +9,9 @@ from typing import Any
 import click
 import msgspec
 
-from narthex.cli.inputs import has_source, inputs_of, options_of_all_nodes, output_option, source_options
-from narthex.cli.output import AnswersByStatus
-from narthex.cli.output import output as print_output
+from narthex.cli.inputs import has_source, inputs_of, options_of_all_nodes, source_options
+from narthex.cli.options import output_option
+from narthex.cli.output import AnswersByStatus, print_document
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.show import visible
 from narthex.trace.follow.views import LinkAddress, NodeView
@@ -53,7 +53,7 @@ def command(before: str, after: str, as_text: bool, output: str, **given: Any) -
     if as_text:
         more = tuple(rules_in_text(first, second))
         found = msgspec.structs.replace(found, found=(*found.found, *more))
-    print_output(diff_document(found), output, lambda: _text(found))
+    print_document(diff_document(found), output, lambda: _text(found))
     sys.exit(found.status)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from narthex.cli.options import F, master_option, with_options
 from narthex.trace.program.inputs import (
     ClusterObjects,
     InputError,
@@ -21,10 +22,6 @@ from narthex.trace.program.inputs import (
 if TYPE_CHECKING:
     from narthex.trace.follow.views import NodeView
 
-F = TypeVar("F", bound=Callable[..., object])
-
-
-_NODE = click.option("--node", default="", metavar="NAME", help="Name of the node. Default: the only one.")
 _MORE = (
     click.option(
         "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="KubeProxyConfiguration file."
@@ -34,50 +31,7 @@ _MORE = (
 )
 
 
-def options(function: F) -> F:
-    """Add `--node`, `--mode`, `--config`, `--cluster-cidr`, `--node-ip`; `node_options_of` reads them."""
-    mode = mode_option("--mode", default="", help="nftables, iptables, ipvs, or userspace. Default: as configured.")
-    return _decorated(function, _NODE, mode, *_MORE)
-
-
-def options_of_all_nodes(function: F) -> F:
-    """Add `options` without a mode, for commands that look at every node."""
-    node = click.option("--node", default="", metavar="NAME", help="Only this node. Default: all nodes.")
-    return _decorated(function, node, *_MORE)
-
-
-def mode_option(name: str, **more: Any) -> Callable[[F], F]:
-    """Return an option for a mode."""
-    return click.option(name, callback=_known_mode, **more)
-
-
-def _decorated(function: F, *decorators: Callable[[F], F]) -> F:
-    for decorator in reversed(decorators):
-        function = decorator(function)
-    return function
-
-
-def source_options(function: F) -> F:
-    """Add `--manifests`, `--kubeconfig`, `--master`; `cluster_of` reads them."""
-    return _decorated(
-        function,
-        click.option(
-            "--manifests",
-            type=click.Path(exists=True, path_type=Path),
-            metavar="DIR",
-            help="Directory of YAML or JSON manifests, or one file.",
-        ),
-        click.option(
-            "--kubeconfig",
-            type=click.Path(exists=True, dir_okay=False),
-            metavar="FILE",
-            help="kubeconfig of the cluster; its API server is read once.",
-        ),
-        click.option("--master", default="", metavar="URL", help="URL of the API server; overrides the kubeconfig."),
-    )
-
-
-output_option = click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+NO_SOURCE = "no source given: use --manifests DIR, --kubeconfig FILE or --master URL"
 
 
 def _known_mode(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -86,6 +40,60 @@ def _known_mode(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if value not in BACKENDS and (value or param.required):
         raise click.BadParameter(f"{value!r} is not one of {', '.join(BACKENDS)}", ctx, param)
     return value
+
+
+def mode_option(name: str, **more: Any) -> Callable[[F], F]:
+    """Return an option for a mode."""
+    return click.option(name, callback=_known_mode, **more)
+
+
+options = with_options(
+    click.option("--node", default="", metavar="NAME", help="Name of the node. Default: the only one."),
+    mode_option("--mode", default="", help="nftables, iptables, ipvs, or userspace. Default: as configured."),
+    *_MORE,
+)
+"""`node_options_of` reads them."""
+options_of_all_nodes = with_options(
+    click.option("--node", default="", metavar="NAME", help="Only this node. Default: all nodes."), *_MORE
+)
+"""For commands that look at every node; `node_options_of` reads them."""
+source_options = with_options(
+    click.option(
+        "--manifests",
+        type=click.Path(exists=True, path_type=Path),
+        metavar="DIR",
+        help="Directory of YAML or JSON manifests, or one file.",
+    ),
+    click.option(
+        "--kubeconfig",
+        type=click.Path(exists=True, dir_okay=False),
+        metavar="FILE",
+        help="kubeconfig of the cluster; its API server is read once.",
+    ),
+    master_option,
+)
+"""`cluster_of` reads them."""
+node_options = with_options(
+    click.option(
+        "--bundle",
+        "bundles",
+        multiple=True,
+        type=click.Path(exists=True, path_type=Path),
+        help="Bundle of a node (see `narthex bundle`), possibly with the objects of its cluster; one per node.",
+    ),
+    click.option(
+        "--rules",
+        "dumps",
+        multiple=True,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Output of a tool of the node; repeatable.",
+    ),
+    click.option(
+        "--live", is_flag=True, help="The current state of this node; the default without --bundle and --rules."
+    ),
+    click.option("--netns", metavar="NAME", help="With --live: a named network namespace instead of the current one."),
+)
+"""`views_of` reads them."""
 
 
 def node_options_of(options: dict[str, object]) -> NodeOptions:
@@ -115,7 +123,7 @@ def inputs_of(options: dict[str, Any]) -> NodeInputs:
 def cluster_of(options: dict[str, Any], *, pods: bool = False) -> ClusterObjects:
     """Read the objects that `source_options` name, from an API server with Pods if `pods`. Ends the command if there are none."""
     if not has_source(options):
-        raise click.UsageError("no source given: use --manifests DIR, --kubeconfig FILE or --master URL")
+        raise click.UsageError(NO_SOURCE)
     try:
         if options["manifests"] is not None:
             return read_cluster(options["manifests"])
@@ -133,35 +141,6 @@ def viewed(cluster: ClusterObjects, chosen: NodeOptions) -> NodeInputs:
     for problem in inputs.problems:
         click.echo(problem, err=True)
     return inputs
-
-
-def node_options(function: F) -> F:
-    """Add `--bundle`, `--rules`, `--live`, `--netns`; `views_of` reads them."""
-    decorators = (
-        click.option(
-            "--bundle",
-            "bundles",
-            multiple=True,
-            type=click.Path(exists=True, path_type=Path),
-            help="Bundle of a node (see `narthex bundle`), possibly with the objects of its cluster; one per node.",
-        ),
-        click.option(
-            "--rules",
-            "dumps",
-            multiple=True,
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="Output of a tool of the node; repeatable.",
-        ),
-        click.option(
-            "--live", is_flag=True, help="The current state of this node; the default without --bundle and --rules."
-        ),
-        click.option(
-            "--netns", metavar="NAME", help="With --live: a named network namespace instead of the current one."
-        ),
-    )
-    for decorator in reversed(decorators):
-        function = decorator(function)
-    return function
 
 
 def views_of(

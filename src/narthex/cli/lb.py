@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import msgspec
 
-from narthex.cli.inputs import has_source, output_option, source_options
-from narthex.cli.output import json_text
-
-F = TypeVar("F", bound=Callable[..., object])
+from narthex.cli.inputs import NO_SOURCE, has_source, source_options
+from narthex.cli.options import output_option, require_followed_source, with_options
+from narthex.cli.output import print_document
 
 _NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
@@ -24,24 +23,20 @@ def command() -> None:
     """Allocate addresses for Services of type LoadBalancer, and show how pools are used."""
 
 
-def _looking(function: F) -> F:
-    """Options of commands that read pools."""
-    options = (
-        source_options,
-        click.option(
-            "--config",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="A LoadBalancerConfiguration; its pools are used instead of IPAddressPools.",
-        ),
-        click.option("--lb-class", default="", metavar="NAME", help="Serve Services with this spec.loadBalancerClass."),
-        click.option(
-            "--cluster-cidr", default="", metavar="CIDR[,CIDR]", help="Pod networks that no pool may overlap."
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+_source_of_pools = with_options(
+    source_options,
+    click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="A LoadBalancerConfiguration; its pools are used instead of IPAddressPools.",
+    ),
+)
+_looking = with_options(
+    _source_of_pools,
+    click.option("--lb-class", default="", metavar="NAME", help="Serve Services with this spec.loadBalancerClass."),
+    click.option("--cluster-cidr", default="", metavar="CIDR[,CIDR]", help="Pod networks that no pool may overlap."),
+)
 
 
 @command.command("controller")
@@ -100,10 +95,7 @@ def controller(
     from narthex.runtime.configuration.values import LoggingConfiguration
     from narthex.runtime.process import StartError
 
-    if not (has_source(where) or os.environ.get("KUBERNETES_SERVICE_HOST")):
-        raise click.UsageError(
-            "no source of objects: use --kubeconfig, --master, or --manifests (not running in a Pod)"
-        )
+    require_followed_source(has_source(where))
     logs.start_logging(sys.stderr, LoggingConfiguration(verbosity=logs.DEBUG_VERBOSITY if verbose else 0))
     place = ControllerOptions(
         address=address,
@@ -126,34 +118,27 @@ def controller(
 def pools(config: Path | None, lb_class: str, cluster_cidr: str, output: str, **where: Any) -> None:
     """List the pools with their total and used addresses, and why a pool is refused."""
     if not has_source(where) and not os.environ.get("KUBERNETES_SERVICE_HOST"):
-        raise click.UsageError("no source given: use --manifests DIR, --kubeconfig FILE or --master URL")
+        raise click.UsageError(NO_SOURCE)
     found = _inspected(config, lb_class, cluster_cidr, where)
-    if output == "json":
-        click.echo(json_text(found.uses), nl=False)
-        return
-    if not found.uses:
-        click.echo("no pools; create an IPAddressPool, or use --config")
     width = max((len(use.name) for use in found.uses), default=0)
-    for use in found.uses:
-        if use.refused:
-            click.echo(f"{use.name:{width}}  refused: {use.refused}")
-            continue
-        details = [f"{use.in_use} of {use.total} in use"]
-        details += [] if use.auto_assign else ["only on request"]
-        ads = ", ".join(use.advertisements)
-        details.append(f"announced by {ads}" if ads else "announced by all nodes, since no advertisement selects it")
-        click.echo(f"{use.name:{width}}  {', '.join(use.addresses)}: {'; '.join(details)}")
+    lines = [f"{use.name:{width}}  {_pool_text(use)}\n" for use in found.uses]
+    none = "no pools; create an IPAddressPool, or use --config\n"
+    print_document(found.uses, output, lambda: "".join(lines) or none)
+
+
+def _pool_text(use: Any) -> str:
+    if use.refused:
+        return f"refused: {use.refused}"
+    details = [f"{use.in_use} of {use.total} in use"]
+    details += [] if use.auto_assign else ["only on request"]
+    ads = ", ".join(use.advertisements)
+    details.append(f"announced by {ads}" if ads else "announced by all nodes, since no advertisement selects it")
+    return f"{', '.join(use.addresses)}: {'; '.join(details)}"
 
 
 @command.command("why")
 @click.argument("service", metavar="[NAMESPACE/]SERVICE")
-@source_options
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="A LoadBalancerConfiguration; its pools are used instead of IPAddressPools.",
-)
+@_source_of_pools
 @click.option(
     "--status-port",
     type=click.IntRange(0, 65535),
@@ -190,11 +175,7 @@ def why(service: str, config: Path | None, status_port: int, lab: str | None, ou
             )
     except (InspectionError, WhyError) as error:
         raise click.ClickException(printable(str(error))) from error
-    if output == "json":
-        click.echo(json_text(explanation), nl=False)
-        return
-    for line in lines(explanation):
-        click.echo(printable(line))
+    print_document(explanation, output, lambda: "".join(f"{printable(line)}\n" for line in lines(explanation)))
 
 
 def _inspected(config: Path | None, lb_class: str, cluster_cidr: str, where: dict[str, Any]) -> Any:
@@ -220,20 +201,21 @@ def _inspected(config: Path | None, lb_class: str, cluster_cidr: str, where: dic
 def _show_plan(found: Any, output: str) -> None:
     from narthex.lb.program.inspection import as_data
 
-    if output == "json":
-        click.echo(json_text(as_data(found)), nl=False)
-        return
+    print_document(as_data(found), output, lambda: "".join(f"{line}\n" for line in _plan_lines(found)))
+
+
+def _plan_lines(found: Any) -> Iterator[str]:
     for refused in found.pools.refused:
-        click.echo(f"pool {refused.object.name} is refused: {refused.reason}")
+        yield f"pool {refused.object.name} is refused: {refused.reason}"
     for service, decision, todo in found.planned():
         what = ", ".join(decision.addresses) or "no address"
         where = f" (pool {decision.pool})" if decision.pool else ""
-        click.echo(f"{service.key}: {'would have' if todo.status is not None else 'has'} {what}{where}")
+        yield f"{service.key}: {'would have' if todo.status is not None else 'has'} {what}{where}"
         for event in (*todo.events, *todo.standing):
             if event.reason != "IPAllocated":
-                click.echo(f"  {event.reason}: {event.text}")
+                yield f"  {event.reason}: {event.text}"
     if not found.decisions:
-        click.echo("no Service of type LoadBalancer for this controller")
+        yield "no Service of type LoadBalancer for this controller"
 
 
 def _access(where: dict[str, Any], *, quick: bool = False) -> Any:

@@ -6,15 +6,9 @@ from typing import Any
 
 import click
 
-from narthex.cli.inputs import (
-    cluster_of,
-    mode_option,
-    node_options_of,
-    options_of_all_nodes,
-    output_option,
-    source_options,
-)
-from narthex.cli.output import output as print_output
+from narthex.cli.inputs import cluster_of, mode_option, node_options_of, options_of_all_nodes, source_options
+from narthex.cli.options import output_option
+from narthex.cli.output import print_document
 from narthex.trace.program.inputs import InputError
 from narthex.trace.reports.migration import migration_document, text
 
@@ -46,5 +40,5 @@ def command(all_services: bool, output: str, **options: Any) -> None:
         raise click.ClickException(str(error)) from error
     for problem in found.problems:
         click.echo(problem, err=True)
-    print_output(migration_document(found.migration), output, lambda: text(found.migration, all_services))
+    print_document(migration_document(found.migration), output, lambda: text(found.migration, all_services))
     click.get_current_context().exit(SOMETHING_CHANGES if found.migration else 0)

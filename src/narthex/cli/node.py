@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 import narthex
-from narthex.cli.following import CONTEXT, begin, source, with_source
-from narthex.cli.proxy.flags import fields, with_ports
+from narthex.cli.options import with_options
+from narthex.cli.proxy import CONTEXT, begin, fields, source, with_ports, with_source
 
 PARTS = {
     "proxy": "Run the node proxy. Default: yes.",
@@ -21,14 +20,8 @@ PARTS = {
 }
 
 
-def _with_parts(command: Callable[..., Any]) -> Callable[..., Any]:
-    for name in reversed(PARTS):
-        command = click.option(f"--{name}/--no-{name}", default=None, help=PARTS[name])(command)
-    return command
-
-
 @click.command("node", context_settings=CONTEXT)
-@_with_parts
+@with_options(*(click.option(f"--{name}/--no-{name}", default=None, help=text) for name, text in PARTS.items()))
 @click.option(
     "--announcer-key-file",
     metavar="FILE",

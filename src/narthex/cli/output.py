@@ -10,7 +10,7 @@ import click
 import msgspec
 
 
-def output(document: object, format: str, text: Callable[[], str]) -> None:
+def print_document(document: object, format: str, text: Callable[[], str]) -> None:
     """Print a document in a format: `json`, or `text`, which `text()` returns with its final newline."""
     click.echo(json_text(document) if format == "json" else text(), nl=False)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import narthex
-from narthex.cli.following import CONTEXT
+from narthex.cli.options import require_followed_source
+from narthex.cli.proxy import CONTEXT
 
 if TYPE_CHECKING:
     from narthex.model.net import IPFamily
@@ -102,10 +103,7 @@ def command(
 
     if manifests is not None and (kubeconfig or master):
         raise click.UsageError("--manifests and an API server (--kubeconfig, --master) are mutually exclusive")
-    if manifests is None and not (kubeconfig or master or os.environ.get("KUBERNETES_SERVICE_HOST")):
-        raise click.UsageError(
-            "no source of objects: use --kubeconfig, --master, or --manifests (not running in a Pod)"
-        )
+    require_followed_source(manifests is not None or kubeconfig or master)
     if manifests is not None:
         origin = directory_origin(manifests)
     else:

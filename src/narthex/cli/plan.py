@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from narthex.cli.inputs import inputs_of, options, output_option, source_options
-from narthex.cli.output import output as print_output
+from narthex.cli.inputs import inputs_of, options, source_options
+from narthex.cli.options import output_option
+from narthex.cli.output import print_document
 from narthex.proxy.plan.document import PlanDocument, plan_record
 from narthex.proxy.plan.show import table
 
@@ -27,4 +28,4 @@ def command(all_endpoints: bool, output: str, **given: Any) -> None:
     document = PlanDocument(
         node=inputs.config.node_name, mode=inputs.mode, plans=tuple(plan_record(plan) for plan in plans)
     )
-    print_output(document, output, lambda: "\n".join(table(plan, all_endpoints) for plan in plans))
+    print_document(document, output, lambda: "\n".join(table(plan, all_endpoints) for plan in plans))

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import click
+import msgspec
 
-from narthex.cli.inputs import inputs_of, options, output_option, source_options
-from narthex.cli.output import json_text
+from narthex.cli.inputs import inputs_of, options, source_options
+from narthex.cli.options import output_option
+from narthex.cli.output import print_document
 from narthex.model.net import IPFamily
+
+
+class RenderDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="render"):
+    """What `narthex render -o json` prints."""
+
+    version: Literal[1] = 1
+    node: str
+    mode: str
+    rules: dict[str, str]
+    """Text for the kernel's tool, by IP family (`IPv4`, `IPv6`)."""
 
 
 @click.command()
@@ -28,9 +40,5 @@ def command(family: str, output: str, **given: Any) -> None:
     if backend is None:
         raise click.ClickException(f"mode {inputs.mode} is not supported; use --mode with {' or '.join(BACKENDS)}")
     texts = {each.label: backend.text(backend.render(inputs.plan(each))) for each in families}
-    if output == "json":
-        data = {"node": inputs.config.node_name, "mode": inputs.mode, "rules": texts}
-        click.echo(json_text(data), nl=False)
-        return
-    for text in texts.values():
-        click.echo(text, nl=not text.endswith("\n"))
+    document = RenderDocument(node=inputs.config.node_name, mode=inputs.mode, rules=texts)
+    print_document(document, output, lambda: "".join(text.removesuffix("\n") + "\n" for text in texts.values()))

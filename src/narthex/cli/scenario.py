@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from narthex.cli.options import output_option
 from narthex.testing.findings import WitnessFinding, print_said
 from narthex.testing.runner import WITNESSES, ScenarioCounts, ScenarioRequest, clean_up_on_signals, hear_all, modes_of
 from narthex.testing.scenario import KNOWN_MODES, Scenario, ScenarioError, find, load
@@ -40,7 +41,7 @@ def _known_modes(ctx: click.Context, param: click.Parameter, values: tuple[str, 
 @click.option(
     "-j", "--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Number of parallel scenarios."
 )
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@output_option
 def run(
     files: tuple[Path, ...],
     modes: tuple[str, ...],

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from narthex.cli.inputs import cluster_of, has_source, no_namespace, output_option, source_options
+from narthex.cli.inputs import cluster_of, has_source, no_namespace, source_options
+from narthex.cli.options import output_option
 from narthex.cli.output import json_text
 from narthex.model.store import Snapshot
 from narthex.proxy.plan.show import visible

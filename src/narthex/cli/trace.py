@@ -18,7 +18,7 @@ from narthex.cli.inputs import (
     viewed,
     views_of,
 )
-from narthex.cli.output import output as print_output
+from narthex.cli.output import print_document
 from narthex.model.net import address
 from narthex.model.store import Snapshot
 from narthex.netfilter.dump.read import DumpError, read_all
@@ -254,7 +254,7 @@ def show(result: TraceResult, format: str, *, every: bool = False) -> None:
         click.echo(_picture(format)(result.path, result.findings), nl=False)
         return
     probe = probe_record(result.tried) if result.tried is not None else None
-    print_output(trace_document(result.path, result.findings, probe), format, lambda: _text(result, every))
+    print_document(trace_document(result.path, result.findings, probe), format, lambda: _text(result, every))
 
 
 def _text(result: TraceResult, every: bool) -> str:

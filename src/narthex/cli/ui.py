@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from narthex.cli.inputs import has_source, mode_option, source_options
+from narthex.cli.inputs import NO_SOURCE, has_source, mode_option, source_options
 
 if TYPE_CHECKING:
     from narthex.lab.ui.board import Board
     from narthex.lab.ui.path import Tracer
 
 
-def port_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--port`."""
-    return click.option(
-        "--port", default=0, type=click.IntRange(0, 65535), help="Port on 127.0.0.1. Default: any free one."
-    )(function)
+port_option = click.option(
+    "--port", default=0, type=click.IntRange(0, 65535), help="Port on 127.0.0.1. Default: any free one."
+)
 
 
 @click.command()
@@ -34,7 +31,7 @@ def command(mode: str, port: int, **given: Any) -> None:
     from narthex.lab.ui.path import board_of_manifests, board_of_server
 
     if not has_source(given):
-        raise click.UsageError("no source given: use --manifests DIR, --kubeconfig FILE or --master URL")
+        raise click.UsageError(NO_SOURCE)
     if given["manifests"] is not None:
         show(*board_of_manifests(given["manifests"], mode), port)
     else:

@@ -12,11 +12,21 @@ import click
 from narthex.cli.lab import output as lab_output
 from narthex.cli.lab.faults import fault
 from narthex.cli.lab.history import record, replay
-from narthex.cli.lab.options import name_option, output_option, report_lab_errors
-from narthex.cli.output import output
+from narthex.cli.lab.options import name_option, report_lab_errors
+from narthex.cli.lab.output import (
+    LabDownDocument,
+    LabListDocument,
+    LabStateDocument,
+    LabStatusDocument,
+    LabUpDocument,
+    RemovedLab,
+    as_document,
+)
+from narthex.cli.options import output_option
+from narthex.cli.output import print_document
 from narthex.cli.ui import port_option, show
 from narthex.lab.program import exec, labs
-from narthex.lab.program.state import LabError
+from narthex.lab.program.state import LabError, kept
 
 OVERLAYS = ("none", "vxlan", "host-gw")
 MODES = ("nftables", "iptables", "ipvs", "userspace")
@@ -63,7 +73,7 @@ def up(
     pools: tuple[str, ...],
     keep: bool,
     name: str,
-    format: str,
+    output: str,
 ) -> None:
     """Start a lab with the manifests in DIRECTORY, and apply later edits at once.
 
@@ -72,21 +82,18 @@ def up(
     which `outside` can reach.
     """
     started = labs.up(name, directory, nodes, mode, overlay, pools, keep=keep)
-    output(
-        {**labs.to_builtins(started.state), "seconds": round(started.seconds, 3)},
-        format,
-        lambda: lab_output.started(started) + "\n",
-    )
+    document = as_document(LabUpDocument, started.state, seconds=round(started.seconds, 3))
+    print_document(document, output, lambda: lab_output.started(started) + "\n")
 
 
 @command.command()
 @name_option
 @output_option
 @report_lab_errors
-def status(name: str, format: str) -> None:
+def status(name: str, output: str) -> None:
     """Show nodes, proxies, pods, and Services. Exit status 1 if something is unhealthy."""
     found = labs.inspect_lab(name)
-    output(found, format, lambda: lab_output.status(found) + "\n")
+    print_document(as_document(LabStatusDocument, found), output, lambda: lab_output.status(found) + "\n")
     if not found.healthy:
         raise SystemExit(1)
 
@@ -94,10 +101,10 @@ def status(name: str, format: str) -> None:
 @command.command(name="list")
 @output_option
 @report_lab_errors
-def list_labs(format: str) -> None:
+def list_labs(output: str) -> None:
     """List the labs on this machine."""
     found = labs.inspect_all()
-    output(found, format, lambda: lab_output.labs(found) + "\n")
+    print_document(LabListDocument(labs=found), output, lambda: lab_output.labs(found) + "\n")
 
 
 @command.command(name="exec", context_settings={"ignore_unknown_options": True})
@@ -144,7 +151,7 @@ def kubectl(name: str, argv: tuple[str, ...]) -> NoReturn:
 @name_option
 @output_option
 @report_lab_errors
-def scale(target: str, replicas: int, namespace: str, name: str, format: str) -> None:
+def scale(target: str, replicas: int, namespace: str, name: str, output: str) -> None:
     """Scale a Deployment without changing its manifest.
 
     Returns when the pods run and every proxy has synced. Applies until the number in the manifest itself changes.
@@ -154,7 +161,7 @@ def scale(target: str, replicas: int, namespace: str, name: str, format: str) ->
         raise click.UsageError(f"{target!r} is not deployment/NAME")
     state = labs.scale(name, namespace, deployment, replicas)
     scaled = f"Deployment {namespace}/{deployment} now has {replicas} replicas:\n\n"
-    output(labs.to_builtins(state), format, lambda: f"{scaled}{lab_output.pods(state)}\n")
+    print_document(as_document(LabStateDocument, state), output, lambda: f"{scaled}{lab_output.pods(state)}\n")
 
 
 @command.command()
@@ -162,24 +169,32 @@ def scale(target: str, replicas: int, namespace: str, name: str, format: str) ->
 @name_option
 @output_option
 @report_lab_errors
-def kill(node: str, name: str, format: str) -> None:
+def kill(node: str, name: str, output: str) -> None:
     """Kill NODE: its process and its network link, without notice to other nodes.
 
     Returns at once. Load balancer addresses move to other nodes within a second; after 2 seconds (40 in Kubernetes)
     the node and its pods are not ready. A dead node stays dead until `lab down`.
     """
     state = labs.kill(name, node)
-    output(labs.to_builtins(state), format, lambda: f"{node} is dead: its process is killed and its link is down.\n")
+    print_document(
+        as_document(LabStateDocument, state),
+        output,
+        lambda: f"{node} is dead: its process is killed and its link is down.\n",
+    )
 
 
 @command.command()
 @name_option
 @output_option
 @report_lab_errors
-def wait(name: str, format: str) -> None:
+def wait(name: str, output: str) -> None:
     """Wait until every proxy has synced the current manifests. For scripts that edit manifests."""
     state = labs.settle(name)
-    output(labs.to_builtins(state), format, lambda: f"{lab_output.problems(state) or 'Everything is in force.'}\n")
+    print_document(
+        as_document(LabStateDocument, state),
+        output,
+        lambda: f"{lab_output.problems(state) or 'Everything is in force.'}\n",
+    )
 
 
 @command.command()
@@ -202,17 +217,16 @@ def ui(name: str, port: int) -> None:
 @click.option("--forget", is_flag=True, help="Also delete objects kept by `lab up --keep`.")
 @output_option
 @report_lab_errors
-def down(name: str, all_labs: bool, forget: bool, format: str) -> None:
+def down(name: str, all_labs: bool, forget: bool, output: str) -> None:
     """Remove a lab completely, including the remains of a crash."""
-    names = sorted({*labs.all_names(), *(labs.kept_names() if forget else ())}) if all_labs else [name]
-    done: list[dict[str, object]] = [{"name": each, "removed": labs.down(each, forget=forget)} for each in names]
-    output(done, format, lambda: "".join(map(_down_line, done)) or "There is no lab.\n")
+    names = sorted({*labs.all_names(), *(kept() if forget else ())}) if all_labs else [name]
+    done = tuple(RemovedLab(name=each, removed=labs.down(each, forget=forget)) for each in names)
+    print_document(LabDownDocument(labs=done), output, lambda: "".join(map(_down_line, done)) or "There is no lab.\n")
 
 
-def _down_line(result: dict[str, object]) -> str:
-    name = str(result["name"])
-    text = f"Lab {name} is gone." if result["removed"] else f"There is no lab {name}."
-    return text + (" Its API objects are kept for the next lab of this name.\n" if labs.is_kept(name) else "\n")
+def _down_line(result: RemovedLab) -> str:
+    text = f"Lab {result.name} is gone." if result.removed else f"There is no lab {result.name}."
+    return text + (" Its API objects are kept for the next lab of this name.\n" if result.name in kept() else "\n")
 
 
 command.add_command(fault)

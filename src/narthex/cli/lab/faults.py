@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import click
 import msgspec
 
-from narthex.cli.lab.options import name_argument, name_option, output_option, report_lab_errors
-from narthex.cli.output import output
+from narthex.cli.lab.options import name_argument, name_option, report_lab_errors
+from narthex.cli.options import output_option, with_options
+from narthex.cli.output import print_document
 from narthex.lab.faults import FaultKind, InjectedFault
 from narthex.lab.program import labs
 from narthex.lab.program.state import StateDirectory
@@ -33,13 +33,40 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     return seconds
 
 
-_for = click.option(
-    "--for",
-    "seconds",
-    metavar="DURATION",
-    callback=_seconds,
-    help="Duration: 30s, 2m, 500ms. Default: until `fault end`.",
+_common = with_options(
+    click.option(
+        "--for",
+        "seconds",
+        metavar="DURATION",
+        callback=_seconds,
+        help="Duration: 30s, 2m, 500ms. Default: until `fault end`.",
+    ),
+    name_option,
+    output_option,
+    report_lab_errors,
 )
+_targets = click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+
+
+class FaultDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="lab-fault"):
+    """What `narthex lab fault loss`, `partition`, `delay`, and `api` print with `-o json`."""
+
+    version: Literal[1] = 1
+    fault: InjectedFault
+
+
+class FaultKillDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="lab-fault-kill"):
+    """What `narthex lab fault kill -o json` prints."""
+
+    version: Literal[1] = 1
+    target: str
+
+
+class FaultEndDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="lab-fault-end"):
+    """What `narthex lab fault end -o json` prints."""
+
+    version: Literal[1] = 1
+    ended: tuple[InjectedFault, ...]
 
 
 @click.group(name="fault")
@@ -51,51 +78,47 @@ def fault() -> None:
     """
 
 
-def _common(function: Callable[..., None]) -> Callable[..., None]:
-    return _for(name_option(output_option(report_lab_errors(function))))
-
-
 @fault.command()
-@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@_targets
 @click.option("--percent", default=50, show_default=True, type=click.IntRange(1, 100), help="Share of packets.")
 @_common
-def loss(targets: tuple[str, ...], percent: int, seconds: float | None, name: str, format: str) -> None:
+def loss(targets: tuple[str, ...], percent: int, seconds: float | None, name: str, output: str) -> None:
     """Drop packets from and to each TARGET at random.
 
     For a node, packets are lost between the node and the network, including ARP; traffic between its pods is not affected.
     """
-    _start(name, format, FaultKind.LOSS, targets, seconds, percent=percent)
+    _start(name, output, FaultKind.LOSS, targets, seconds, percent=percent)
 
 
 @fault.command()
-@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@_targets
 @_common
-def partition(targets: tuple[str, ...], seconds: float | None, name: str, format: str) -> None:
+def partition(targets: tuple[str, ...], seconds: float | None, name: str, output: str) -> None:
     """Disconnect TARGETs from the network.
 
     Nodes that are named together reach each other, but neither other nodes nor `outside`; a pod reaches nothing.
     """
-    _start(name, format, FaultKind.PARTITION, targets, seconds)
+    _start(name, output, FaultKind.PARTITION, targets, seconds)
 
 
 @fault.command()
-@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@_targets
 @click.option(
     "--milliseconds", default=100, show_default=True, type=click.IntRange(1, 60000), help="Delay of each packet."
 )
 @_common
-def delay(targets: tuple[str, ...], milliseconds: int, seconds: float | None, name: str, format: str) -> None:
+def delay(targets: tuple[str, ...], milliseconds: int, seconds: float | None, name: str, output: str) -> None:
     """Delay packets to a node or from a pod. Requires netem in the kernel."""
-    _start(name, format, FaultKind.DELAY, targets, seconds, milliseconds=milliseconds)
+    _start(name, output, FaultKind.DELAY, targets, seconds, milliseconds=milliseconds)
 
 
 @fault.command()
 @click.argument("word", metavar="down", type=click.Choice(["down"]))
 @_common
-def api(word: str, seconds: float | None, name: str, format: str) -> None:
+def api(word: str, seconds: float | None, name: str, output: str) -> None:
     """Stop the API server: connections of nodes and kubectl break, and new ones are refused. Its objects stay."""
     del word
-    _start(name, format, FaultKind.API, (), seconds)
+    _start(name, output, FaultKind.API, (), seconds)
 
 
 @fault.command()
@@ -103,26 +126,26 @@ def api(word: str, seconds: float | None, name: str, format: str) -> None:
 @name_option
 @output_option
 @report_lab_errors
-def kill(target: str, name: str, format: str) -> None:
+def kill(target: str, name: str, output: str) -> None:
     """Kill TARGET: a node, the containers of a pod, or process/NODE, the `narthex node` of a node.
 
     A dead node stays dead until `lab down`. Containers restart according to the pod's restartPolicy; a node's process
     restarts at once.
     """
-    answer = _send(name, {"kill": target})
-    output(answer, format, lambda: f"{target} is killed.\n")
+    _send(name, {"kill": target})
+    print_document(FaultKillDocument(target=target), output, lambda: f"{target} is killed.\n")
 
 
 @fault.command(name="list")
 @name_option
 @output_option
 @report_lab_errors
-def list_faults(name: str, format: str) -> None:
+def list_faults(name: str, output: str) -> None:
     """List active faults."""
     active = labs.read(name).faults
     now = time.time()
     lines = [printable(f"{each.number}  {each.text(now)}") + "\n" for each in active]
-    output(active, format, lambda: "".join(lines) or "There are no active faults.\n")
+    print_document(active, output, lambda: "".join(lines) or "There are no active faults.\n")
 
 
 @fault.command()
@@ -130,21 +153,21 @@ def list_faults(name: str, format: str) -> None:
 @name_option
 @output_option
 @report_lab_errors
-def end(number: int | None, name: str, format: str) -> None:
+def end(number: int | None, name: str, output: str) -> None:
     """End the fault with this NUMBER, or all faults."""
     ended = msgspec.convert(_send(name, {"end": number})["ended"], tuple[InjectedFault, ...])
     now = time.time()
     lines = [printable(f"Ended: {msgspec.structs.replace(each, until=None).text(now)}") + "\n" for each in ended]
-    output(ended, format, lambda: "".join(lines) or "There are no active faults.\n")
+    print_document(FaultEndDocument(ended=ended), output, lambda: "".join(lines) or "There are no active faults.\n")
 
 
 def _start(
-    name: str, format: str, kind: FaultKind, targets: tuple[str, ...], seconds: float | None, **more: int
+    name: str, output: str, kind: FaultKind, targets: tuple[str, ...], seconds: float | None, **more: int
 ) -> None:
     request = {"kind": kind.value, "targets": targets, "seconds": seconds, **more}
     begun = msgspec.convert(_send(name, {"begin": request})["fault"], InjectedFault)
     text = f"{begun.text(begun.since)} (end it with `narthex lab fault end {begun.number}{name_argument(name)}`)"
-    output(begun, format, lambda: printable(text) + "\n")
+    print_document(FaultDocument(fault=begun), output, lambda: printable(text) + "\n")
 
 
 def _send(name: str, content: dict[str, Any]) -> dict[str, Any]:

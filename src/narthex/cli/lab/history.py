@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
+import msgspec
 
-from narthex.cli.lab.options import name_argument, name_option, output_option, report_lab_errors
-from narthex.cli.output import output
+from narthex.cli.lab.options import name_argument, name_option, report_lab_errors
+from narthex.cli.options import output_option
+from narthex.cli.output import print_document
 from narthex.lab.program import labs
 from narthex.lab.program.state import StateDirectory
 from narthex.runtime.logs import printable
@@ -31,7 +33,7 @@ _SECONDS = 60.0
 )
 @output_option
 @report_lab_errors
-def replay(file: Path, speed: float | None, format: str) -> None:
+def replay(file: Path, speed: float | None, output: str) -> None:
     """Replay the history in FILE, as written by `narthex lab record`, without a network and without root.
 
     The replay repeats all writes of users and nodes and runs the controllers replayed. They depend on nothing else, so the final
@@ -40,9 +42,9 @@ def replay(file: Path, speed: float | None, format: str) -> None:
     """
     from narthex.lab.program.recording import replay as replay_history
 
-    printer = _ChangePrinter(quiet=format == "json" or speed is None)
+    printer = _ChangePrinter(quiet=output == "json" or speed is None)
     done = replay_history(file, speed, printer)
-    output(done, format, lambda: _summary(done))
+    print_document(done, output, lambda: _summary(done))
 
 
 def _summary(done: ReplaySummary) -> str:
@@ -57,13 +59,21 @@ def _summary(done: ReplaySummary) -> str:
     )
 
 
+class RecordDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="lab-record"):
+    """What `narthex lab record -o json` prints."""
+
+    version: Literal[1] = 1
+    path: str
+    """The recorded file."""
+
+
 @click.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @click.option("--end", is_flag=True, help="End the running recording.")
 @name_option
 @output_option
 @report_lab_errors
-def record(file: Path | None, end: bool, name: str, format: str) -> None:
+def record(file: Path | None, end: bool, name: str, output: str) -> None:
     """Record a lab's history to FILE from now on: all objects, each change with its time, and faults.
 
     FILE contains JSON lines and is readable by root only. Secrets are recorded without content; all other fields of objects
@@ -75,7 +85,7 @@ def record(file: Path | None, end: bool, name: str, format: str) -> None:
     reply = labs.send_command(StateDirectory(labs.read(name).name), {"record": content}, _SECONDS)
     ended = f"{reply['path']} is complete."
     started = f"Recording to {reply['path']}; `narthex lab record --end{name_argument(name)}` ends it."
-    output(reply, format, lambda: printable(ended if end else started) + "\n")
+    print_document(RecordDocument(path=reply["path"]), output, lambda: printable(ended if end else started) + "\n")
 
 
 class _ChangePrinter:

@@ -11,21 +11,10 @@ import click
 from narthex.lab.program.labs import DEFAULT_NAME
 from narthex.lab.program.state import LabError
 
-Command = Callable[..., None]
+name_option = click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the lab.")
 
 
-def name_option(function: Command) -> Command:
-    """Add `--name`."""
-    return click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the lab.")(function)
-
-
-def output_option(function: Command) -> Command:
-    """Add `-o`, `--output`."""
-    choice = click.Choice(["text", "json"])
-    return click.option("-o", "--output", "format", type=choice, default="text", help="Output format.")(function)
-
-
-def report_lab_errors(function: Command) -> Command:
+def report_lab_errors(function: Callable[..., None]) -> Callable[..., None]:
     """Convert a LabError to an error message and exit status 1."""
 
     @functools.wraps(function)

@@ -1,10 +1,12 @@
-"""Text output of `narthex lab`."""
+"""Output of `narthex lab`: JSON documents and text."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple, TypeVar
+
+import msgspec
 
 from narthex.cli.lab.options import name_argument
 from narthex.lab.cluster import DNS_SERVICE
@@ -12,6 +14,55 @@ from narthex.lab.program.labs import LabNodeStatus, LabStatus, StartedLab
 from narthex.lab.program.state import LabState, ServiceRecord
 from narthex.model.net import join_port
 from narthex.runtime.logs import printable
+
+T = TypeVar("T")
+
+
+class LabStateDocument(LabState, frozen=True, kw_only=True, tag_field="kind", tag="lab-state"):
+    """What `narthex lab scale`, `kill`, and `wait` print with `-o json`."""
+
+    version: Literal[1] = 1
+
+
+class LabUpDocument(LabState, frozen=True, kw_only=True, tag_field="kind", tag="lab-up"):
+    """What `narthex lab up -o json` prints."""
+
+    version: Literal[1] = 1
+    seconds: float
+    """Duration of the start."""
+
+
+class LabStatusDocument(LabStatus, frozen=True, kw_only=True, tag_field="kind", tag="lab-status"):
+    """What `narthex lab status -o json` prints."""
+
+    version: Literal[1] = 1
+
+
+class LabListDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="lab-list"):
+    """What `narthex lab list -o json` prints."""
+
+    version: Literal[1] = 1
+    labs: Sequence[LabStatus]
+
+
+class RemovedLab(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of `narthex lab down` for one lab."""
+
+    name: str
+    removed: bool
+    """False if there was none."""
+
+
+class LabDownDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="lab-down"):
+    """What `narthex lab down -o json` prints."""
+
+    version: Literal[1] = 1
+    labs: tuple[RemovedLab, ...]
+
+
+def as_document(kind: Callable[..., T], value: LabState | LabStatus, **more: object) -> T:
+    """Return a document with the fields of a value."""
+    return kind(**msgspec.structs.asdict(value), **more)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -21,17 +21,7 @@ from narthex.lab import topology
 from narthex.lab.pod_network import NONE
 from narthex.lab.program import daemon
 from narthex.lab.program.node_client import healthy as is_node_healthy
-from narthex.lab.program.state import (
-    LABS,
-    PROGRAMS,
-    LabError,
-    LabState,
-    PodRecord,
-    StateDirectory,
-    existing,
-    kept,
-    remaining,
-)
+from narthex.lab.program.state import LABS, PROGRAMS, LabError, LabState, PodRecord, StateDirectory, existing, remaining
 from narthex.lab.topology import LabNode
 from narthex.linux import namespaces as netns
 from narthex.linux import processes
@@ -152,16 +142,6 @@ def all_names() -> list[str]:
     """Return the names of all labs, including those of which only namespaces or files are left."""
     left = (topology.lab_of(namespace) for namespace in netns.names())
     return sorted({*remaining(), *(name for name in left if name is not None)})
-
-
-def is_kept(name: str) -> bool:
-    """Return True if kept objects of a lab of this name exist."""
-    return name in kept()
-
-
-def kept_names() -> list[str]:
-    """Return the names of all labs with kept objects, running or not."""
-    return kept()
 
 
 def up(
@@ -392,9 +372,3 @@ def _check_machine(mode: str) -> None:
 def _check_root() -> None:
     if os.geteuid() != 0:
         raise LabError("a lab needs network namespaces, which only root can create; run it with sudo")
-
-
-def to_builtins(state: LabState) -> dict[str, object]:
-    """Return the state as plain values for JSON."""
-    plain: dict[str, object] = msgspec.to_builtins(state)
-    return plain

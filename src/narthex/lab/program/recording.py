@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -76,9 +76,10 @@ class HistoryRecorder:
         self._file.write(encode_line(entry))
 
 
-class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a complete replay."""
+class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="lab-replay"):
+    """The result of a complete replay, as `narthex lab replay -o json` prints it."""
 
+    version: Literal[1] = 1
     lab: str
     begin: datetime
     end: datetime

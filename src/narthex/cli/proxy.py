@@ -1,17 +1,35 @@
-"""The flags of `narthex proxy`, and the configuration field of each one.
+"""`narthex proxy`: the node proxy, with the flags of kube-proxy.
 
-Most have the name and meaning of kube-proxy's flags. kube-proxy parses flags as Go programs do: `--flag=false` for a boolean
-flag, `-v=2`, and underscores instead of dashes.
+Most flags have the name and meaning of kube-proxy's, which parses them as Go programs do: `--flag=false` for a boolean flag,
+`-v=2`, and underscores instead of dashes. `narthex node` has the same flags, source of objects, and settings.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-Path = tuple[str, ...]
+import narthex
+from narthex.cli.options import master_option, require_followed_source, with_options
+
+if TYPE_CHECKING:
+    from narthex.kube.origin import Origin
+    from narthex.proxy.program.reload import ConfigurationFile
+    from narthex.proxy.program.settings import ProxySettings
+
+CONTEXT = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 120,
+    "token_normalize_func": lambda token: token.replace("_", "-"),
+}
+
+FieldPath = tuple[str, ...]
 """Names of nested fields, outermost first."""
 
 Reader = Callable[[Any], Any]
@@ -26,7 +44,7 @@ class Flag:
     def __init__(
         self,
         *names: str,
-        fields: tuple[Path, ...],
+        fields: tuple[FieldPath, ...],
         help: str = "",
         metavar: str | None = None,
         kind: Any = str,
@@ -89,7 +107,7 @@ def _listed(text: str) -> list[str] | None:
     return [part.strip() for part in text.split(",")] if text else None
 
 
-def _both(name: str) -> tuple[Path, ...]:
+def _both(name: str) -> tuple[FieldPath, ...]:
     """Return the paths of a field that the sections of two modes share (row 27.27)."""
     return ("iptables", name), ("nftables", name)
 
@@ -155,13 +173,6 @@ FLAGS = (
 )  # fmt: skip
 
 
-def with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add all these options to a command, which receives them as keyword arguments."""
-    for flag in reversed(FLAGS):
-        command = flag.option(command)
-    return command
-
-
 def fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given flags as configuration fields.
 
@@ -202,3 +213,128 @@ def _at(address: str, port: int) -> str:
         return join_port(any_address(address), port)
     except ValueError:
         return address
+
+
+with_source = with_options(
+    click.option(
+        "--manifests",
+        type=click.Path(path_type=Path),
+        help="File or directory of YAML and JSON manifests instead of an API server; changes take effect immediately.",
+    ),
+    master_option,
+    click.option(
+        "--config", type=click.Path(path_type=Path), help="KubeProxyConfiguration file; overrides most flags."
+    ),
+    *(flag.option for flag in FLAGS),
+    click.option("--healthz-port", type=click.IntRange(0, 65535), hidden=True),
+    click.option("--metrics-port", type=click.IntRange(0, 65535), hidden=True),
+)
+"""Options for the source of objects and for the settings."""
+
+
+def begin(given: Mapping[str, Any], config: Path | None) -> tuple[ProxySettings, ConfigurationFile | None]:
+    """Start logging and read the settings from flags and a file. Return them with the file to watch. Raises SettingsError."""
+    from narthex.proxy.program.dataplane import check_machine
+    from narthex.proxy.program.reload import ConfigurationFile
+    from narthex.proxy.program.settings import settings
+    from narthex.runtime import logs
+
+    def read() -> ProxySettings:
+        return settings(given, config, os.uname().nodename)
+
+    logs.start_logging(sys.stderr)
+    # Created before the file is read, so that a change during start-up is noticed.
+    file = ConfigurationFile(config, read, check_machine) if config else None
+    configured = read()
+    logs.start_logging(sys.stderr, configured.logging)
+    for warning in configured.warnings:
+        logs.LOGGER.warning("%s", warning)
+    return configured, file
+
+
+def source(configured: ProxySettings, manifests: Path | None, master: str) -> Callable[[], Origin]:
+    """Return a factory of the source of objects. Raises UsageError if no source was given."""
+    if manifests is not None:
+        return partial(_directory, manifests)
+    require_followed_source(configured.client.kubeconfig or master)
+    return partial(_api_server, configured, master)
+
+
+def _directory(manifests: Path) -> Origin:
+    from narthex.kube.manifests import ManifestSource
+    from narthex.kube.origin import Origin
+
+    return Origin(ManifestSource(manifests))
+
+
+def _api_server(configured: ProxySettings, master: str) -> Origin:
+    from narthex.kube.access import Access
+    from narthex.kube.origin import api_origin
+    from narthex.linux.clock import SystemClock
+
+    access = Access(connection=configured.client, master=master)
+    return api_origin(access, configured.node.node_name, configured.config_sync_period, SystemClock().wall)
+
+
+@click.command("proxy", context_settings=CONTEXT)
+@with_source
+@click.option("--init-only", is_flag=True, help="Apply the kernel settings that can be applied, and exit.")
+@click.option("--cleanup", is_flag=True, help="Remove all rules as `narthex cleanup` does, and exit.")
+@click.option(
+    "--write-config-to", type=click.Path(path_type=Path), help="Write the configuration with all defaults, and exit."
+)
+@click.version_option(narthex.__version__, prog_name="narthex")
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    manifests: Path | None,
+    master: str,
+    config: Path | None,
+    healthz_port: int | None,
+    metrics_port: int | None,
+    init_only: bool,
+    cleanup: bool,
+    write_config_to: Path | None,
+    **flags: Any,
+) -> None:
+    """Run the node proxy: program the current network namespace until stopped.
+
+    The proxy watches Services, EndpointSlices, ServiceCIDRs, and this Node at an API server, or reads them from --manifests. On
+    SIGTERM or SIGINT it stops, and the rules remain. `/healthz` returns 200 if all rules are in place.
+    """
+    if cleanup:
+        from narthex.cli.cleanup import command as clean
+
+        context.invoke(clean, output="text")
+        return
+    from narthex.proxy.program.settings import SettingsError, in_force
+    from narthex.proxy.program.start import prepare, serve
+    from narthex.runtime import logs
+    from narthex.runtime.process import StartError
+
+    given = with_ports(fields(flags), healthz_port, metrics_port)
+    try:
+        if write_config_to is not None:
+            _write(write_config_to, in_force(given, config))
+            return
+        configured, file = begin(given, config)
+        if init_only:
+            prepare(configured)
+        else:
+            serve(configured, source(configured, manifests, master)(), file)
+    except SettingsError as error:
+        # One line per error of the file.
+        raise click.ClickException(logs.printable_lines(str(error))) from error
+    except StartError as error:
+        raise click.ClickException(logs.printable(str(error))) from error
+
+
+def _write(path: Path, configuration: Any) -> None:
+    from narthex.runtime.configuration.file import file_text
+
+    try:
+        path.write_text(file_text(configuration))
+    except OSError as error:
+        raise click.ClickException(f"cannot write {path}: {error.strerror}") from error
+    click.echo(f"wrote {path}", err=True)

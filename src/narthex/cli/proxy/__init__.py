@@ -1,1 +1,0 @@
-"""`narthex proxy` and its flags."""
