@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from narthex.lab.controllers.objects import controller_of, format_time, is_terminating
+from narthex.lab.api.registry import stamp
+from narthex.lab.controllers.objects import controller_of, is_terminating
 from narthex.lab.controllers.replicaset import pods_to_delete
 
 from .world import START, World, pod, replica_set
@@ -87,7 +88,7 @@ def ranked(**given):
     return {
         "metadata": {
             "name": given["name"],
-            "creationTimestamp": format_time(START.replace(hour=given.get("born", 1))),
+            "creationTimestamp": stamp(START.replace(hour=given.get("born", 1))),
             "annotations": {"controller.kubernetes.io/pod-deletion-cost": str(given.get("cost", 0))},
         },
         "spec": {"nodeName": node} if node else {},
@@ -98,7 +99,7 @@ def ranked(**given):
                 {
                     "type": "Ready",
                     "status": "True" if ready else "False",
-                    "lastTransitionTime": format_time(START.replace(hour=given.get("since", 2))),
+                    "lastTransitionTime": stamp(START.replace(hour=given.get("since", 2))),
                 }
             ],
         },

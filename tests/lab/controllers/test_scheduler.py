@@ -3,7 +3,7 @@
 import pytest
 
 from narthex.lab.controllers.objects import condition
-from narthex.lab.controllers.scheduling_filters import tolerates
+from narthex.lab.controllers.scheduler import tolerates
 
 from .world import World, deployment, node, pod, replica_set
 

@@ -5,9 +5,9 @@ from itertools import count
 from typing import Any
 
 from narthex.lab.api.errors import forbidden
-from narthex.lab.api.registry import Registry
+from narthex.lab.api.registry import Registry, stamp
 from narthex.lab.controllers.controller_manager import lab_controllers, run_until_stable
-from narthex.lab.controllers.objects import format_time, is_terminating, spec_of, with_condition
+from narthex.lab.controllers.objects import is_terminating, spec_of, with_condition
 from narthex.lab.controllers.service.admission import ServiceAllocator, admission
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -144,7 +144,7 @@ def node(name: str, *, ready: bool = True, **spec: Any) -> dict[str, Any]:
         "spec": spec,
         "status": {
             "conditions": [
-                {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": format_time(START)}
+                {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": stamp(START)}
             ],
             "allocatable": {"pods": "110"},
         },

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lab.controllers.world import World, node, pod
 
-from narthex.lab.controllers import scheduling_filters as fitness
+from narthex.lab.controllers import scheduler as fitness
 from narthex.lab.controllers.objects import is_terminating
 
 TAINTS = st.lists(

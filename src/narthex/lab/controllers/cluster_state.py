@@ -13,9 +13,23 @@ import msgspec
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.kinds import KINDS
 from narthex.lab.api.registry import Registry
-from narthex.lab.controllers.interfaces import Object, ObjectKey
-from narthex.lab.controllers.objects import controller_of, key_of, labels_of, spec_of, uid_of
-from narthex.model.selector import selects
+from narthex.lab.controllers.objects import (
+    Object,
+    ObjectKey,
+    UpdateObject,
+    controlled_by,
+    controller_of,
+    is_pod_finished,
+    is_terminating,
+    key_of,
+    labels_of,
+    owners_of,
+    reference_to,
+    spec_of,
+    uid_of,
+    with_fields,
+)
+from narthex.model.selector import is_empty, selects
 
 SERVICE_NAME = "kubernetes.io/service-name"
 """The label of an EndpointSlice with the name of its Service."""
@@ -34,6 +48,11 @@ class ObjectChange(msgspec.Struct, frozen=True):
         """The object after the change, or the last version of a deleted one."""
         return self.after if self.after is not None else self.before or {}
 
+    @property
+    def versions(self) -> list[Object]:
+        """The object before and after the change, as far as it exists."""
+        return [each for each in (self.before, self.after) if each is not None]
+
 
 class ClusterState:
     """All objects by kind and key, with indexes by owner, label, node, and Service."""
@@ -44,7 +63,6 @@ class ClusterState:
         self._objects: dict[str, dict[ObjectKey, Object]] = {}
         self._owned: dict[str, set[tuple[str, ObjectKey]]] = {}
         self._uids: dict[str, tuple[str, ObjectKey]] = {}
-        self._by_namespace: dict[str, set[tuple[str, ObjectKey]]] = {}
         self._by_label: dict[tuple[str, str, str], set[ObjectKey]] = {}
         self._orphans: dict[tuple[str, str], set[ObjectKey]] = {}
         self._by_node: dict[str, set[ObjectKey]] = {}
@@ -91,8 +109,7 @@ class ClusterState:
         return ObjectChange(kind, key, before, after)
 
     def _index(self, kind: str, key: ObjectKey, obj: Object, *, state: bool) -> None:
-        for entry in self._index_entries(kind, key, obj):
-            index, at, member = entry
+        for index, at, member in self._index_entries(kind, key, obj):
             if state:
                 index.setdefault(at, set()).add(member)
             elif at in index:
@@ -106,12 +123,10 @@ class ClusterState:
             self._uids.pop(uid, None)
 
     def _index_entries(self, kind: str, key: ObjectKey, obj: Object) -> Iterator[tuple[dict[Any, set[Any]], Any, Any]]:
-        for reference in obj["metadata"].get("ownerReferences") or ():
+        for reference in owners_of(obj):
             yield self._owned, reference.get("uid") or "", (kind, key)
         if kind in ("ReplicaSet", "Pod") and controller_of(obj) is None:
             yield self._orphans, (kind, key.namespace), key
-        if key.namespace:
-            yield self._by_namespace, key.namespace, (kind, key)
         if kind == "Pod":
             for name, value in labels_of(obj).items():
                 yield self._by_label, (key.namespace, name, value), key
@@ -145,24 +160,15 @@ class ClusterState:
 
     def orphans(self, kind: str, namespace: str) -> list[Object]:
         """Return the ReplicaSets or Pods of a namespace that have no controller, sorted by name."""
-        objects = self._objects.get(kind, {})
-        return [objects[key] for key in sorted(self._orphans.get((kind, namespace), ()))]
-
-    def pods_with_labels(self, namespace: str, labels: Mapping[str, str]) -> set[ObjectKey]:
-        """Return the keys of pods that have all of the labels (at least one)."""
-        sets = [self._by_label.get((namespace, name, value), set()) for name, value in labels.items()]
-        sets.sort(key=len)
-        return sets[0].intersection(*sets[1:])
+        return self._sorted(kind, self._orphans.get((kind, namespace), ()))
 
     def pods_on_node(self, node: str) -> list[Object]:
         """Return the pods of a node, sorted by key."""
-        pods = self._objects.get("Pod", {})
-        return [pods[key] for key in sorted(self._by_node.get(node, ()))]
+        return self._sorted("Pod", self._by_node.get(node, ()))
 
     def slices_of(self, service: ObjectKey) -> list[Object]:
         """Return all EndpointSlices of a Service of all managers, sorted by name."""
-        slices = self._objects.get("EndpointSlice", {})
-        return [slices[key] for key in sorted(self._slices_by_service.get(service, ()))]
+        return self._sorted("EndpointSlice", self._slices_by_service.get(service, ()))
 
     def selected_by(self, kind: str, namespace: str, *labels: Mapping[str, str]) -> set[ObjectKey]:
         """Return the keys of Services, ReplicaSets, or Deployments whose selector matches any of the label sets."""
@@ -173,25 +179,37 @@ class ClusterState:
             if selects(selector_of(kind, self._objects[kind][key]), some)
         }
 
-    def selected_pods(self, kind: str, owner: Object) -> list[Object]:
-        """Return the pods that a Service, ReplicaSet, or Deployment selects, sorted by name."""
-        pods = self._objects.get("Pod", {})
-        return [pods[key] for key in sorted(self.selected_pod_keys(kind, owner))]
-
-    def selected_pod_keys(self, kind: str, owner: Object) -> set[ObjectKey]:
-        """Return the keys of the pods that a Service, ReplicaSet, or Deployment selects."""
-        selector = selector_of(kind, owner)
+    def selected_pods(self, service: Object) -> list[Object]:
+        """Return the pods that a Service selects, sorted by name."""
+        selector = selector_of("Service", service)
         if selector is None:
-            return set()
-        namespace, required = key_of(owner).namespace, selector.get("matchLabels")
-        if required:
-            found = self.pods_with_labels(namespace, required)
-        else:
-            found = {key for of, key in self._by_namespace.get(namespace, ()) if of == "Pod"}
-        if not selector.get("matchExpressions"):
-            return found
-        pods = self._objects.get("Pod", {})
-        return {key for key in found if selects(selector, labels_of(pods[key]))}
+            return []
+        namespace = key_of(service).namespace
+        sets = [self._by_label.get((namespace, *label), set()) for label in selector["matchLabels"].items()]
+        smallest, *others = sorted(sets, key=len)
+        return self._sorted("Pod", smallest.intersection(*others))
+
+    def _sorted(self, kind: str, keys: Iterable[ObjectKey]) -> list[Object]:
+        objects = self.all(kind)
+        return [objects[key] for key in sorted(keys)]
+
+
+def adopt_and_release(kind: str, owner: Object, state: ClusterState) -> Iterator[UpdateObject]:
+    """Yield updates that release objects of a kind that `owner` no longer selects, and adopt those without a controller.
+
+    `owner` is a ReplicaSet or a Deployment.
+    """
+    selector = spec_of(owner).get("selector")
+    for each in state.dependents_of_kind(kind, owner):
+        if controlled_by(each, owner) and not selects(selector, labels_of(each)) and not is_terminating(each):
+            owners = [other for other in owners_of(each) if other.get("uid") != uid_of(owner)]
+            yield UpdateObject(kind, with_fields(each, "metadata", ownerReferences=owners or None))
+    if is_terminating(owner) or is_empty(selector):
+        return
+    for each in state.orphans(kind, key_of(owner).namespace):
+        if selects(selector, labels_of(each)) and not is_terminating(each) and not is_pod_finished(each):
+            owners = [*owners_of(each), reference_to(owner)]
+            yield UpdateObject(kind, with_fields(each, "metadata", ownerReferences=owners))
 
 
 def selector_of(kind: str, obj: Object) -> Mapping[str, Any] | None:
@@ -215,7 +233,7 @@ def _required_labels(kind: str, obj: Object | None) -> Mapping[str, str] | None:
     selector = selector_of(kind, obj) if obj is not None else None
     if selector is None:
         return None
-    labels = selector.get("matchLabels") or {}
+    labels = selector.get("matchLabels")
     return labels if isinstance(labels, dict) else {}
 
 
@@ -241,15 +259,13 @@ class SelectorIndex:
                 del self._under[filed]
         if required is None:
             return
-        places: list[tuple[str, Pair | None]] = [(key.namespace, pair) for pair in required.items()] or [
-            (key.namespace, None)
-        ]
+        pairs: Iterable[Pair | None] = required.items() or [None]
+        places = [(key.namespace, pair) for pair in pairs]
         chosen = min(places, key=lambda filed: (len(self._under.get(filed, ())), filed[1] or ("", "")))
         self._filed_under[key] = chosen
         self._under.setdefault(chosen, set()).add(key)
 
     def candidates(self, namespace: str, labels: Mapping[str, str]) -> Iterator[ObjectKey]:
         """Yield the keys of selectors that may match the labels. The caller still has to match the whole selector."""
-        pairs: Iterable[Pair | None] = (None, *labels.items())
-        for pair in pairs:
+        for pair in (None, *labels.items()):
             yield from self._under.get((namespace, pair), ())

@@ -12,31 +12,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Protocol
-
-import msgspec
+from typing import NamedTuple, Protocol
 
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.registry import Registry
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
 from narthex.lab.controllers.deployment.controller import DeploymentController
-from narthex.lab.controllers.endpoints import EndpointsController
+from narthex.lab.controllers.endpoints import EndpointsController, EndpointSliceMirroringController
 from narthex.lab.controllers.endpointslice.controller import EndpointSliceController
-from narthex.lab.controllers.endpointslice.mirroring import EndpointSliceMirroringController
 from narthex.lab.controllers.endpointslice.pod_endpoints import PodEndpoints
 from narthex.lab.controllers.events import EventTtlController
 from narthex.lab.controllers.garbage_collector import GarbageCollector
-from narthex.lab.controllers.interfaces import (
+from narthex.lab.controllers.node_lifecycle import NodeLifecycleController
+from narthex.lab.controllers.objects import (
     CreateObject,
+    DeleteObject,
     ObjectKey,
     ReconcileResult,
     RequeueAt,
     UpdateObject,
-    WorkItem,
     Write,
-    describe_write,
+    key_of,
 )
-from narthex.lab.controllers.node_lifecycle import NodeLifecycleController
 from narthex.lab.controllers.replicaset import ReplicaSetController
 from narthex.lab.controllers.scheduler import Scheduler
 from narthex.lab.controllers.service.cidrs import ServiceCIDRController
@@ -45,6 +42,13 @@ from narthex.model.backoff import Backoff
 _BACKOFF = Backoff(0.25, 30.0)
 _MALFORMED_OBJECT_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 """Exceptions that reading a malformed object raises."""
+
+
+class WorkItem(NamedTuple):
+    """A key that a controller reconciles."""
+
+    controller: str
+    key: ObjectKey
 
 
 class Controller(Protocol):
@@ -74,28 +78,27 @@ class ControllerManager:
         self.problems: dict[WorkItem, str] = {}
         """Current errors of reading and writing objects, as sentences."""
 
-    def reconcile_due(self, registry: Registry, now: datetime) -> Sequence[Write]:
-        """Reconcile all keys that are due and return the writes. An empty result means that nothing is due before `next_due`."""
+    def reconcile_due(self, registry: Registry, now: datetime) -> Sequence[tuple[WorkItem, Write]]:
+        """Reconcile all keys that are due and return their writes. Without any, nothing is due before `next_due`."""
         for change in self._state.sync(registry):
             for controller in self._watchers(change.kind):
                 self._enqueue(controller, change, now)
         for work in [work for work, at in self._delayed.items() if at <= now]:
             del self._delayed[work]
             self._queue[work.controller].add(work.key)
-        writes: list[Write] = []
+        writes: list[tuple[WorkItem, Write]] = []
         for controller in self._controllers:
             keys = sorted(self._queue[controller.name])
             self._queue[controller.name].clear()
             for key in keys:
-                writes += self._reconcile(controller, key, now)
+                work = WorkItem(controller.name, key)
+                writes += ((work, write) for write in self._reconcile(controller, work, now))
         return writes
 
     def _watchers(self, kind: str) -> tuple[Controller, ...]:
-        found = self._by_kind.get(kind)
-        if found is None:
-            found = tuple(each for each in self._controllers if not each.kinds or kind in each.kinds)
-            self._by_kind[kind] = found
-        return found
+        if kind not in self._by_kind:
+            self._by_kind[kind] = tuple(each for each in self._controllers if not each.kinds or kind in each.kinds)
+        return self._by_kind[kind]
 
     def _enqueue(self, controller: Controller, change: ObjectChange, now: datetime) -> None:
         try:
@@ -104,42 +107,42 @@ class ControllerManager:
             # Reconciling the key reports the error.
             self._enqueue_at(WorkItem(controller.name, change.key), now)
 
-    def _reconcile(self, controller: Controller, key: ObjectKey, now: datetime) -> list[Write]:
-        work = WorkItem(controller.name, key)
+    def _reconcile(self, controller: Controller, work: WorkItem, now: datetime) -> list[Write]:
         # The reconciliation sets a new time if it needs one.
         self._delayed.pop(work, None)
         writes: list[Write] = []
         try:
-            for answer in controller.reconcile(key, self._state, now):
+            for answer in controller.reconcile(work.key, self._state, now):
                 if isinstance(answer, RequeueAt):
                     self._enqueue_at(work, answer.at)
                 else:
-                    writes.append(msgspec.structs.replace(answer, by=work))
+                    writes.append(answer)
         except _MALFORMED_OBJECT_ERRORS as error:
             # One malformed object must not stop the others.
-            self.problems[work] = f"{controller.name} cannot read {key}: {type(error).__name__}: {error}"
+            self.problems[work] = f"{controller.name} cannot read {work.key}: {type(error).__name__}: {error}"
             self._enqueue_at(work, now + timedelta(seconds=_BACKOFF.longest))
             return []
         self.problems.pop(work, None)
         return writes
 
-    def on_conflict(self, write: Write) -> None:
-        """Requeue the key of a write that met a newer version of its object (409 Conflict) at once."""
-        if write.by is not None:
-            self._queue[write.by.controller].add(write.by.key)
-
-    def on_failure(self, write: Write, why: str, now: datetime) -> None:
-        """Requeue the key of a write that failed, with exponential backoff."""
-        if write.by is None:
-            return
-        self.problems[write.by] = f"{write.by.controller} could not write {describe_write(write)}: {why}"
-        count = self._failures[write.by] = self._failures.get(write.by, 0) + 1
-        self._enqueue_at(write.by, now + timedelta(seconds=_BACKOFF.delay(count)))
-
-    def on_success(self, write: Write) -> None:
-        """Reset the backoff of a key after a successful write."""
-        if write.by is not None:
-            self._failures.pop(write.by, None)
+    def execute(self, registry: Registry, work: WorkItem, write: Write, now: datetime) -> None:
+        """Execute a write and requeue its key if it fails: at once after a conflict, otherwise with exponential backoff."""
+        try:
+            _execute(registry, write)
+        except StatusError as fault:
+            event_dropped = isinstance(write, CreateObject) and write.kind == "Event"
+            already_deleted = fault.code == 404 and not isinstance(write, CreateObject)
+            if event_dropped or already_deleted:
+                return
+            if fault.reason == "Conflict":
+                # The object has a newer version.
+                self._queue[work.controller].add(work.key)
+                return
+            self.problems[work] = f"{work.controller} could not write {_describe(write)}: {fault.message}"
+            count = self._failures[work] = self._failures.get(work, 0) + 1
+            self._enqueue_at(work, now + timedelta(seconds=_BACKOFF.delay(count)))
+        else:
+            self._failures.pop(work, None)
 
     def next_due(self, registry: Registry, now: datetime) -> float | None:
         """Return the seconds until a key is due without further changes; 0 means now, None never."""
@@ -153,8 +156,6 @@ class ControllerManager:
 
 _MAX_ROUNDS = 10_000
 """Rounds at one point in time after which two controllers must be undoing each other's writes."""
-
-
 NODE_GRACE_SECONDS = 2.0
 """Time without a heartbeat after which a lab's node is unknown. Kubernetes waits 40 s."""
 
@@ -187,22 +188,8 @@ def run_until_stable(manager: ControllerManager, registry: Registry, now: dateti
         writes = manager.reconcile_due(registry, now)
         if not writes:
             return
-        for write in writes:
-            try:
-                _execute(registry, write)
-            except StatusError as fault:
-                if isinstance(write, CreateObject) and write.kind == "Event":
-                    # Events are informational; drop them.
-                    continue
-                if fault.code == 404 and not isinstance(write, CreateObject):
-                    # The object was deleted in the meantime.
-                    continue
-                if fault.reason == "Conflict":
-                    manager.on_conflict(write)
-                else:
-                    manager.on_failure(write, fault.message, now)
-            else:
-                manager.on_success(write)
+        for work, write in writes:
+            manager.execute(registry, work, write, now)
     raise RuntimeError(f"the controllers do not become stable; the last writes were {writes[:3]}")
 
 
@@ -212,4 +199,9 @@ def _execute(registry: Registry, write: Write) -> None:
     elif isinstance(write, UpdateObject):
         registry.update(write.kind, write.obj, subresource=write.subresource)
     else:
-        registry.delete(write.kind, write.namespace, write.name, grace=write.grace)
+        registry.delete(write.kind, *write.key, grace=write.grace)
+
+
+def _describe(write: Write) -> str:
+    """Return the kind and key of the object that a write concerns."""
+    return f"{write.kind} {write.key if isinstance(write, DeleteObject) else key_of(write.obj)}"

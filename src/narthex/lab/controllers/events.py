@@ -6,9 +6,20 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
+from narthex.lab.api.registry import stamp
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
-from narthex.lab.controllers.interfaces import CreateObject, DeleteObject, Object, ObjectKey, ReconcileResult, RequeueAt
-from narthex.lab.controllers.objects import format_time, hash_suffix, key_of, parse_time, uid_of
+from narthex.lab.controllers.objects import (
+    CreateObject,
+    DeleteObject,
+    Object,
+    ObjectKey,
+    ReconcileResult,
+    RequeueAt,
+    hash_suffix,
+    key_of,
+    parse_time,
+    uid_of,
+)
 
 
 def event_about(
@@ -18,15 +29,13 @@ def event_about(
     key = key_of(obj)
     # Events about cluster-scoped objects are in namespace default.
     namespace = key.namespace or "default"
-    timestamp = format_time(now)
+    timestamp = stamp(now)
     version = obj["metadata"].get("resourceVersion") or ""
     # Upstream appends the time in nanoseconds; a hash makes replays reproducible.
     name = f"{key.name[:230]}.{hash_suffix(f'{uid_of(obj)} {version} {reason} {message} {now.isoformat()}', 16)}"
     return CreateObject(
         "Event",
         {
-            "apiVersion": "v1",
-            "kind": "Event",
             "metadata": {"name": name, "namespace": namespace},
             "involvedObject": {
                 "apiVersion": obj["apiVersion"],
@@ -80,6 +89,6 @@ class EventTtlController:
         while self._by_age and self._by_age[0][0] + self._ttl <= now:
             _, old = self._by_age.popleft()
             if state.get("Event", old) is not None:
-                yield DeleteObject("Event", *old)
+                yield DeleteObject("Event", old)
         if self._by_age:
             yield RequeueAt(self._by_age[0][0] + self._ttl)

@@ -10,12 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from narthex.lab.api.registry import stamp
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
 from narthex.lab.controllers.events import event_about
-from narthex.lab.controllers.interfaces import DeleteObject, Object, ObjectKey, ReconcileResult, RequeueAt, UpdateObject
 from narthex.lab.controllers.objects import (
+    DeleteObject,
+    Object,
+    ObjectKey,
+    ReconcileResult,
+    RequeueAt,
+    UpdateObject,
     condition,
-    format_time,
     integer_or,
     is_pod_finished,
     is_terminating,
@@ -23,11 +28,11 @@ from narthex.lab.controllers.objects import (
     parse_time,
     spec_of,
     status_of,
+    update_condition,
     with_condition,
-    with_spec,
-    with_status,
+    with_fields,
 )
-from narthex.lab.controllers.scheduling_filters import UNSCHEDULABLE, toleration
+from narthex.lab.controllers.scheduler import UNSCHEDULABLE, toleration
 
 LEASES = "kube-node-lease"
 NOT_READY = "node.kubernetes.io/not-ready"
@@ -36,8 +41,6 @@ _MANAGED_TAINTS = (NOT_READY, UNREACHABLE, UNSCHEDULABLE)
 _HEALTH = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
 _UNKNOWN = "NodeStatusUnknown"
 _NODE_NOT_READY = "NodeNotReady"
-
-
 _SUSPECT_SHARE = 0.25
 """Share of the grace period that is added once it has passed: this process may have been suspended instead of the node.
 """
@@ -90,21 +93,19 @@ class NodeLifecycleController:
             self._heartbeats.pop(key.name, None)
             # The kubelet of a deleted node does not confirm the deletion of its pods.
             for pod in state.pods_on_node(key.name):
-                yield DeleteObject("Pod", *key_of(pod), grace=0)
+                yield DeleteObject("Pod", key_of(pod), grace=0)
             return
         due = self._unresponsive_at(node, state, now)
         if due is not None and due > now:
             yield RequeueAt(due)
-        updates = list(
-            _condition(node, unresponsive=due is not None and due <= now, has_lease=due is not None, now=now)
-        )
+        updates = list(_condition_updates(node, due, now))
         if updates:
             # Taints follow from the updated conditions.
             yield from updates
             return
         taints = _taints(node, now)
         if taints != (spec_of(node).get("taints") or []):
-            yield UpdateObject("Node", with_spec(node, taints=taints or None))
+            yield UpdateObject("Node", with_fields(node, "spec", taints=taints or None))
             return
         pods = state.pods_on_node(key.name)
         yield from _update_pod_readiness(node, pods, now)
@@ -119,7 +120,7 @@ class NodeLifecycleController:
         grace = self._grace
         renewed = str(spec_of(lease).get("renewTime") or "")
         last = self._heartbeats.get(name)
-        if last is None and (condition(node, "Ready") or {}).get("reason") == _UNKNOWN:
+        if last is None and condition(node, "Ready").get("reason") == _UNKNOWN:
             # The node was unresponsive before this controller started: wait for a new heartbeat.
             last = _LastHeartbeat(renewed, now - grace, now - grace)
         elif last is None or last.renew_time != renewed:
@@ -143,7 +144,7 @@ class NodeLifecycleController:
                 yield RequeueAt(due)
                 continue
             key = key_of(pod)
-            yield DeleteObject("Pod", key.namespace, key.name)
+            yield DeleteObject("Pod", key)
             message = f"Marking for deletion Pod {key}"
             yield event_about(pod, "TaintManagerEviction", message, now, source="taint-eviction-controller")
 
@@ -159,37 +160,33 @@ class NodeLifecycleController:
         return None if seconds is None else since + timedelta(seconds=max(0, integer_or(seconds)))
 
 
-def _condition(node: Object, *, unresponsive: bool, has_lease: bool, now: datetime) -> Iterator[ReconcileResult]:
-    """Yield the status update when a node becomes unresponsive or responsive again."""
-    ready = condition(node, "Ready") or {}
+def _condition_updates(node: Object, due: datetime | None, now: datetime) -> Iterator[ReconcileResult]:
+    """Yield the status update when a node becomes unresponsive (at `due`) or responsive again."""
+    is_unknown = condition(node, "Ready").get("reason") == _UNKNOWN
+    unresponsive = due is not None and due <= now
+    if due is None or unresponsive == is_unknown:
+        return
     conditions = list(status_of(node).get("conditions") or [])
-    name = node["metadata"]["name"]
-    if unresponsive and ready.get("reason") != _UNKNOWN:
-        for kind in _HEALTH:
-            have = condition(node, kind)
-            if have is not None or kind == "Ready":
-                message = "Kubelet stopped posting node status."
-                lost = {**(have or {}), "type": kind, "status": "Unknown", "reason": _UNKNOWN, "message": message}
-                conditions = with_condition(conditions, lost, now)
-        yield UpdateObject("Node", with_status(node, conditions=conditions), "status")
-        yield event_about(
-            node, _NODE_NOT_READY, f"Node {name} status is now: {_NODE_NOT_READY}", now, source="node-controller"
-        )
-    elif has_lease and not unresponsive and ready.get("reason") == _UNKNOWN:
-        for kind in _HEALTH:
-            have = condition(node, kind)
-            if have is not None and have.get("reason") == _UNKNOWN:
-                good = "True" if kind == "Ready" else "False"
-                back = {**have, "status": good, "reason": "KubeletReady", "message": "kubelet is posting ready status"}
-                conditions = with_condition(conditions, back, now)
-        yield UpdateObject("Node", with_status(node, conditions=conditions), "status")
-        yield event_about(node, "NodeReady", f"Node {name} status is now: NodeReady", now, source="node-controller")
+    for kind in _HEALTH:
+        have = condition(node, kind)
+        if unresponsive and (have or kind == "Ready"):
+            new = {"status": "Unknown", "reason": _UNKNOWN, "message": "Kubelet stopped posting node status."}
+        elif not unresponsive and have.get("reason") == _UNKNOWN:
+            good = "True" if kind == "Ready" else "False"
+            new = {"status": good, "reason": "KubeletReady", "message": "kubelet is posting ready status"}
+        else:
+            continue
+        conditions = with_condition(conditions, {**have, "type": kind, **new}, now)
+    yield UpdateObject("Node", with_fields(node, "status", conditions=conditions), "status")
+    reason = _NODE_NOT_READY if unresponsive else "NodeReady"
+    message = f"Node {node['metadata']['name']} status is now: {reason}"
+    yield event_about(node, reason, message, now, source="node-controller")
 
 
 def _taints(node: Object, now: datetime) -> list[Object]:
     """Return foreign taints and those that follow from the node's condition."""
     have: list[Object] = list(spec_of(node).get("taints") or [])
-    status = (condition(node, "Ready") or {}).get("status")
+    status = condition(node, "Ready").get("status")
     desired = []
     if status in ("False", "Unknown"):
         name = UNREACHABLE if status == "Unknown" else NOT_READY
@@ -203,7 +200,7 @@ def _taints(node: Object, now: datetime) -> list[Object]:
     ]
     existing = {(taint.get("key"), taint.get("effect")) for taint in kept}
     new = [
-        {"key": name, "effect": effect, "timeAdded": format_time(now)}
+        {"key": name, "effect": effect, "timeAdded": stamp(now)}
         for name, effect in desired
         if (name, effect) not in existing
     ]
@@ -212,9 +209,9 @@ def _taints(node: Object, now: datetime) -> list[Object]:
 
 def _update_pod_readiness(node: Object, pods: Sequence[Object], now: datetime) -> Iterator[ReconcileResult]:
     """Mark the pods of a node that is not ready as not ready, and restore them when it is ready again."""
-    ready_status = (condition(node, "Ready") or {}).get("status")
+    ready_status = condition(node, "Ready").get("status")
     for pod in pods:
-        ready = condition(pod, "Ready") or {}
+        ready = condition(pod, "Ready")
         if ready_status in ("False", "Unknown") and ready.get("status") == "True":
             new = {**ready, "status": "False", "reason": _NODE_NOT_READY}
             yield event_about(pod, _NODE_NOT_READY, "Node is not ready", now, source="node-controller", warning=True)
@@ -222,5 +219,4 @@ def _update_pod_readiness(node: Object, pods: Sequence[Object], now: datetime) -
             new = {name: value for name, value in ready.items() if name != "reason"} | {"status": "True"}
         else:
             continue
-        conditions = with_condition(status_of(pod).get("conditions") or [], new, now)
-        yield UpdateObject("Pod", with_status(pod, conditions=conditions), "status")
+        yield update_condition("Pod", pod, new, now)

@@ -1,16 +1,60 @@
-"""Accessors and builders for fields of Kubernetes objects: keys, owners, conditions, times, pods."""
+"""Objects of the API as controllers read and write them: keys, requests to write, fields, conditions, times.
+
+Objects are plain JSON values. Objects from the registry are immutable by convention; the functions `with_...` return copies.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
+from typing import Any, TypeAlias
 
-from narthex.lab.controllers.interfaces import Object, ObjectKey
+import msgspec
+
+from narthex.lab.api.registry import stamp
+from narthex.model.objects import NamespacedName
+
+Object: TypeAlias = dict[str, Any]
+"""A Kubernetes object as decoded JSON."""
+ObjectKey: TypeAlias = NamespacedName
+"""The namespace and name of an object. `namespace` is empty for cluster-scoped kinds."""
 
 ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 """Characters of generated names in Kubernetes: no vowels, so they form no words."""
+
+
+class CreateObject(msgspec.Struct, frozen=True):
+    """A request to create an object. The registry adds `apiVersion` and `kind`."""
+
+    kind: str
+    obj: Object
+
+
+class UpdateObject(msgspec.Struct, frozen=True):
+    """A request to replace an object. `obj` carries the resourceVersion on which the decision is based."""
+
+    kind: str
+    obj: Object
+    subresource: str = ""
+
+
+class DeleteObject(msgspec.Struct, frozen=True):
+    """A request to delete an object. `grace` in seconds; None uses the default of the kind."""
+
+    kind: str
+    key: ObjectKey
+    grace: int | None = None
+
+
+class RequeueAt(msgspec.Struct, frozen=True):
+    """A request to reconcile the key again at a time, even if nothing changes until then."""
+
+    at: datetime
+
+
+Write: TypeAlias = CreateObject | UpdateObject | DeleteObject
+ReconcileResult: TypeAlias = Write | RequeueAt
 
 
 def key_of(obj: Object) -> ObjectKey:
@@ -34,6 +78,22 @@ def uid_of(obj: Object) -> str:
     return obj["metadata"].get("uid") or ""
 
 
+def finalizers_of(obj: Object) -> list[str]:
+    """Return the finalizers."""
+    return obj["metadata"].get("finalizers") or []
+
+
+def without_finalizer(kind: str, obj: Object, finalizer: str) -> UpdateObject:
+    """Return the update that removes a finalizer."""
+    rest = [each for each in finalizers_of(obj) if each != finalizer]
+    return UpdateObject(kind, with_fields(obj, "metadata", finalizers=rest or None))
+
+
+def owners_of(obj: Object) -> list[Object]:
+    """Return the owner references."""
+    return obj["metadata"].get("ownerReferences") or []
+
+
 def is_terminating(obj: Object) -> bool:
     """Return True if the object has a deletionTimestamp."""
     return bool(obj["metadata"].get("deletionTimestamp"))
@@ -51,11 +111,7 @@ def status_of(obj: Object) -> Mapping[str, Any]:
 
 def controller_of(obj: Object) -> Mapping[str, Any] | None:
     """Return the owner reference with `controller: true`, None if there is none."""
-    for reference in obj["metadata"].get("ownerReferences") or ():
-        if reference.get("controller"):
-            found: Mapping[str, Any] = reference
-            return found
-    return None
+    return next((each for each in owners_of(obj) if each.get("controller")), None)
 
 
 def controlled_by(obj: Object, owner: Object) -> bool:
@@ -76,66 +132,40 @@ def reference_to(owner: Object) -> Object:
     }
 
 
-def condition(obj: Object, kind: str) -> Mapping[str, Any] | None:
-    """Return the status condition of a type, None if it is absent."""
-    for each in status_of(obj).get("conditions") or ():
-        if each.get("type") == kind:
-            found: Mapping[str, Any] = each
-            return found
-    return None
+def condition(obj: Object, kind: str) -> Mapping[str, Any]:
+    """Return the status condition of a type, empty if it is absent."""
+    return next((each for each in status_of(obj).get("conditions") or () if each.get("type") == kind), {})
 
 
 def condition_holds(obj: Object, kind: str) -> bool:
     """Return True if the status condition of a type is `True`."""
-    found = condition(obj, kind)
-    return found is not None and found.get("status") == "True"
+    return condition(obj, kind).get("status") == "True"
 
 
-def with_condition(conditions: Sequence[Mapping[str, Any]], new: Mapping[str, Any], now: datetime) -> list[Object]:
+def with_condition(conditions: Sequence[Object], new: Mapping[str, Any], now: datetime) -> list[Object]:
     """Return the conditions with `new` replacing the one of its type. `lastTransitionTime` changes only with the status."""
-    made = dict(new)
-    result: list[Object] = []
-    found = False
-    for each in conditions:
-        if each.get("type") != made["type"]:
-            result.append(dict(each))
-            continue
-        found = True
-        same = each.get("status") == made["status"]
-        since = each.get("lastTransitionTime") if same else None
-        result.append({**made, "lastTransitionTime": since or format_time(now)})
-    return result if found else [*result, {**made, "lastTransitionTime": format_time(now)}]
+    before = next((each for each in conditions if each.get("type") == new["type"]), None)
+    since = before.get("lastTransitionTime") if before and before.get("status") == new["status"] else None
+    made = {**new, "lastTransitionTime": since or stamp(now)}
+    return [*conditions, made] if before is None else [made if each is before else each for each in conditions]
 
 
-def with_metadata(obj: Object, **values: Any) -> Object:
-    """Return a copy of the object with changed metadata fields. None removes a field."""
-    metadata = {**obj["metadata"], **values}
-    return {**obj, "metadata": {name: value for name, value in metadata.items() if value is not None}}
+def update_condition(kind: str, obj: Object, new: Mapping[str, Any], now: datetime, **status: Any) -> UpdateObject:
+    """Return the update of a condition, and of other fields of the status."""
+    conditions = with_condition(status_of(obj).get("conditions") or [], new, now)
+    return UpdateObject(kind, with_fields(obj, "status", conditions=conditions, **status), "status")
 
 
-def with_spec(obj: Object, **values: Any) -> Object:
-    """Return a copy of the object with changed spec fields. None removes a field."""
-    spec = {**spec_of(obj), **values}
-    return {**obj, "spec": {name: value for name, value in spec.items() if value is not None}}
-
-
-def with_status(obj: Object, **values: Any) -> Object:
-    """Return a copy of the object with changed status fields. None removes a field."""
-    status = {**status_of(obj), **values}
-    return {**obj, "status": {name: value for name, value in status.items() if value is not None}}
-
-
-def format_time(time: datetime) -> str:
-    """Format a time as `metav1.Time`, in whole seconds."""
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def with_fields(obj: Object, section: str, **values: Any) -> Object:
+    """Return a copy of the object with changed fields of `metadata`, `spec`, or `status`. None removes a field."""
+    fields = {**(obj.get(section) or {}), **values}
+    return {**obj, section: {name: value for name, value in fields.items() if value is not None}}
 
 
 def parse_time(text: str | None) -> datetime | None:
     """Parse a `metav1.Time` or `metav1.MicroTime`; None if the text is not a time."""
-    if not text:
-        return None
     try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return datetime.fromisoformat(text.replace("Z", "+00:00")) if text else None
     except ValueError:
         return None
 
@@ -143,6 +173,11 @@ def parse_time(text: str | None) -> datetime | None:
 def integer_or(value: Any, default: int = 0) -> int:
     """Return an integer field, or `default` if it is absent or not an integer."""
     return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def decimal(text: str, most_digits: int = 9) -> int | None:
+    """Return the number that decimal digits mean; None for any other or a longer text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= most_digits else None
 
 
 def hash_suffix(text: str, length: int) -> str:
@@ -153,6 +188,11 @@ def hash_suffix(text: str, length: int) -> str:
         rest, digit = divmod(rest, len(ALPHABET))
         chosen.append(ALPHABET[digit])
     return "".join(chosen)
+
+
+def replicas_of(obj: Object) -> int:
+    """Return `spec.replicas` of a Deployment or ReplicaSet, 1 if absent."""
+    return integer_or(spec_of(obj).get("replicas"), 1)
 
 
 def is_pod_ready(pod: Object) -> bool:

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
-from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
+from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange, adopt_and_release
 from narthex.lab.controllers.events import event_about
-from narthex.lab.controllers.interfaces import (
+from narthex.lab.controllers.objects import (
     CreateObject,
     DeleteObject,
     Object,
@@ -17,11 +17,8 @@ from narthex.lab.controllers.interfaces import (
     ReconcileResult,
     RequeueAt,
     UpdateObject,
-)
-from narthex.lab.controllers.objects import (
     annotations_of,
     condition,
-    controlled_by,
     controller_of,
     hash_suffix,
     integer_or,
@@ -35,10 +32,7 @@ from narthex.lab.controllers.objects import (
     reference_to,
     spec_of,
     status_of,
-    uid_of,
-    with_metadata,
 )
-from narthex.model.selector import is_empty
 
 BURST = 500
 """Maximum number of pods created or deleted in one reconciliation, as upstream."""
@@ -62,9 +56,7 @@ class ReplicaSetController:
         if change.kind != "Pod":
             return []
         found: set[ObjectKey] = set()
-        for pod in (change.before, change.after):
-            if pod is None:
-                continue
+        for pod in change.versions:
             owner = controller_of(pod)
             if owner is None:
                 found |= state.selected_by("ReplicaSet", change.key.namespace, labels_of(pod))
@@ -80,7 +72,7 @@ class ReplicaSetController:
     def _reconcile(
         self, key: ObjectKey, replica_set: Object, state: ClusterState, now: datetime
     ) -> Iterator[ReconcileResult]:
-        ownership_changes = list(_adopt_and_release(replica_set, state))
+        ownership_changes = list(adopt_and_release("Pod", replica_set, state))
         if ownership_changes:
             # The changed ownership takes effect in the next reconciliation.
             yield from ownership_changes
@@ -98,9 +90,8 @@ class ReplicaSetController:
             elif missing < 0:
                 related = _related(replica_set, state)
                 for pod in pods_to_delete(active, related, min(-missing, BURST), now):
-                    name = pod["metadata"]["name"]
-                    yield DeleteObject("Pod", key.namespace, name)
-                    message = f"Deleted pod: {name}"
+                    yield DeleteObject("Pod", key_of(pod))
+                    message = f"Deleted pod: {pod['metadata']['name']}"
                     yield event_about(replica_set, "SuccessfulDelete", message, now, source=self.name)
         yield from _status(replica_set, active, pods, now)
 
@@ -114,8 +105,6 @@ class ReplicaSetController:
                 break
         kept = {field: given[field] for field in ("labels", "annotations", "finalizers") if given.get(field)}
         return {
-            "apiVersion": "v1",
-            "kind": "Pod",
             "metadata": {
                 "name": name,
                 "generateName": f"{key.name}-",
@@ -127,35 +116,13 @@ class ReplicaSetController:
         }
 
 
-def _adopt_and_release(replica_set: Object, state: ClusterState) -> Iterator[UpdateObject]:
-    """Yield updates that adopt matching pods without a controller and release own pods that no longer match."""
-    selector, uid = spec_of(replica_set).get("selector"), uid_of(replica_set)
-    selected_pods = state.selected_pod_keys("ReplicaSet", replica_set)
-    for kind, key in state.dependents(uid):
-        if kind != "Pod" or key in selected_pods:
-            continue
-        pod = state.get("Pod", key)
-        if pod is not None and controlled_by(pod, replica_set) and not is_terminating(pod):
-            owners = [each for each in pod["metadata"]["ownerReferences"] if each.get("uid") != uid]
-            yield UpdateObject("Pod", with_metadata(pod, ownerReferences=owners or None))
-    if is_terminating(replica_set) or is_empty(selector):
-        return
-    for pod in state.orphans("Pod", key_of(replica_set).namespace):
-        if key_of(pod) in selected_pods and is_pod_active(pod):
-            owners = [*(pod["metadata"].get("ownerReferences") or ()), reference_to(replica_set)]
-            yield UpdateObject("Pod", with_metadata(pod, ownerReferences=owners))
-
-
 def _related(replica_set: Object, state: ClusterState) -> list[Object]:
     """Return the pods of all ReplicaSets with the same controller, including this one."""
     owner = controller_of(replica_set)
     siblings = [replica_set]
     if owner is not None:
-        siblings = [
-            obj
-            for kind, key in state.dependents(owner.get("uid") or "")
-            if kind == "ReplicaSet" and (obj := state.get(kind, key)) is not None
-        ]
+        keys = [key for kind, key in state.dependents(owner.get("uid") or "") if kind == "ReplicaSet"]
+        siblings = [state.all("ReplicaSet")[key] for key in keys]
     return [pod for each in siblings for pod in state.dependents_of_kind("Pod", each)]
 
 
@@ -187,7 +154,7 @@ def available_at(pod: Object, min_ready: timedelta, now: datetime) -> datetime:
     """Return the time at which a ready pod becomes available: Ready for `min_ready`."""
     if not min_ready:
         return now
-    since = parse_time((condition(pod, "Ready") or {}).get("lastTransitionTime"))
+    since = parse_time(condition(pod, "Ready").get("lastTransitionTime"))
     return (since or now) + min_ready
 
 
@@ -212,7 +179,7 @@ def pods_to_delete(pods: Iterable[Object], related: Iterable[Object], count: int
             ready,
             _cost(pod),
             -pods_per_node[node],
-            _age((condition(pod, "Ready") or {}).get("lastTransitionTime"), now) if ready else 0,
+            _age(condition(pod, "Ready").get("lastTransitionTime"), now) if ready else 0,
             -max(restarts, default=0),
             _age(pod["metadata"].get("creationTimestamp"), now),
             pod["metadata"]["name"],

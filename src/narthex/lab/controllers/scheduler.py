@@ -1,31 +1,42 @@
-"""The scheduler: spreads the pods of an owner over nodes and zones."""
+"""The scheduler: spreads the pods of an owner over nodes and zones that fit, with kube-scheduler's reasons for those that do not."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from typing import Any
 
-from narthex.lab.controllers import scheduling_filters as filters
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
 from narthex.lab.controllers.endpointslice.pod_endpoints import ZONE
 from narthex.lab.controllers.events import event_about
-from narthex.lab.controllers.interfaces import Object, ObjectKey, ReconcileResult, UpdateObject
 from narthex.lab.controllers.objects import (
+    Object,
+    ObjectKey,
+    ReconcileResult,
+    UpdateObject,
     condition,
+    condition_holds,
     controller_of,
+    decimal,
     is_pod_finished,
     is_terminating,
     labels_of,
     spec_of,
     status_of,
-    with_condition,
-    with_spec,
-    with_status,
+    update_condition,
+    with_fields,
 )
+from narthex.lab.topology import MAX_PODS_PER_NODE
+from narthex.model.selector import NODE_OPERATORS, expression_matches
 
+UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+_ANY_ADDRESS = ("", "0.0.0.0", "::")
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
+
+HostPort = tuple[str, str, int]
+"""Host address, protocol, port."""
 
 
 class Scheduler:
@@ -73,12 +84,11 @@ class Scheduler:
         name, message = capacities.select_node(pod)
         if name:
             self._waiting.discard(key)
-            yield UpdateObject("Pod", with_spec(pod, nodeName=name), "binding")
+            yield UpdateObject("Pod", with_fields(pod, "spec", nodeName=name), "binding")
             yield event_about(pod, "Scheduled", f"Successfully assigned {key} to {name}", now, source=self.name)
             return
         self._waiting.add(key)
-        current = condition(pod, "PodScheduled") or {}
-        if current.get("message") != message:
+        if condition(pod, "PodScheduled").get("message") != message:
             new = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
             yield _status_update(pod, new, now)
             yield event_about(pod, "FailedScheduling", message, now, source=self.name, warning=True)
@@ -89,13 +99,11 @@ def _needs_scheduling(pod: Object) -> bool:
     spec = spec_of(pod)
     if is_pod_finished(pod) or spec.get("schedulerName") not in (None, "", Scheduler.name):
         return False
-    return not spec.get("nodeName") or (condition(pod, "PodScheduled") or {}).get("status") != "True"
+    return not spec.get("nodeName") or not condition_holds(pod, "PodScheduled")
 
 
 def _status_update(pod: Object, new: Object, now: datetime) -> UpdateObject:
-    conditions = with_condition(status_of(pod).get("conditions") or [], new, now)
-    phase = status_of(pod).get("phase") or "Pending"
-    return UpdateObject("Pod", with_status(pod, phase=phase, conditions=conditions), "status")
+    return update_condition("Pod", pod, new, now, phase=status_of(pod).get("phase") or "Pending")
 
 
 def _schedulable_state(node: Object | None) -> object:
@@ -103,7 +111,7 @@ def _schedulable_state(node: Object | None) -> object:
     if node is None:
         return None
     spec = spec_of(node)
-    return labels_of(node), spec.get("unschedulable"), spec.get("taints"), filters.pod_capacity(node)
+    return labels_of(node), spec.get("unschedulable"), spec.get("taints"), pod_capacity(node)
 
 
 class _NodeCapacities:
@@ -115,7 +123,7 @@ class _NodeCapacities:
             key=lambda node: _natural(node["metadata"]["name"]),
         )
         self._pods: Counter[str] = Counter()
-        self._ports: dict[str, list[filters.HostPort]] = {}
+        self._ports: dict[str, list[HostPort]] = {}
         self._siblings: Counter[tuple[str, str]] = Counter()
         self._zones = {node["metadata"]["name"]: labels_of(node).get(ZONE) or "" for node in self._nodes}
         for name in self._zones:
@@ -125,7 +133,7 @@ class _NodeCapacities:
 
     def _assign(self, pod: Object, node: str) -> None:
         self._pods[node] += 1
-        self._ports.setdefault(node, []).extend(filters.host_ports(pod))
+        self._ports.setdefault(node, []).extend(host_ports(pod))
         owner = _owner_uid(pod)
         if owner and not is_terminating(pod):
             self._siblings[owner, "node/" + node] += 1
@@ -141,12 +149,12 @@ class _NodeCapacities:
         owner = _owner_uid(pod)
         for index, node in enumerate(self._nodes):
             name = node["metadata"]["name"]
-            reason = filters.rejection_reason(pod, node, self._pods[name], self._ports.get(name, ()))
+            reason = rejection_reason(pod, node, self._pods[name], self._ports.get(name, ()))
             if reason:
                 reasons[reason] += 1
                 continue
             siblings, zone = self._siblings[owner, "node/" + name], self._siblings[owner, "zone/" + self._zones[name]]
-            rank = (filters.untolerated_preferences(pod, node), siblings, zone, self._pods[name], index)
+            rank = (untolerated_preferences(pod, node), siblings, zone, self._pods[name], index)
             if best is None or rank < best[0]:
                 best = rank, name
         if best is not None:
@@ -167,3 +175,94 @@ def _owner_uid(pod: Object) -> str:
 def _natural(name: str) -> tuple[object, ...]:
     """Return a sort key that places node-2 before node-10."""
     return tuple((part.zfill(20) if part.isdigit() else part) for part in _DIGITS.split(name))
+
+
+def rejection_reason(pod: Object, node: Object, pods: int, ports: Iterable[HostPort]) -> str:
+    """Return the reason why a node does not fit a pod, empty if it does.
+
+    Args:
+        pod: The pod to schedule.
+        node: The node to check.
+        pods: Number of pods on the node.
+        ports: Host ports in use on the node.
+    """
+    spec = spec_of(pod)
+    cordon = {"key": UNSCHEDULABLE, "effect": "NoSchedule"}
+    if spec_of(node).get("unschedulable") and not tolerates(pod, cordon):
+        return "node(s) were unschedulable"
+    for taint in spec_of(node).get("taints") or ():
+        if taint.get("effect") in ("NoSchedule", "NoExecute") and not tolerates(pod, taint):
+            return f"node(s) had untolerated taint {{{taint.get('key')}: {taint.get('value') or ''}}}"
+    if not _is_chosen(spec, node):
+        return "node(s) didn't match Pod's node affinity/selector"
+    if any(_collide(mine, other) for mine in host_ports(pod) for other in ports):
+        return "node(s) didn't have free ports for the requested pod ports"
+    if pods >= pod_capacity(node):
+        return "Too many pods"
+    return ""
+
+
+def pod_capacity(node: Object) -> int:
+    """Return the maximum number of pods on a node."""
+    number = decimal(str((status_of(node).get("allocatable") or {}).get("pods")))
+    return MAX_PODS_PER_NODE if number is None else min(number, MAX_PODS_PER_NODE)
+
+
+def tolerates(pod: Object, taint: Mapping[str, Any]) -> bool:
+    """Return True if the pod tolerates the taint."""
+    return toleration(pod, taint) is not None
+
+
+def toleration(pod: Object, taint: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the first toleration of the pod that matches the taint, None if there is none."""
+    for each in spec_of(pod).get("tolerations") or ():
+        if each.get("effect") not in (None, "", taint.get("effect")):
+            continue
+        exists = each.get("operator") == "Exists"
+        if not each.get("key"):
+            if exists:
+                return dict(each)
+        elif each["key"] == taint.get("key") and (exists or (each.get("value") or "") == (taint.get("value") or "")):
+            return dict(each)
+    return None
+
+
+def untolerated_preferences(pod: Object, node: Object) -> int:
+    """Return the number of untolerated PreferNoSchedule taints."""
+    taints = spec_of(node).get("taints") or ()
+    return sum(1 for taint in taints if taint.get("effect") == "PreferNoSchedule" and not tolerates(pod, taint))
+
+
+def host_ports(pod: Object) -> Iterator[HostPort]:
+    """Yield the host ports that a pod uses."""
+    for container in spec_of(pod).get("containers") or ():
+        for port in container.get("ports") or ():
+            number = port.get("hostPort") or (port.get("containerPort") if spec_of(pod).get("hostNetwork") else None)
+            if number:
+                yield port.get("hostIP") or "", port.get("protocol") or "TCP", number
+
+
+def _collide(one: HostPort, other: HostPort) -> bool:
+    return one[1:] == other[1:] and (one[0] == other[0] or one[0] in _ANY_ADDRESS or other[0] in _ANY_ADDRESS)
+
+
+def _is_chosen(spec: Mapping[str, Any], node: Object) -> bool:
+    labels = labels_of(node)
+    if any(labels.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
+        return False
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is None:
+        return True
+    return any(_meets_term(term, node) for term in required.get("nodeSelectorTerms") or ())
+
+
+def _meets_term(term: Mapping[str, Any], node: Object) -> bool:
+    labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    named = {"metadata.name": node["metadata"]["name"]}
+    # An empty term matches no node.
+    return bool(labels or fields) and all(
+        expression_matches(each, have, NODE_OPERATORS)
+        for some, have in ((labels, labels_of(node)), (fields, named))
+        for each in some
+    )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
-from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
-from narthex.lab.controllers.deployment import progress as progress
-from narthex.lab.controllers.deployment import revisions
+from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange, adopt_and_release
+from narthex.lab.controllers.deployment import progress, revisions
 from narthex.lab.controllers.deployment import rolling as rollout
-from narthex.lab.controllers.deployment.rolling import RolloutLimits
 from narthex.lab.controllers.events import event_about
-from narthex.lab.controllers.interfaces import (
+from narthex.lab.controllers.objects import (
     CreateObject,
     DeleteObject,
     Object,
@@ -19,21 +17,21 @@ from narthex.lab.controllers.interfaces import (
     ReconcileResult,
     RequeueAt,
     UpdateObject,
-)
-from narthex.lab.controllers.objects import (
+    annotations_of,
     condition,
     controlled_by,
     controller_of,
     integer_or,
+    is_pod_finished,
     is_terminating,
     key_of,
     labels_of,
-    reference_to,
+    replicas_of,
     spec_of,
     status_of,
-    with_metadata,
+    with_fields,
 )
-from narthex.model.selector import is_empty, selects
+from narthex.model.selector import is_empty
 
 
 class DeploymentController:
@@ -47,11 +45,7 @@ class DeploymentController:
         if change.kind == "Deployment":
             return [change.key]
         if change.kind == "ReplicaSet":
-            found: set[ObjectKey] = set()
-            for each in (change.before, change.after):
-                if each is not None:
-                    found |= _owners(each, state)
-            return found
+            return set().union(*(_owners(each, state) for each in change.versions))
         if change.kind == "Pod" and change.after is None:
             owner = controller_of(change.latest)
             if owner is not None and owner.get("kind") == "ReplicaSet":
@@ -81,85 +75,69 @@ class _DeploymentSync:
         self._state = state
         self._now = now
         self._source = source
-        self._limits: RolloutLimits = rollout.rollout_limits(deployment)
+        self._limits = rollout.rollout_limits(deployment)
         self._writes: list[ReconcileResult] = []
 
     def results(self) -> Iterator[ReconcileResult]:
         deployment = self._deployment
         if is_empty(spec_of(deployment).get("selector")):
             return
-        ownership_changes = list(self._adopt_and_release())
+        ownership_changes = list(adopt_and_release("ReplicaSet", deployment, self._state))
         if ownership_changes:
             # The changed ownership takes effect in the next reconciliation.
             yield from ownership_changes
             return
-        sets = [
-            each for each in self._state.dependents_of_kind("ReplicaSet", deployment) if controlled_by(each, deployment)
-        ]
-        sets.sort(key=revisions.creation_order)
+        owned = self._state.dependents_of_kind("ReplicaSet", deployment)
+        sets = sorted((each for each in owned if controlled_by(each, deployment)), key=revisions.creation_order)
         new = next((each for each in sets if revisions.is_of_template(each, deployment)), None)
         old = [each for each in sets if each is not new]
         if is_terminating(deployment):
-            yield from self._update_status(progress.status_with_counts(deployment, new, sets, self._now))
+            yield from self._status_update(progress.status_with_counts(deployment, new, sets, self._now))
         elif self._update_paused_condition():
             pass
         elif spec_of(deployment).get("paused") or self._is_scaling(sets):
             self._scale(new, old)
             self._delete_surplus(old)
-            yield from self._update_status(progress.status_with_counts(deployment, new, sets, self._now))
+            yield from self._status_update(progress.status_with_counts(deployment, new, sets, self._now))
         elif new is None:
             self._create_new_replica_set(old)
         elif not self._update_new_replica_set(new, old):
             self._roll_out(new, old)
             self._delete_surplus(old)
             status = progress.status_with_counts(deployment, new, sets, self._now)
-            yield from self._update_status(progress.status_with_progress(deployment, status, new, self._now))
+            yield from self._status_update(progress.status_with_progress(deployment, status, new, self._now))
             late = progress.progress_deadline(deployment)
             if late is not None and late > self._now:
                 yield RequeueAt(late)
         yield from self._writes
 
-    def _adopt_and_release(self) -> Iterator[UpdateObject]:
-        deployment, state = self._deployment, self._state
-        selector = spec_of(deployment).get("selector")
-        uid = deployment["metadata"].get("uid")
-        for each in state.dependents_of_kind("ReplicaSet", deployment):
-            if controlled_by(each, deployment) and not selects(selector, labels_of(each)) and not is_terminating(each):
-                owners = [owner for owner in each["metadata"]["ownerReferences"] if owner.get("uid") != uid]
-                yield UpdateObject("ReplicaSet", with_metadata(each, ownerReferences=owners or None))
-        if is_terminating(deployment):
-            return
-        for each in state.orphans("ReplicaSet", key_of(deployment).namespace):
-            if selects(selector, labels_of(each)) and not is_terminating(each):
-                owners = [*(each["metadata"].get("ownerReferences") or ()), reference_to(deployment)]
-                yield UpdateObject("ReplicaSet", with_metadata(each, ownerReferences=owners))
-
     def _update_paused_condition(self) -> bool:
         """Set the reason of the Progressing condition on pause and resume. The deadline does not run during a pause."""
-        current = condition(self._deployment, "Progressing")
-        reason = (current or {}).get("reason")
+        reason = condition(self._deployment, "Progressing").get("reason")
         if reason == progress.TIMED_OUT or not progress.has_deadline(self._deployment):
             return False
         paused = bool(spec_of(self._deployment).get("paused"))
         if paused == (reason == progress.PAUSED):
             return False
-        message = (
-            ("DeploymentPaused", "Deployment is paused") if paused else ("DeploymentResumed", "Deployment is resumed")
-        )
-        status = progress.with_progress(
-            self._deployment, dict(status_of(self._deployment)), *message, self._now, "Unknown"
-        )
-        self._writes.append(UpdateObject("Deployment", {**self._deployment, "status": status}, "status"))
+        if paused:
+            self._report_progress(progress.PAUSED, "Deployment is paused", "Unknown")
+        else:
+            self._report_progress("DeploymentResumed", "Deployment is resumed", "Unknown")
         return True
+
+    def _report_progress(self, reason: str, message: str, value: str = "True") -> None:
+        """Set the condition Progressing, if the Deployment has a deadline."""
+        status = progress.with_progress(
+            self._deployment, dict(status_of(self._deployment)), reason, message, self._now, value
+        )
+        if status != status_of(self._deployment):
+            self._write_status(status)
 
     def _is_scaling(self, sets: Sequence[Object]) -> bool:
         """Return True if a non-empty ReplicaSet was last scaled for a different number of replicas."""
         desired = str(self._limits.replicas)
-        for each in sets:
-            recorded = each["metadata"].get("annotations", {}).get(revisions.DESIRED_REPLICAS)
-            if spec_of(each).get("replicas") and recorded is not None and recorded != desired:
-                return True
-        return False
+        sized = [each for each in sets if spec_of(each).get("replicas")]
+        return any(annotations_of(each).get(revisions.DESIRED_REPLICAS, desired) != desired for each in sized)
 
     def _scale(self, new: Object | None, old: Sequence[Object]) -> None:
         """Scale the ReplicaSets for a new number of replicas without continuing a rollout."""
@@ -175,18 +153,16 @@ class _DeploymentSync:
                 if spec_of(each).get("replicas"):
                     self._resize(each, 0)
         elif rollout.is_rolling(self._deployment):
-            sizes = [revisions.size_of(each) for each in active]
-            for name, replicas in rollout.scale_proportionally(
-                sizes, limits, integer_or(status_of(self._deployment).get("replicas"))
-            ).items():
-                self._resize(next(each for each in active if each["metadata"]["name"] == name), replicas)
+            current = integer_or(status_of(self._deployment).get("replicas"))
+            sizes = list(map(revisions.size_of, active))
+            self._resize_all(active, rollout.scale_proportionally(sizes, limits, current))
         else:
             for each in active:
                 self._resize(each, integer_or(spec_of(each).get("replicas")))
 
     def _is_saturated(self, new: Object) -> bool:
         replicas = self._limits.replicas
-        recorded = new["metadata"].get("annotations", {}).get(revisions.DESIRED_REPLICAS) == str(replicas)
+        recorded = annotations_of(new).get(revisions.DESIRED_REPLICAS) == str(replicas)
         size = revisions.size_of(new)
         return recorded and size.replicas == replicas and size.available == replicas
 
@@ -204,22 +180,13 @@ class _DeploymentSync:
         name = made["metadata"]["name"]
         if self._state.get("ReplicaSet", key_of(made)) is not None:
             # The name is taken: the next collision count gives a different hash.
-            status = dict(status_of(deployment))
-            status["collisionCount"] = integer_or(status.get("collisionCount")) + 1
-            self._writes.append(UpdateObject("Deployment", {**deployment, "status": status}, "status"))
+            collisions = integer_or(status_of(deployment).get("collisionCount")) + 1
+            self._write_status({**status_of(deployment), "collisionCount": collisions})
             return
         self._writes.append(CreateObject("ReplicaSet", made))
         if replicas:
             self._record_scaling(name, 0, replicas)
-        status = progress.with_progress(
-            deployment,
-            dict(status_of(deployment)),
-            "NewReplicaSetCreated",
-            f'Created new replica set "{name}"',
-            self._now,
-        )
-        if status != status_of(deployment):
-            self._writes.append(UpdateObject("Deployment", {**deployment, "status": status}, "status"))
+        self._report_progress("NewReplicaSetCreated", f'Created new replica set "{name}"')
 
     def _update_new_replica_set(self, new: Object, old: Sequence[Object]) -> bool:
         """Update the revision of the new ReplicaSet and of the Deployment; return True if a write was needed."""
@@ -228,15 +195,14 @@ class _DeploymentSync:
             self._writes.append(UpdateObject("ReplicaSet", changed))
             return True
         revision = str(revisions.revision_of(new))
-        have = self._deployment["metadata"].get("annotations") or {}
+        have = annotations_of(self._deployment)
         if have.get(revisions.REVISION) != revision:
             annotations = {**have, revisions.REVISION: revision}
-            self._writes.append(UpdateObject("Deployment", with_metadata(self._deployment, annotations=annotations)))
+            changed = with_fields(self._deployment, "metadata", annotations=annotations)
+            self._writes.append(UpdateObject("Deployment", changed))
             return True
-        if condition(self._deployment, "Progressing") is None and progress.has_deadline(self._deployment):
-            message = ("FoundNewReplicaSet", f'Found new replica set "{new["metadata"]["name"]}"')
-            status = progress.with_progress(self._deployment, dict(status_of(self._deployment)), *message, self._now)
-            self._writes.append(UpdateObject("Deployment", {**self._deployment, "status": status}, "status"))
+        if not condition(self._deployment, "Progressing") and progress.has_deadline(self._deployment):
+            self._report_progress("FoundNewReplicaSet", f'Found new replica set "{new["metadata"]["name"]}"')
             return True
         return False
 
@@ -250,27 +216,27 @@ class _DeploymentSync:
         if up != new_size.replicas:
             self._resize(new, up)
             return
-        for name, replicas in rollout.scale_old(new_size, old_sizes, self._limits).items():
-            self._resize(next(each for each in old if each["metadata"]["name"] == name), replicas)
+        self._resize_all(old, rollout.scale_old(new_size, old_sizes, self._limits))
 
     def _scale_to_zero(self, old: Sequence[Object]) -> bool:
         """Scale the old ReplicaSets to zero for strategy Recreate; return True while one of their pods may run."""
         sized = [each for each in old if spec_of(each).get("replicas")]
         for each in sized:
             self._resize(each, 0)
-        running = any(
-            (status_of(pod).get("phase") not in ("Succeeded", "Failed"))
-            for each in old
-            for pod in self._state.dependents_of_kind("Pod", each)
-        )
-        return bool(sized) or running
+        pods = (pod for each in old for pod in self._state.dependents_of_kind("Pod", each))
+        return bool(sized) or not all(map(is_pod_finished, pods))
+
+    def _resize_all(self, sets: Sequence[Object], sizes: Mapping[str, int]) -> None:
+        by_name = {each["metadata"]["name"]: each for each in sets}
+        for name, replicas in sizes.items():
+            self._resize(by_name[name], replicas)
 
     def _resize(self, replica_set: Object, replicas: int) -> None:
         changed = revisions.scaled(replica_set, replicas, self._limits)
         if changed is None:
             return
         self._writes.append(UpdateObject("ReplicaSet", changed))
-        before = integer_or(spec_of(replica_set).get("replicas"), 1)
+        before = replicas_of(replica_set)
         if before != replicas:
             self._record_scaling(replica_set["metadata"]["name"], before, replicas)
 
@@ -282,14 +248,12 @@ class _DeploymentSync:
         deployment = self._deployment
         if not progress.is_complete(deployment, dict(status_of(deployment))):
             return
-        limit = spec_of(deployment).get("revisionHistoryLimit", 10)
-        for each in revisions.surplus_revisions(old, integer_or(limit, 10)):
-            key = key_of(each)
-            self._writes.append(DeleteObject("ReplicaSet", key.namespace, key.name))
+        limit = integer_or(spec_of(deployment).get("revisionHistoryLimit"), 10)
+        self._writes += (DeleteObject("ReplicaSet", key_of(each)) for each in revisions.surplus_revisions(old, limit))
 
-    def _update_status(self, status: Object) -> Iterator[UpdateObject]:
-        have = {
-            name: value for name, value in status_of(self._deployment).items() if value or name == "observedGeneration"
-        }
-        if {name: value for name, value in status.items() if value or name == "observedGeneration"} != have:
+    def _status_update(self, status: Object) -> Iterator[UpdateObject]:
+        if progress.without_zeros(status) != progress.without_zeros(status_of(self._deployment)):
             yield UpdateObject("Deployment", {**self._deployment, "status": status}, "status")
+
+    def _write_status(self, status: Object) -> None:
+        self._writes.append(UpdateObject("Deployment", {**self._deployment, "status": status}, "status"))

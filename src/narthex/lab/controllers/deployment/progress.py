@@ -5,16 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
+from narthex.lab.api.registry import stamp
 from narthex.lab.controllers.deployment.rolling import rollout_limits
-from narthex.lab.controllers.interfaces import Object
 from narthex.lab.controllers.objects import (
+    Object,
     condition,
-    format_time,
     integer_or,
+    key_of,
     parse_time,
+    replicas_of,
     spec_of,
     status_of,
     with_condition,
@@ -39,7 +43,7 @@ def status_with_counts(deployment: Object, new: Object | None, sets: Sequence[Ob
 
     limits = rollout_limits(deployment)
     available = total("availableReplicas")
-    desired = sum(integer_or(spec_of(each).get("replicas"), 1) for each in sets)
+    desired = sum(map(replicas_of, sets))
     is_available = available >= limits.min_available
     have = status_of(deployment)
     numbers = {
@@ -60,8 +64,12 @@ def status_with_counts(deployment: Object, new: Object | None, sets: Sequence[Ob
         f"Deployment {'has' if is_available else 'does not have'} minimum availability.",
         now,
     )
-    kept = {name: value for name, value in numbers.items() if value or name == "observedGeneration"}
-    return {**kept, "conditions": conditions}
+    return {**without_zeros(numbers), "conditions": conditions}
+
+
+def without_zeros(status: Mapping[str, Any]) -> Object:
+    """Return a status as Go writes it: without numbers that are 0, except for the generation."""
+    return {name: value for name, value in status.items() if value or name == "observedGeneration"}
 
 
 def status_with_progress(deployment: Object, status: Object, new: Object | None, now: datetime) -> Object:
@@ -69,11 +77,9 @@ def status_with_progress(deployment: Object, status: Object, new: Object | None,
     if not has_deadline(deployment):
         return {**status, "conditions": [each for each in status["conditions"] if each.get("type") != "Progressing"]}
     current = condition(deployment, "Progressing")
-    settled = current is not None and current.get("reason") == COMPLETE
-    if settled and status.get("replicas", 0) == status.get("updatedReplicas", 0):
+    if current.get("reason") == COMPLETE and status.get("replicas", 0) == status.get("updatedReplicas", 0):
         return status
-    name = deployment["metadata"]["name"]
-    subject = f'ReplicaSet "{new["metadata"]["name"]}"' if new is not None else f'Deployment "{name}"'
+    subject = f'ReplicaSet "{key_of(new).name}"' if new is not None else f'Deployment "{key_of(deployment).name}"'
     have = status["conditions"]
     if is_complete(deployment, status):
         message = f"{subject} has successfully progressed."
@@ -97,10 +103,8 @@ def with_progress(
     """Return `status` with the given condition Progressing."""
     if not has_deadline(deployment):
         return status
-    return {
-        **status,
-        "conditions": _with_new_condition(status.get("conditions") or [], "Progressing", value, reason, message, now),
-    }
+    have = status.get("conditions") or []
+    return {**status, "conditions": _with_new_condition(have, "Progressing", value, reason, message, now)}
 
 
 def is_complete(deployment: Object, status: Object) -> bool:
@@ -116,8 +120,7 @@ def is_complete(deployment: Object, status: Object) -> bool:
 
 def has_timed_out(deployment: Object, now: datetime) -> bool:
     """Return True if the progress deadline has passed."""
-    current = condition(deployment, "Progressing")
-    if current is not None and current.get("reason") == TIMED_OUT:
+    if condition(deployment, "Progressing").get("reason") == TIMED_OUT:
         return True
     at = progress_deadline(deployment)
     return at is not None and at <= now
@@ -126,30 +129,22 @@ def has_timed_out(deployment: Object, now: datetime) -> bool:
 def progress_deadline(deployment: Object) -> datetime | None:
     """Return the time at which the rollout times out without further progress; None if it cannot."""
     current = condition(deployment, "Progressing")
-    if not has_deadline(deployment) or spec_of(deployment).get("paused"):
-        return None
-    if current is None or current.get("reason") in (COMPLETE, TIMED_OUT):
+    settled = current.get("reason") in (COMPLETE, TIMED_OUT)
+    if settled or not has_deadline(deployment) or spec_of(deployment).get("paused"):
         return None
     since = parse_time(current.get("lastUpdateTime"))
     seconds = integer_or(spec_of(deployment).get("progressDeadlineSeconds"), 600)
     return since + timedelta(seconds=seconds) if since is not None else None
 
 
-def _progresses(old: object, new: Object) -> bool:
-    before = old if isinstance(old, dict) else {}
+def _progresses(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    old, new = _counts(before), _counts(after)
+    grows = any(new[name] > old[name] for name in ("updatedReplicas", "readyReplicas", "availableReplicas"))
+    return grows or new["replicas"] - new["updatedReplicas"] < old["replicas"] - old["updatedReplicas"]
 
-    def of(status: Object, field: str) -> int:
-        return integer_or(status.get(field))
 
-    def stale(status: Object) -> int:
-        return of(status, "replicas") - of(status, "updatedReplicas")
-
-    return (
-        of(new, "updatedReplicas") > of(before, "updatedReplicas")
-        or stale(new) < stale(before)
-        or of(new, "readyReplicas") > of(before, "readyReplicas")
-        or of(new, "availableReplicas") > of(before, "availableReplicas")
-    )
+def _counts(status: Mapping[str, Any]) -> Counter[str]:
+    return Counter({name: integer_or(value) for name, value in status.items()})
 
 
 def _with_new_condition(
@@ -163,4 +158,4 @@ def _with_new_condition(
 
 
 def _condition(kind: str, status: str, reason: str, message: str, now: datetime) -> Object:
-    return {"type": kind, "status": status, "lastUpdateTime": format_time(now), "reason": reason, "message": message}
+    return {"type": kind, "status": status, "lastUpdateTime": stamp(now), "reason": reason, "message": message}

@@ -12,18 +12,19 @@ from typing import Any
 import msgspec
 
 from narthex.lab.controllers.deployment.rolling import ReplicaSetSize, RolloutLimits
-from narthex.lab.controllers.interfaces import Object
 from narthex.lab.controllers.objects import (
     ALPHABET,
+    Object,
     annotations_of,
+    decimal,
     integer_or,
     is_terminating,
     key_of,
     reference_to,
+    replicas_of,
     spec_of,
     status_of,
-    with_metadata,
-    with_spec,
+    with_fields,
 )
 
 HASH_LABEL = "pod-template-hash"
@@ -50,10 +51,8 @@ def is_of_template(replica_set: Object, deployment: Object) -> bool:
     mine = spec_of(replica_set).get("template") or {}
     metadata = mine.get("metadata") or {}
     labels = {name: value for name, value in (metadata.get("labels") or {}).items() if name != HASH_LABEL}
-    same: bool = _without_empty({**mine, "metadata": {**metadata, "labels": labels}}) == _without_empty(
-        spec_of(deployment).get("template") or {}
-    )
-    return same
+    mine = {**mine, "metadata": {**metadata, "labels": labels}}
+    return bool(_without_empty(mine) == _without_empty(spec_of(deployment).get("template") or {}))
 
 
 def _without_empty(value: Any) -> Any:
@@ -72,19 +71,17 @@ def creation_order(replica_set: Object) -> tuple[str, int, str]:
 
 def revision_of(obj: Object) -> int:
     """Return the revision annotation, 0 if absent."""
-    text = annotations_of(obj).get(REVISION, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
+    return decimal(annotations_of(obj).get(REVISION, ""), 15) or 0
 
 
 def size_of(replica_set: Object) -> ReplicaSetSize:
     """Return the replica counts of a ReplicaSet for the rollout arithmetic."""
-    replicas = integer_or(spec_of(replica_set).get("replicas"), 1)
-    max_pods = annotations_of(replica_set).get(MAX_REPLICAS, "")
+    replicas = replicas_of(replica_set)
     return ReplicaSetSize(
         name=replica_set["metadata"]["name"],
         replicas=replicas,
         available=min(replicas, integer_or(status_of(replica_set).get("availableReplicas"))),
-        max_pods_before=int(max_pods) if max_pods.isascii() and max_pods.isdigit() and len(max_pods) < 10 else None,
+        max_pods_before=decimal(annotations_of(replica_set).get(MAX_REPLICAS, "")),
     )
 
 
@@ -98,15 +95,12 @@ def new_replica_set(deployment: Object, revision: int, replicas: int, limits: Ro
     metadata = template.get("metadata") or {}
     labels = {**(metadata.get("labels") or {}), HASH_LABEL: suffix}
     selector = spec.get("selector") or {}
-    annotations = {name: value for name, value in annotations_of(deployment).items() if name not in _NOT_COPIED}
     return {
-        "apiVersion": "apps/v1",
-        "kind": "ReplicaSet",
         "metadata": {
             "name": f"{key.name}-{suffix}",
             "namespace": key.namespace,
             "labels": labels,
-            "annotations": {**annotations, REVISION: str(revision), **size_annotations(limits)},
+            "annotations": {**_copied(deployment), REVISION: str(revision), **size_annotations(limits)},
             "ownerReferences": [reference_to(deployment)],
         },
         "spec": {
@@ -118,6 +112,11 @@ def new_replica_set(deployment: Object, revision: int, replicas: int, limits: Ro
     }
 
 
+def _copied(deployment: Object) -> dict[str, str]:
+    """Return the annotations that ReplicaSets get from their Deployment."""
+    return {name: value for name, value in annotations_of(deployment).items() if name not in _NOT_COPIED}
+
+
 def size_annotations(limits: RolloutLimits) -> dict[str, str]:
     """Return the annotations that record the Deployment's size, to tell scaling from a rollout."""
     return {DESIRED_REPLICAS: str(limits.replicas), MAX_REPLICAS: str(limits.max_pods)}
@@ -127,9 +126,9 @@ def scaled(replica_set: Object, replicas: int, limits: RolloutLimits) -> Object 
     """Return the ReplicaSet with another size; None if size and annotations are unchanged."""
     noted = size_annotations(limits)
     have = annotations_of(replica_set)
-    if integer_or(spec_of(replica_set).get("replicas"), 1) == replicas and noted.items() <= have.items():
+    if replicas_of(replica_set) == replicas and noted.items() <= have.items():
         return None
-    return with_metadata(with_spec(replica_set, replicas=replicas), annotations={**have, **noted})
+    return with_fields(with_fields(replica_set, "spec", replicas=replicas), "metadata", annotations={**have, **noted})
 
 
 def update_revision(replica_set: Object, deployment: Object, others: Sequence[Object]) -> Object | None:
@@ -138,8 +137,7 @@ def update_revision(replica_set: Object, deployment: Object, others: Sequence[Ob
     A template that returns (a rollback) gets the next revision; the old revision moves to its history annotation.
     """
     have = annotations_of(replica_set)
-    desired = {name: value for name, value in annotations_of(deployment).items() if name not in _NOT_COPIED}
-    result = {**have, **desired}
+    result = {**have, **_copied(deployment)}
     revision = max((revision_of(each) for each in others), default=0) + 1
     old = revision_of(replica_set)
     if old < revision:
@@ -150,16 +148,13 @@ def update_revision(replica_set: Object, deployment: Object, others: Sequence[Ob
                 del history[0]
             result[HISTORY] = ",".join([*history, str(old)])
     min_ready = spec_of(deployment).get("minReadySeconds") or None
-    same_patience = (spec_of(replica_set).get("minReadySeconds") or None) == min_ready
-    if result == have and same_patience:
+    if result == have and (spec_of(replica_set).get("minReadySeconds") or None) == min_ready:
         return None
-    return with_metadata(with_spec(replica_set, minReadySeconds=min_ready), annotations=result)
+    return with_fields(with_fields(replica_set, "spec", minReadySeconds=min_ready), "metadata", annotations=result)
 
 
-def surplus_revisions(old: Sequence[Object], limit: int | None) -> list[Object]:
+def surplus_revisions(old: Sequence[Object], limit: int) -> list[Object]:
     """Return the oldest ReplicaSets without pods that exceed `revisionHistoryLimit`."""
-    if limit is None:
-        return []
     empty = [each for each in old if not is_terminating(each) and _has_no_pods(each)]
     return sorted(empty, key=lambda each: (revision_of(each), creation_order(each)))[: max(0, len(empty) - limit)]
 

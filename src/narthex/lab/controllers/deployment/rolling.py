@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.controllers.interfaces import Object
-from narthex.lab.controllers.objects import integer_or, spec_of
+from narthex.lab.controllers.objects import Object, integer_or, replicas_of, spec_of
 
 _PERCENT = re.compile(r"\d{1,9}%", re.ASCII)
 
@@ -49,11 +48,6 @@ class ReplicaSetSize(msgspec.Struct, frozen=True):
 def is_rolling(deployment: Object) -> bool:
     """Return True unless the strategy is Recreate."""
     return bool((spec_of(deployment).get("strategy") or {}).get("type") != "Recreate")
-
-
-def replicas_of(deployment: Object) -> int:
-    """Return `spec.replicas`, 1 if absent."""
-    return integer_or(spec_of(deployment).get("replicas"), 1)
 
 
 def rollout_limits(deployment: Object) -> RolloutLimits:

@@ -7,10 +7,17 @@ from datetime import datetime
 
 from narthex.lab.controllers.cluster_state import SERVICE_NAME, ClusterState, ObjectChange
 from narthex.lab.controllers.endpointslice.pod_endpoints import ZONE, PodEndpoints, families_of
-from narthex.lab.controllers.endpointslice.reconciler import MANAGED_BY, EndpointSliceReconciler, delete_slice
+from narthex.lab.controllers.endpointslice.reconciler import (
+    MANAGED_BY,
+    EndpointSliceReconciler,
+    delete_slices,
+    services_of_slice,
+)
 from narthex.lab.controllers.endpointslice.topology_hints import has_automatic_mode, node_cpu_share, with_hints
-from narthex.lab.controllers.interfaces import Object, ObjectKey, ReconcileResult
 from narthex.lab.controllers.objects import (
+    Object,
+    ObjectKey,
+    ReconcileResult,
     is_pod_finished,
     is_pod_ready,
     is_terminating,
@@ -43,8 +50,7 @@ class EndpointSliceController:
         if change.kind == "Pod":
             return services_of_pod(change, state)
         if change.kind == "EndpointSlice":
-            names = {labels_of(each).get(SERVICE_NAME) for each in (change.before, change.after) if each is not None}
-            return [ObjectKey(change.key.namespace, name) for name in names if name]
+            return services_of_slice(change)
         return self._concerned_by_node(change, state) if change.kind == "Node" else []
 
     def _concerned_by_node(self, change: ObjectChange, state: ClusterState) -> set[ObjectKey]:
@@ -67,14 +73,14 @@ class EndpointSliceController:
         existing = self._slices.managed_slices(service, key, state)
         spec = spec_of(service)
         if spec.get("type") == "ExternalName":
-            yield from map(delete_slice, existing)
+            yield from delete_slices(existing)
             return
         if not spec.get("selector"):
             # Existing slices stay and belong to the user from now on.
             return
-        pods = state.selected_pods("Service", service)
+        pods = state.selected_pods(service)
         families = families_of(service)
-        yield from (delete_slice(each) for each in existing if each.get("addressType") not in families)
+        yield from delete_slices(each for each in existing if each.get("addressType") not in families)
         for family in families:
             desired = with_hints(service, self._endpoints.of(service, pods, family, state), state)
             current = [each for each in existing if each.get("addressType") == family]
@@ -82,17 +88,19 @@ class EndpointSliceController:
 
 
 def _labels(service: Object) -> dict[str, str]:
-    """Return the Service's labels, and the headless marker, which lets proxies skip the slice."""
-    headless = {HEADLESS: ""} if spec_of(service).get("clusterIP") == "None" else {}
-    return {name: value for name, value in labels_of(service).items() if name not in RESERVED} | headless
+    return {name: value for name, value in labels_of(service).items() if name not in RESERVED} | headless_label(service)
+
+
+def headless_label(service: Object) -> dict[str, str]:
+    """Return the label that lets proxies skip the endpoints of a headless Service; empty for others."""
+    return {HEADLESS: ""} if spec_of(service).get("clusterIP") == "None" else {}
 
 
 def services_of_pod(change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
     """Return the Services that select the pod before or after a change that endpoints reflect."""
     if change.kind != "Pod" or _shown(change.before) == _shown(change.after):
         return []
-    labels = [labels_of(pod) for pod in (change.before, change.after) if pod is not None]
-    return state.selected_by("Service", change.key.namespace, *labels)
+    return state.selected_by("Service", change.key.namespace, *map(labels_of, change.versions))
 
 
 def _shown(pod: Object | None) -> object:

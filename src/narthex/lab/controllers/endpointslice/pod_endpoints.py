@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from narthex.lab.controllers.cluster_state import ClusterState
-from narthex.lab.controllers.interfaces import Object, ObjectKey
 from narthex.lab.controllers.objects import (
+    Object,
+    ObjectKey,
     is_pod_finished,
     is_pod_ready,
     is_terminating,
@@ -88,20 +89,14 @@ def _build(service: Object, pod: Object, node: Object | None, family: str) -> _P
 
 
 def _ports(service: Object, pod: Object) -> tuple[Object, ...]:
-    found = []
-    for port in spec_of(service).get("ports") or ():
-        number = target_port(port, pod)
-        if number is not None:
-            application = {"appProtocol": port["appProtocol"]} if port.get("appProtocol") else {}
-            found.append(
-                {
-                    "name": port.get("name") or "",
-                    "protocol": port.get("protocol") or "TCP",
-                    "port": number,
-                    **application,
-                }
-            )
-    return tuple(found)
+    numbered = ((port, target_port(port, pod)) for port in spec_of(service).get("ports") or ())
+    return tuple(endpoint_port(port, number) for port, number in numbered if number is not None)
+
+
+def endpoint_port(port: Object, number: int) -> Object:
+    """Return the port of a slice for a port of a Service or of Endpoints."""
+    application = {"appProtocol": port["appProtocol"]} if port.get("appProtocol") else {}
+    return {"name": port.get("name") or "", "protocol": port.get("protocol") or "TCP", "port": number, **application}
 
 
 def target_port(port: Object, pod: Object) -> int | None:
@@ -113,8 +108,7 @@ def target_port(port: Object, pod: Object) -> int | None:
     for container in _containers(pod):
         for each in container.get("ports") or ():
             if each.get("name") == target and (each.get("protocol") or "TCP") == protocol:
-                number: int = each["containerPort"]
-                return number
+                return int(each["containerPort"])
     return None
 
 

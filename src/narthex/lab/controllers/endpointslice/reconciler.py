@@ -5,16 +5,29 @@ Kubernetes: `staging/src/k8s.io/endpointslice/reconciler.go`, reconcileByPortMap
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from narthex.lab.controllers.cluster_state import SERVICE_NAME, ClusterState
+from narthex.lab.controllers.cluster_state import SERVICE_NAME, ClusterState, ObjectChange
 from narthex.lab.controllers.endpointslice.pod_endpoints import PortGroup
-from narthex.lab.controllers.interfaces import CreateObject, DeleteObject, Object, ObjectKey, UpdateObject
-from narthex.lab.controllers.objects import controlled_by, hash_suffix, is_terminating, key_of, labels_of, reference_to
+from narthex.lab.controllers.objects import (
+    CreateObject,
+    DeleteObject,
+    Object,
+    ObjectKey,
+    UpdateObject,
+    controlled_by,
+    hash_suffix,
+    is_terminating,
+    key_of,
+    labels_of,
+    reference_to,
+    with_fields,
+)
 
+MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 MAX_ENDPOINTS = 100
 """Endpoints in one slice."""
 
@@ -59,11 +72,8 @@ def _distribute(endpoints: Sequence[Object], existing: Sequence[Object]) -> list
     untouched: list[list[Object]] = []
     for old in existing:
         have = old.get("endpoints") or []
-        kept = []
-        for each in have:
-            found = missing.pop(_identity(each), None)
-            if found is not None:
-                kept.append(found)
+        found = [missing.pop(_identity(each), None) for each in have]
+        kept = [each for each in found if each is not None]
         slices.append((old, kept))
         if kept:
             (untouched if kept == have else touched).append(kept)
@@ -91,9 +101,6 @@ def _identity(endpoint: Mapping[str, Any]) -> tuple[object, ...]:
         endpoint.get("nodeName"),
         *(target.get(field) for field in ("kind", "namespace", "name", "uid")),
     )
-
-
-MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 
 
 class EndpointSliceReconciler:
@@ -138,18 +145,14 @@ class EndpointSliceReconciler:
                 continue
             same = labels_of(old) == labels and all((old.get(name) or []) == value for name, value in content.items())
             if not same:
-                yield UpdateObject(
-                    "EndpointSlice", {**old, "metadata": {**old["metadata"], "labels": labels}, **content}
-                )
-        yield from (delete_slice(each) for each in free)
+                yield UpdateObject("EndpointSlice", {**with_fields(old, "metadata", labels=labels), **content})
+        yield from delete_slices(free)
 
     def _new(self, owner: Object, family: str, labels: Mapping[str, str], content: Object) -> Object:
         key = key_of(owner)
         self._created[key] = self._created.get(key, 0) + 1
         end = hash_suffix(f"{self.manager} {key} {owner['metadata'].get('uid')} {self._created[key]}", 5)
         return {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
             "metadata": {
                 "name": f"{key.name}-"[:58] + end,
                 "generateName": f"{key.name}-",
@@ -162,7 +165,12 @@ class EndpointSliceReconciler:
         }
 
 
-def delete_slice(slice_: Object) -> DeleteObject:
-    """Return the deletion of a slice."""
-    key = key_of(slice_)
-    return DeleteObject("EndpointSlice", key.namespace, key.name)
+def delete_slices(slices: Iterable[Object]) -> Iterator[DeleteObject]:
+    """Yield the deletions of slices."""
+    return (DeleteObject("EndpointSlice", key_of(each)) for each in slices)
+
+
+def services_of_slice(change: ObjectChange) -> list[ObjectKey]:
+    """Return the Services that an EndpointSlice belongs to before or after a change."""
+    names = {labels_of(each).get(SERVICE_NAME) for each in change.versions}
+    return [ObjectKey(change.key.namespace, name) for name in names if name]

@@ -13,8 +13,15 @@ from fractions import Fraction
 
 from narthex.lab.controllers.cluster_state import ClusterState
 from narthex.lab.controllers.endpointslice.pod_endpoints import ZONE, PortGroup
-from narthex.lab.controllers.interfaces import Object
-from narthex.lab.controllers.objects import annotations_of, condition_holds, labels_of, spec_of, status_of
+from narthex.lab.controllers.objects import (
+    Object,
+    annotations_of,
+    condition_holds,
+    decimal,
+    labels_of,
+    spec_of,
+    status_of,
+)
 
 _SAME_ZONE = ("PreferClose", "PreferSameZone")
 _SAME_NODE = "PreferSameNode"
@@ -75,11 +82,7 @@ def _id(endpoint: Object) -> str:
 
 def _cpus(node: Object) -> Fraction:
     text = str((status_of(node).get("allocatable") or {}).get("cpu", ""))
-    milli = text.endswith("m")
-    number = text.removesuffix("m")
-    if not (number.isascii() and number.isdigit() and len(number) < 10):
-        return Fraction(0)
-    return Fraction(int(number), 1000 if milli else 1)
+    return Fraction(decimal(text.removesuffix("m")) or 0, 1000 if text.endswith("m") else 1)
 
 
 def _cpu_shares(state: ClusterState) -> dict[str, Fraction]:

@@ -12,14 +12,15 @@ from typing import Any
 from narthex.lab.api import admission as api
 from narthex.lab.api import errors
 from narthex.lab.api.errors import FieldError, StatusError
+from narthex.lab.api.field_errors import bad
 from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.registry import Admit, Registry
 from narthex.lab.api.store import Raw
-from narthex.lab.controllers.interfaces import Object, ObjectKey
-from narthex.lab.controllers.objects import integer_or, key_of, spec_of
-from narthex.lab.controllers.service.allocator import ServiceAllocations
-from narthex.lab.controllers.service.ip_families import default_ip_families, go_strings
+from narthex.lab.controllers.objects import Object, ObjectKey, integer_or, key_of, spec_of
+from narthex.lab.controllers.service.allocator import PORT_TAKEN, ServiceAllocations
 from narthex.lab.controllers.service.strategy import (
+    bad_addresses,
+    default_ip_families,
     has_node_ports,
     inherit_allocated,
     needs_health_check,
@@ -37,20 +38,17 @@ class ServiceAllocator:
     def admit(
         self, registry: Registry, kind: ApiResource, held: Mapping[str, Any] | None, new: Object, subresource: str
     ) -> Object:
-        """Return the object to store. Objects other than Services are unchanged. Raises StatusError."""
+        """Return the object to store. Objects other than Services are unchanged.
+
+        A Service gets allocated values, and keeps those of `held` that its type still allows. Raises StatusError 422 for a value
+        that is invalid or taken, and 500 when a range is full.
+        """
         if kind.name != "Service" or subresource:
             return new
-        return self.admit_service(new, dict(held) if held is not None else None, registry)
-
-    def admit_service(self, new: Object, old: Object | None, registry: Registry) -> Object:
-        """Return `new` with allocated values, reusing those of `old` where its type still allows them.
-
-        Raises StatusError 422 for a value that is invalid or taken, and 500 when a range is full.
-        """
         self._allocated.sync(registry)
         try:
             spec = dict(spec_of(new))
-            before = spec_of(old) if old is not None else None
+            before = spec_of(dict(held)) if held is not None else None
             normalize_cluster_ips(spec)
             if before is not None:
                 inherit_allocated(spec, before)
@@ -74,12 +72,8 @@ class ServiceAllocator:
             if requested:
                 error = self._allocated.address_error(requested, key)
                 if error:
-                    field = "spec.clusterIPs"
-                    raise FieldError(
-                        field,
-                        "FieldValueInvalid",
-                        f"Invalid value: {go_strings(requested_addresses)}: failed to allocate IP {requested}: {error}",
-                    )
+                    why = f"failed to allocate IP {requested}: {error}"
+                    raise bad_addresses("spec.clusterIPs", requested_addresses, why)
                 addresses.append(requested)
                 continue
             allocated = self._allocated.allocate_address(key, family)
@@ -99,31 +93,23 @@ class ServiceAllocator:
                 continue
             error = self._allocated.port_error(protocol, requested, key)
             if not error and protocol in desired.get(requested, ()):
-                error = "provided port is already allocated"
+                error = PORT_TAKEN
             if error:
-                raise FieldError(
-                    f"spec.ports[{index}].nodePort", "FieldValueInvalid", f"Invalid value: {requested}: {error}"
-                )
+                raise bad(f"spec.ports[{index}].nodePort", requested, error)
             desired.setdefault(requested, set()).add(protocol)
         for port in ports:
             if integer_or(port.get("nodePort")):
                 continue
             protocol = port.get("protocol") or "TCP"
             # Use one node port for both protocols of a port if possible.
-            shared = next(
-                (
-                    other["nodePort"]
-                    for other in ports
-                    if other.get("port") == port.get("port")
-                    and integer_or(other.get("nodePort"))
-                    and protocol not in desired[other["nodePort"]]
-                    and not self._allocated.port_error(protocol, other["nodePort"], key)
-                ),
-                None,
+            numbers = [integer_or(other.get("nodePort")) for other in ports if other.get("port") == port.get("port")]
+            free = (
+                number
+                for number in numbers
+                if number and protocol not in desired[number] and not self._allocated.port_error(protocol, number, key)
             )
-            allocated = shared or self._allocated.allocate_port(
-                f"{key} {port.get('name') or ''} {port.get('port')}", desired
-            )
+            seed = f"{key} {port.get('name') or ''} {port.get('port')}"
+            allocated = next(free, None) or self._allocated.allocate_port(seed, desired)
             if allocated is None:
                 raise _range_full("failed to allocate a nodePort: range is full")
             port["nodePort"] = allocated
@@ -138,12 +124,8 @@ class ServiceAllocator:
         if requested:
             error = self._allocated.port_error("TCP", requested, key)
             if error or requested in taken:
-                message = error or "provided port is already allocated"
-                raise FieldError(
-                    "spec.healthCheckNodePort",
-                    "FieldValueInvalid",
-                    f"Invalid value: {requested}: failed to allocate requested HealthCheck NodePort {requested}: {message}",
-                )
+                why = f"failed to allocate requested HealthCheck NodePort {requested}: {error or PORT_TAKEN}"
+                raise bad("spec.healthCheckNodePort", requested, why)
             return
         allocated = self._allocated.allocate_port(f"{key} health check", taken)
         if allocated is None:

@@ -15,12 +15,11 @@ import msgspec
 
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.registry import Registry
-from narthex.lab.controllers.interfaces import Object, ObjectKey
-from narthex.lab.controllers.objects import integer_or, is_terminating, key_of, spec_of
+from narthex.lab.controllers.objects import Object, ObjectKey, integer_or, is_terminating, key_of, spec_of
 from narthex.lab.topology import SERVICE_CIDRS
 
 _TAKEN = "provided IP is already allocated"
-_PORT_TAKEN = "provided port is already allocated"
+PORT_TAKEN = "provided port is already allocated"
 _PROTOCOLS = ("TCP", "UDP", "SCTP")
 
 _Claim = int | tuple[str, int]
@@ -28,7 +27,7 @@ _Claim = int | tuple[str, int]
 
 
 class ServiceAllocations:
-    """Addresses and node ports of all Services in a registry registry. Those of a deleted Service are free at once."""
+    """Addresses and node ports of all Services in a registry. Those of a deleted Service are free at once."""
 
     def __init__(self) -> None:
         self._version = -1
@@ -86,8 +85,7 @@ class ServiceAllocations:
         for _, each in self._ranges.get(family, ()):
             picked = each.pick(f"{key} {family}", self._owners)
             if picked is not None:
-                address = ipaddress.IPv4Address(picked) if family == "IPv4" else ipaddress.IPv6Address(picked)
-                return str(address)
+                return str(ipaddress.IPv4Address(picked) if family == "IPv4" else ipaddress.IPv6Address(picked))
         return None
 
     def port_error(self, protocol: str, port: int, key: ObjectKey) -> str:
@@ -95,7 +93,7 @@ class ServiceAllocations:
         if port not in NODE_PORTS:
             last = NODE_PORTS.stop - 1
             return f"provided port is not in the valid range. The range of valid ports is {NODE_PORTS.start}-{last}"
-        return _PORT_TAKEN if self._owners.get((protocol, port), key) != key else ""
+        return PORT_TAKEN if self._owners.get((protocol, port), key) != key else ""
 
     def allocate_port(self, seed: str, desired: Mapping[int, Collection[str]]) -> int | None:
         """Return a node port that is free for all protocols and not in `desired`, None if the range is full."""

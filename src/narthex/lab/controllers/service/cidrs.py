@@ -6,15 +6,18 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
-from narthex.lab.controllers.interfaces import Object, ObjectKey, ReconcileResult, UpdateObject
 from narthex.lab.controllers.objects import (
+    Object,
+    ObjectKey,
+    ReconcileResult,
+    UpdateObject,
     condition_holds,
+    finalizers_of,
     is_terminating,
     spec_of,
-    status_of,
-    with_condition,
-    with_metadata,
-    with_status,
+    update_condition,
+    with_fields,
+    without_finalizer,
 )
 from narthex.lab.controllers.service.allocator import address_numbers, address_range
 
@@ -38,17 +41,15 @@ class ServiceCIDRController:
         cidr = state.get("ServiceCIDR", key)
         if cidr is None:
             return
-        finalizers = cidr["metadata"].get("finalizers") or []
         if is_terminating(cidr):
-            if FINALIZER in finalizers and not _is_needed(cidr, state):
-                rest = [each for each in finalizers if each != FINALIZER]
-                yield UpdateObject("ServiceCIDR", with_metadata(cidr, finalizers=rest or None))
-        elif FINALIZER not in finalizers:
-            yield UpdateObject("ServiceCIDR", with_metadata(cidr, finalizers=[*finalizers, FINALIZER]))
+            if FINALIZER in finalizers_of(cidr) and not _is_needed(cidr, state):
+                yield without_finalizer("ServiceCIDR", cidr, FINALIZER)
+        elif FINALIZER not in finalizers_of(cidr):
+            finalizers = [*finalizers_of(cidr), FINALIZER]
+            yield UpdateObject("ServiceCIDR", with_fields(cidr, "metadata", finalizers=finalizers))
         elif not condition_holds(cidr, "Ready"):
             new = {"type": "Ready", "status": "True", "reason": "", "message": "Kubernetes Service CIDR is ready"}
-            conditions = with_condition(status_of(cidr).get("conditions") or [], new, now)
-            yield UpdateObject("ServiceCIDR", with_status(cidr, conditions=conditions), "status")
+            yield update_condition("ServiceCIDR", cidr, new, now)
 
 
 def _terminating(state: ClusterState) -> list[ObjectKey]:

@@ -1,20 +1,20 @@
-"""Fields that depend on the type of a Service: what an update inherits, drops, and may not change.
+"""Fields that depend on the type and the families of a Service: what an update inherits, drops, and may not change.
 
-Kubernetes: `pkg/registry/core/service/strategy.go` (patchAllocatedValues, dropTypeDependentFields) and
-`pkg/apis/core/validation` (validateUpgradeDowngradeClusterIPs).
+Kubernetes: `pkg/registry/core/service/strategy.go` (patchAllocatedValues, dropTypeDependentFields), `service/storage/alloc.go`
+(initIPFamilyFields), and `pkg/apis/core/validation` (validateUpgradeDowngradeClusterIPs).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from narthex.lab.api.errors import FieldError
-from narthex.lab.controllers.interfaces import Object
-from narthex.lab.controllers.objects import integer_or
-from narthex.lab.controllers.service.ip_families import go_strings
+from narthex.lab.api.field_errors import bad, duplicate, forbidden
+from narthex.lab.controllers.objects import Object, integer_or
 
 Spec = Mapping[str, Any]
+_DUAL = ("PreferDualStack", "RequireDualStack")
 
 
 def has_addresses(spec: Spec) -> bool:
@@ -115,28 +115,23 @@ def _port(port: Spec) -> tuple[str, int]:
 
 
 def validate_type(spec: Spec, old: Spec | None) -> None:
-    """Raise Wrong for fields that the type does not allow and for changes of immutable addresses."""
+    """Raise FieldError for fields that the type does not allow and for changes of immutable addresses."""
     kind = spec.get("type") or "ClusterIP"
     if not may_have_node_ports(spec):
         for index, port in enumerate(spec.get("ports") or ()):
             if integer_or(port.get("nodePort")):
-                why = f"Forbidden: may not be used when `type` is '{kind}'"
-                raise FieldError(f"spec.ports[{index}].nodePort", "FieldValueForbidden", why)
+                raise forbidden(f"spec.ports[{index}].nodePort", f"may not be used when `type` is '{kind}'")
     addresses = spec.get("clusterIPs") or []
     if kind == "ExternalName":
         for field in ("clusterIPs", "ipFamilies", "ipFamilyPolicy"):
             if spec.get(field):
-                why = "Forbidden: may not be set for ExternalName services"
-                raise FieldError(f"spec.{field}", "FieldValueForbidden", why)
+                raise forbidden(f"spec.{field}", "may not be set for ExternalName services")
         return
     if may_have_node_ports(spec) and spec.get("clusterIP") == "None":
-        why = f"Invalid value: {go_strings(addresses)}: may not be set to 'None' for {kind} services"
-        raise FieldError("spec.clusterIPs[0]", "FieldValueInvalid", why)
+        raise bad_addresses("spec.clusterIPs[0]", addresses, f"may not be set to 'None' for {kind} services")
     if integer_or(spec.get("healthCheckNodePort")) and not needs_health_check(spec):
         why = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"
-        raise FieldError(
-            "spec.healthCheckNodePort", "FieldValueInvalid", f"Invalid value: {spec['healthCheckNodePort']}: {why}"
-        )
+        raise bad("spec.healthCheckNodePort", spec["healthCheckNodePort"], why)
     if old is not None and old.get("type") != "ExternalName":
         _check_kept(addresses, old.get("clusterIPs") or [], spec)
 
@@ -145,12 +140,77 @@ def _check_kept(addresses: list[str], before: list[str], spec: Spec) -> None:
     if not before:
         return
     if not addresses:
-        words = f"Invalid value: {go_strings(addresses)}: primary clusterIP can not be unset"
-        raise FieldError("spec.clusterIPs[0]", "FieldValueInvalid", words)
+        raise bad_addresses("spec.clusterIPs[0]", addresses, "primary clusterIP can not be unset")
     for index, (new, had) in enumerate(zip(addresses, before, strict=False)):
         if new != had:
-            words = f"Invalid value: {go_strings(addresses)}: may not change once set"
-            raise FieldError(f"spec.clusterIPs[{index}]", "FieldValueInvalid", words)
+            raise bad_addresses(f"spec.clusterIPs[{index}]", addresses, "may not change once set")
     if len(addresses) < len(before) and spec.get("ipFamilyPolicy") != "SingleStack":
-        words = "secondary clusterIP can only be unset when the ipFamilyPolicy is 'SingleStack'"
-        raise FieldError("spec.clusterIPs[1]", "FieldValueInvalid", f"Invalid value: {go_strings(addresses)}: {words}")
+        why = "secondary clusterIP can only be unset when the ipFamilyPolicy is 'SingleStack'"
+        raise bad_addresses("spec.clusterIPs[1]", addresses, why)
+
+
+def default_ip_families(spec: Object, old: Mapping[str, Any] | None, cluster: Sequence[str]) -> Object:
+    """Return the spec with `ipFamilies` and `ipFamilyPolicy`. Raises FieldError.
+
+    `cluster` lists the families that the cluster supports, primary first.
+    """
+    if spec.get("type") == "ExternalName":
+        return spec
+    policy = spec.get("ipFamilyPolicy")
+    addresses = [each for each in spec.get("clusterIPs") or () if each != "None"]
+    families = list(spec.get("ipFamilies") or ())
+    if old is not None and policy == "SingleStack" and old.get("ipFamilyPolicy") in _DUAL:
+        # Changing the policy alone is enough to drop the second family.
+        if addresses == list(old.get("clusterIPs") or ()):
+            addresses = addresses[:1]
+        if families == list(old.get("ipFamilies") or ()):
+            families = families[:1]
+    _check_families(policy, addresses, families, cluster)
+    families += [family_of(each) for each in addresses[len(families) :]]
+    headless = spec.get("clusterIP") == "None"
+    if headless and not spec.get("selector") and policy is None and len(families) < 2:
+        # The endpoints are unknown, so allow both families.
+        policy = "RequireDualStack" if len(cluster) > 1 else "SingleStack"
+    if policy == "RequireDualStack" and len(cluster) < 2:
+        raise bad("spec.ipFamilyPolicy", policy, "this cluster is not configured for dual-stack services")
+    if not families:
+        families = [cluster[0] if cluster else "IPv4"]
+    if policy in _DUAL and len(families) == 1:
+        families += [each for each in cluster if each != families[0]]
+    settled = {**spec, "ipFamilyPolicy": policy or "SingleStack", "ipFamilies": families}
+    if addresses:
+        settled |= {"clusterIP": addresses[0], "clusterIPs": addresses}
+    return settled
+
+
+def family_of(address: str) -> str:
+    """Return `IPv4` or `IPv6`."""
+    return "IPv6" if ":" in address else "IPv4"
+
+
+def _check_families(
+    policy: str | None, addresses: Sequence[str], families: Sequence[str], cluster: Sequence[str]
+) -> None:
+    if policy not in _DUAL:
+        for name, given in (("clusterIPs", addresses), ("ipFamilies", families)):
+            if len(given) > 1:
+                why = f"must be RequireDualStack or PreferDualStack when multiple {name} are specified"
+                raise bad("spec.ipFamilyPolicy", policy or "SingleStack", why)
+    for index, family in enumerate(families):
+        if family in families[:index]:
+            raise duplicate(f"spec.ipFamilies[{index}]", family)
+        if family not in cluster:
+            raise bad(f"spec.ipFamilies[{index}]", family, "not configured on this cluster")
+    for index, (address, family) in enumerate(zip(addresses, families, strict=False)):
+        if family_of(address) != family:
+            why = f"expected an {family} value as indicated by `ipFamilies[{index}]`"
+            raise bad(f"spec.clusterIPs[{index}]", address, why)
+    if len({family_of(each) for each in addresses}) < len(addresses):
+        raise bad_addresses("spec.clusterIPs", addresses, "may specify no more than one IP for each IP family")
+
+
+def bad_addresses(field: str, addresses: Sequence[str], why: str) -> FieldError:
+    """Return an error for an invalid list of addresses, which upstream prints by Go's `%#v`."""
+    shown = ", ".join(f'"{each}"' for each in addresses)
+    text = f"[]string{{{shown}}}" if addresses else "[]string(nil)"
+    return FieldError(field, "FieldValueInvalid", f"Invalid value: {text}: {why}")
