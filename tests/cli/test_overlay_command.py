@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from narthex.cli import main
 from narthex.overlay.interfaces import InterfaceSelection
 from narthex.overlay.program import part
-from narthex.overlay.program.settings import OverlaySettings, settings_of
+from narthex.overlay.program.loop import OverlaySettings, settings_of
 from narthex.runtime import logs
 from narthex.runtime.configuration.values import OverlayConfiguration
 

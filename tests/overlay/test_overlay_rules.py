@@ -7,8 +7,8 @@ import pytest
 from narthex.model.net import IPFamily
 from narthex.netfilter import nft, xtables
 from narthex.overlay.interfaces import InterfaceNotFound, InterfaceSelection, NodeInterface, select_interface
-from narthex.overlay.kernel.checksums import PAYLOAD, ChecksumVerdict, datagram, verdict
 from narthex.overlay.masquerade import MasqueradeRules, iptables_changes
+from narthex.overlay.program.checksums import PAYLOAD, ChecksumVerdict, datagram, verdict
 
 FOUR, SIX = IPFamily.IPV4, IPFamily.IPV6
 EMPTY = "*nat\n:PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\nCOMMIT\n*filter\n:FORWARD DROP [0:0]\nCOMMIT\n"

@@ -121,7 +121,7 @@ def _settings(flags: dict[str, Any]) -> Any:
     from narthex.model.net import FAMILIES
     from narthex.overlay.annotations import AnnotationKeys
     from narthex.overlay.interfaces import InterfaceSelection
-    from narthex.overlay.program.settings import OverlaySettings
+    from narthex.overlay.program.loop import OverlaySettings
 
     given = {
         "net_conf": flags["net_config_path"],

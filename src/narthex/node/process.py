@@ -134,8 +134,8 @@ def _cni(given: PartInputs) -> NodePart:
 
 
 def _overlay(given: PartInputs) -> NodePart:
+    from narthex.overlay.program.loop import settings_of
     from narthex.overlay.program.part import OverlayOrigin, OverlayPart, api_origin
-    from narthex.overlay.program.settings import settings_of
 
     origin = given.origin()
     nodes = api_origin(origin.access) if origin.access is not None else OverlayOrigin(origin.source, None)

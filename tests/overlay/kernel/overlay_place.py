@@ -19,8 +19,8 @@ from narthex.kube.messages import prepare_decoders
 from narthex.linux import namespaces as netns
 from narthex.linux.links import batch
 from narthex.linux.run import run
+from narthex.overlay.program.loop import OverlaySettings
 from narthex.overlay.program.part import OverlayPart, directory_origin
-from narthex.overlay.program.settings import OverlaySettings
 from narthex.testing.load import until
 
 _numbers = itertools.count()

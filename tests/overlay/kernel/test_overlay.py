@@ -20,7 +20,7 @@ from narthex.linux.links import batch
 from narthex.linux.run import run
 from narthex.model.decode.objects import load
 from narthex.model.store import Synced, Upsert
-from narthex.overlay.kernel.checksums import ChecksumVerdict, offloaded
+from narthex.overlay.program.checksums import ChecksumVerdict, offloaded
 from narthex.overlay.program.part import OverlayOrigin, api_origin
 from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.load import until

@@ -10,9 +10,9 @@ from narthex.model.objects import Node
 from narthex.overlay.annotations import AnnotationKeys, LeaseAttributes, lease_annotations
 from narthex.overlay.net_conf import BackendConf
 from narthex.overlay.program.annotate import NodeAnnotator, NodeWriter
+from narthex.overlay.program.loop import OverlaySettings
 from narthex.overlay.program.metrics import OverlayMetrics
 from narthex.overlay.program.part import OverlayPart, directory_origin, exposition, routes
-from narthex.overlay.program.settings import OverlaySettings
 from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.load import until
 

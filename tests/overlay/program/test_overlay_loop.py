@@ -6,9 +6,8 @@ from typing import Any, cast
 import pytest
 
 from narthex.model.problem import Problem
-from narthex.overlay.program.loop import Overlay
+from narthex.overlay.program.loop import Overlay, OverlaySettings
 from narthex.overlay.program.metrics import OverlayMetrics
-from narthex.overlay.program.settings import OverlaySettings
 from narthex.testing.fakes import FakeClock
 
 

@@ -1,11 +1,12 @@
-"""Writer of this node's own annotations and its condition NetworkUnavailable."""
+"""What this node publishes about itself, and the writer of its annotations and its condition NetworkUnavailable."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,8 +15,12 @@ from narthex.kube.client import ApiError, writing
 from narthex.linux.background import in_background
 from narthex.linux.clock import Clock, SystemClock
 from narthex.model.backoff import Backoff
+from narthex.model.net import IPFamily, family_of
 from narthex.model.objects import Node
-from narthex.overlay.annotations import changed_annotations
+from narthex.overlay.annotations import AnnotationKeys, changed_annotations, derived_mac, given_public_ip, vtep_mac
+from narthex.overlay.changes import OverlayState
+from narthex.overlay.desired import ExternalInterface, device_name
+from narthex.overlay.net_conf import NetConf
 from narthex.runtime.logs import LOGGER
 
 _BACKOFF = Backoff(1.0, 30.0)
@@ -118,3 +123,37 @@ def _network_is_there() -> dict[str, str]:
         "lastHeartbeatTime": now,
         "lastTransitionTime": now,
     }
+
+
+def public_ips(
+    node: Node, keys: AnnotationKeys, configured: Iterable[str], external: Mapping[IPFamily, ExternalInterface]
+) -> dict[IPFamily, str]:
+    """Return the addresses that peers send to. Raises ValueError for an invalid annotation."""
+    given = {family_of(one): one for one in configured}
+    return {
+        family: given_public_ip(node, keys, family) or given.get(family) or one.address
+        for family, one in external.items()
+    }
+
+
+def hardware_address(
+    node: Node, keys: AnnotationKeys, conf: NetConf, family: IPFamily, have: OverlayState, *, derived: bool
+) -> str:
+    """Return the MAC address of the VXLAN device: as published, as the device has it, or a new one.
+
+    `derived`: peers derive it from the node's name unless it is published.
+    """
+    vni = conf.backend.vni
+    try:
+        announced = vtep_mac(node, keys, family, vni)
+    except ValueError:
+        # The invalid annotation will be overwritten.
+        announced = ""
+    if announced or derived:
+        return announced or derived_mac(node.name, vni, family)
+    held = have.devices.get(device_name(family, vni))
+    if held is not None and held.kind == "vxlan" and held.mac:
+        return held.mac
+    fresh = bytearray(os.urandom(6))
+    fresh[0] = fresh[0] & 0xFC | 0x02
+    return fresh.hex(":")

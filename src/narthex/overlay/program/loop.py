@@ -6,35 +6,21 @@ Level-triggered: notifications only trigger a reconciliation. A failed one leave
 from __future__ import annotations
 
 import math
-import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from narthex.linux import sysctls
 from narthex.linux.clock import Clock
 from narthex.linux.run import ApplyError
-from narthex.model.net import FAMILIES, IPFamily, contains, family_of
+from narthex.model.net import FAMILIES, IPFamily, contains
 from narthex.model.objects import Node
 from narthex.model.store import Delete, Event, Synced, Upsert
-from narthex.overlay.annotations import (
-    AnnotationKeys,
-    LeaseAttributes,
-    derived_mac,
-    given_public_ip,
-    lease_annotations,
-    vtep_mac,
-)
-from narthex.overlay.changes import (
-    AddDevice,
-    AddDeviceAddress,
-    OverlayChange,
-    OverlayState,
-    PutEntry,
-    own_address,
-    plan_changes,
-)
+from narthex.overlay.annotations import AnnotationKeys, LeaseAttributes, lease_annotations
+from narthex.overlay.changes import AddDevice, AddDeviceAddress, OverlayChange, PutEntry, own_address, plan_changes
 from narthex.overlay.desired import (
     DesiredState,
     ExternalInterface,
@@ -46,15 +32,16 @@ from narthex.overlay.desired import (
     device_name,
     pod_mtu,
 )
-from narthex.overlay.interfaces import select_interface
+from narthex.overlay.interfaces import InterfaceSelection, select_interface
 from narthex.overlay.kernel import files
 from narthex.overlay.kernel.kernel import OverlayKernel, described
 from narthex.overlay.kernel.rules import MasqueradeWriter
 from narthex.overlay.masquerade import MasqueradeRules
 from narthex.overlay.net_conf import VXLAN, NetConf, NetConfError, parse, subnet_env
 from narthex.overlay.peers import OverlayPeer, node_subnets, overlay_peers, without_conflicts
+from narthex.overlay.program.annotate import hardware_address, public_ips
 from narthex.overlay.program.metrics import OverlayMetrics
-from narthex.overlay.program.settings import OverlaySettings
+from narthex.runtime.configuration.values import OverlayConfiguration
 from narthex.runtime.logs import LOGGER
 
 _MOST_LINES = 20
@@ -62,6 +49,57 @@ _MOST_LINES = 20
 _KINDS = {OverlayNeighbor: "neighbour", OverlayFdbEntry: "fdb", OverlayRoute: "route"}
 
 Annotate = Callable[[Node, Mapping[str, str]], None]
+
+
+_USUAL = OverlayConfiguration()
+
+
+class OverlaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings. Several overlays on one machine need separate namespaces and `subnet_file`s."""
+
+    node: str
+    """Name of this node's Node object."""
+    net_conf: str = _USUAL.net_conf
+    subnet_file: str = _USUAL.subnet_file
+    routes_file: str = ""
+    """File of our own routes over the external interface; empty: next to `subnet_file`."""
+    choice: InterfaceSelection = InterfaceSelection()
+    """Selects the interface to the other nodes."""
+    public_ips: tuple[str, ...] = ()
+    """Addresses that peers send to, at most one per family; default: those of the interface."""
+    masquerade: bool = True
+    forward_rules: bool = True
+    """Accept Pod traffic in the FORWARD chain, whose policy may be DROP."""
+    annotation_prefix: str = _USUAL.annotation_prefix
+    set_condition: bool = True
+    """Set the Node condition NetworkUnavailable to False."""
+    repair_checksums: bool = True
+    resync: float = 10.0
+    """Seconds between full reconciliations; changes that the kernel reports are repaired at once."""
+
+    def __post_init__(self) -> None:
+        if not self.routes_file:
+            msgspec.structs.force_setattr(self, "routes_file", f"{self.subnet_file}.routes")
+
+
+def settings_of(configuration: OverlayConfiguration, node: str) -> OverlaySettings:
+    """Return the settings of a configuration file's section."""
+    return OverlaySettings(
+        node=node,
+        net_conf=configuration.net_conf,
+        subnet_file=configuration.subnet_file,
+        choice=InterfaceSelection(
+            names=configuration.interfaces,
+            patterns=configuration.interface_patterns,
+            can_reach=configuration.interface_can_reach,
+        ),
+        public_ips=configuration.public_ips,
+        masquerade=configuration.masquerade,
+        forward_rules=configuration.forward_rules,
+        annotation_prefix=configuration.annotation_prefix,
+        set_condition=configuration.network_condition,
+        repair_checksums=configuration.repair_checksums,
+    )
 
 
 class Overlay:
@@ -155,7 +193,7 @@ class Overlay:
         assert node is not None
         families = [family for family in FAMILIES if family in subnets]
         external = external_interfaces(self._kernel, self._settings, families)
-        own_ips = public_ips(node, self._keys, self._settings, external)
+        own_ips = public_ips(node, self._keys, self._settings.public_ips, external)
         mtu = pod_mtu(conf, external)
         found = overlay_peers(self._nodes.values(), name, conf, self._keys, assumed=self._annotate_node is None)
         peers = without_conflicts(found.usable, name, subnets, own_ips)
@@ -347,37 +385,3 @@ def _source_towards(address: str) -> str:
             return str(sock.getsockname()[0])
     except OSError:
         return ""
-
-
-def public_ips(
-    node: Node, keys: AnnotationKeys, settings: OverlaySettings, external: Mapping[IPFamily, ExternalInterface]
-) -> dict[IPFamily, str]:
-    """Return the addresses that peers send to. Raises ValueError for an invalid annotation."""
-    given = {family_of(one): one for one in settings.public_ips}
-    return {
-        family: given_public_ip(node, keys, family) or given.get(family) or one.address
-        for family, one in external.items()
-    }
-
-
-def hardware_address(
-    node: Node, keys: AnnotationKeys, conf: NetConf, family: IPFamily, have: OverlayState, *, derived: bool
-) -> str:
-    """Return the MAC address of the VXLAN device: as published, as the device has it, or a new one.
-
-    `derived`: peers derive it from the node's name unless it is published.
-    """
-    vni = conf.backend.vni
-    try:
-        announced = vtep_mac(node, keys, family, vni)
-    except ValueError:
-        # The invalid annotation will be overwritten.
-        announced = ""
-    if announced or derived:
-        return announced or derived_mac(node.name, vni, family)
-    held = have.devices.get(device_name(family, vni))
-    if held is not None and held.kind == "vxlan" and held.mac:
-        return held.mac
-    fresh = bytearray(os.urandom(6))
-    fresh[0] = fresh[0] & 0xFC | 0x02
-    return fresh.hex(":")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from narthex.overlay.kernel.checksums import ChecksumVerdict
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import counter, gauge
 
@@ -36,8 +36,8 @@ class OverlayMetrics:
         """Unix time of the last successful reconciliation."""
         self.syncs = 0
         self.healed: Counter[str] = Counter()
-        self.checksums: dict[str, ChecksumVerdict] = {}
-        """Last result of the checksum self-test, by device."""
+        self.checksums: dict[str, enum.Enum] = {}
+        """Last `ChecksumVerdict` of the self-test, by device."""
         self.repaired = 0
         self._lock = threading.Lock()
 
@@ -77,9 +77,7 @@ class OverlayMetrics:
         text = "Entries that other programs removed and that were restored."
         yield counter("narthex_overlay_healed", text, healed, "kind")
         checksums: dict[tuple[str, ...], float] = {
-            (device, one.value): one is found
-            for device, found in list(self.checksums.items())
-            for one in ChecksumVerdict
+            (device, one.value): one is found for device, found in list(self.checksums.items()) for one in type(found)
         }
         text = "1 for the last result of the transmit checksum self-test."
         yield gauge("narthex_overlay_checksums", text, checksums, "device", "verdict")

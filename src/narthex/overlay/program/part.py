@@ -29,10 +29,9 @@ from narthex.overlay.kernel.kernel import OverlayKernel
 from narthex.overlay.kernel.monitor import RouteMonitor
 from narthex.overlay.masquerade import FORWARD, POSTROUTING, TABLES
 from narthex.overlay.program.annotate import NodeAnnotator, NodeWriter
-from narthex.overlay.program.loop import Overlay
+from narthex.overlay.program.checksums import SelfTest
+from narthex.overlay.program.loop import Overlay, OverlaySettings
 from narthex.overlay.program.metrics import OverlayMetrics
-from narthex.overlay.program.selftest import SelfTest
-from narthex.overlay.program.settings import OverlaySettings
 from narthex.runtime.http.messages import HttpResponse, SlowResponse
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import exposition, metrics_reply
