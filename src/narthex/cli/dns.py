@@ -89,7 +89,7 @@ def command(
     """
     from narthex.dns.program.configuration import CorefileSource, DnsConfigurationError, DnsFlags
     from narthex.dns.program.listeners import ListenError
-    from narthex.dns.program.start import serve
+    from narthex.dns.program.serve import serve
     from narthex.runtime import logs
 
     if conf is not None and (zones or listen or upstreams):

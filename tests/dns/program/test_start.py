@@ -11,8 +11,7 @@ from narthex.dns.corefile.parse import parse
 from narthex.dns.corefile.settings import Upstream
 from narthex.dns.program.configuration import CorefileSource, DnsConfigurationError, DnsFlags
 from narthex.dns.program.listeners import ListenError, listen_addresses, reached_at
-from narthex.dns.program.serve import DnsSettings
-from narthex.dns.program.start import build_server
+from narthex.dns.program.serve import DnsSettings, build_server
 
 
 def blocks(text):

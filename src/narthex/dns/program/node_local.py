@@ -23,8 +23,7 @@ import msgspec
 from narthex.dns.corefile.parse import parse
 from narthex.dns.corefile.settings import DEFAULT_PORT, BindSettings, ServerBlock
 from narthex.dns.program.configuration import CorefileSource, DnsFlags, cluster_corefile
-from narthex.dns.program.serve import DnsServer, DnsSettings
-from narthex.dns.program.start import follow_api_server
+from narthex.dns.program.serve import DnsServer, DnsSettings, follow_api_server
 from narthex.kube.origin import Origin
 from narthex.linux.libnftables import NftError, NftMissingError, OwnedTables
 from narthex.linux.netlink import NetlinkError

@@ -19,8 +19,7 @@ from narthex.dns.plugins.cache import CACHE_HALVES, CacheCounters, CacheHalf, Re
 from narthex.dns.plugins.errors import ErrorLog
 from narthex.dns.plugins.hosts import HostsPlugin
 from narthex.dns.server.counters import CacheCounts, ResolverCounts, UpstreamCounter, UpstreamCounts
-from narthex.dns.server.event_loop import EventLoop, EventTimer
-from narthex.dns.server.files import RESOLV_CONF_INTERVAL, FollowedFile
+from narthex.dns.server.event_loop import RESOLV_CONF_INTERVAL, EventLoop, EventTimer, FollowedFile
 from narthex.dns.server.forwarder import Forwarder, ForwardOutcome, tls_context
 from narthex.dns.server.resolv_conf import upstreams_of_file
 

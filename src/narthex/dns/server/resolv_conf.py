@@ -9,7 +9,7 @@ import msgspec
 
 from narthex.dns.corefile.settings import AutopathSettings, Upstream
 from narthex.dns.message import names
-from narthex.dns.server.files import read_text
+from narthex.dns.server.event_loop import read_text
 from narthex.model import net
 
 STUBS = frozenset({"127.0.0.53", "127.0.0.54"})
