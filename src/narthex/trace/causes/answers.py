@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from narthex.model.net import contains, family_of, network
 from narthex.trace.causes.catalogue import CauseFinding
-from narthex.trace.causes.scene import DiagnosisContext, finding
+from narthex.trace.causes.scene import DiagnosisContext, finding, node_words
 from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, PathLeaf
@@ -34,7 +34,7 @@ def _deaf(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
         return
     address, port = leaf.end.address, leaf.end.port
     places = [(f"pod {pod.name}", pod) for view in scene.views.values() for pod in view.pods.values()]
-    places += [(f"node {name}" if name else "this node", view) for name, view in scene.views.items()]
+    places += [(node_words(name), view) for name, view in scene.views.items()]
     held = next(((words, view) for words, view in places if view.own(address) is not None), None)
     if held is None or held[1].listeners is None:
         return
@@ -153,8 +153,5 @@ def _elsewhere(scene: DiagnosisContext, address: str) -> bool | None:
     for held in scene.endpoints:
         if held.endpoint.address == address and held.endpoint.node_name:
             return held.endpoint.node_name != scene.node
-    if scene.cluster is not None:
-        for node in scene.cluster.nodes.values():
-            if any(contains(cidr, address) for cidr in node.pod_cidrs):
-                return node.name != scene.node
-    return None
+    owner = scene.owner_of(address)
+    return owner[0].name != scene.node if owner else None

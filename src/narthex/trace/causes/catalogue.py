@@ -158,15 +158,10 @@ def finding_records(findings: Sequence[CauseFinding]) -> tuple[FindingRecord, ..
     """Return the findings as parts of a document."""
     return tuple(
         FindingRecord(
+            **{name: getattr(each, name) for name in CauseFinding.__struct_fields__ if name != "cause"},
             cause=each.cause.id,
             title=each.cause.title,
             page=each.cause.page,
-            certain=each.certain,
-            explains=each.explains,
-            sentence=each.sentence,
-            evidence=each.evidence,
-            advice=each.advice,
-            node=each.node,
         )
         for each in findings
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from narthex.model.net import family_of
 from narthex.model.packet import Disposition, Host, Packet
@@ -91,68 +91,61 @@ def _health_check(scene: DiagnosisContext) -> Iterator[CauseFinding]:
         return
 
 
+def _maker(makers: Mapping[str, str], chain: str) -> str:
+    return next((name for prefix, name in makers.items() if chain.startswith(prefix)), "")
+
+
 def _policy_maker(leaf: PathLeaf, step: PathStep) -> str:
     """Return the implementation of NetworkPolicy that the dropping chain, or a chain that called it, belongs to."""
     if step.table in POLICY_TABLES:
         return POLICY_TABLES[step.table]
     chains = [each.chain for each in leaf.steps if each.stage is step.stage and each.table == step.table]
-    for chain in (step.chain, *reversed(chains)):
-        for prefix, maker in POLICY_CHAINS.items():
-            if chain.startswith(prefix):
-                return maker
-    return ""
+    return next(filter(None, (_maker(POLICY_CHAINS, chain) for chain in (step.chain, *reversed(chains)))), "")
+
+
+def _dropped_by(step: PathStep, cause: str, sentence: str, advice: str) -> CauseFinding:
+    return finding(cause, sentence, evidence=(rule_text(step),), advice=advice, node=step.node)
 
 
 def _network_policy(step: PathStep, maker: str) -> CauseFinding:
-    return finding(
+    return _dropped_by(
+        step,
         "network-policy",
         f"a network policy ({maker}) drops it in chain {step.chain}",
-        evidence=(rule_text(step),),
-        advice="See `kubectl get networkpolicy -A`: a pod that some policy selects gets only what a policy allows. Note that "
+        "See `kubectl get networkpolicy -A`: a pod that some policy selects gets only what a policy allows. Note that "
         "policies see the endpoint's address and port, not the Service's.",
-        node=step.node,
     )
 
 
 def _foreign(step: PathStep) -> CauseFinding:
     maker = _MAKERS.get(step.table, "")
     who = f" ({maker})" if maker else ""
-    return finding(
+    return _dropped_by(
+        step,
         "foreign-table",
         f"table {step.family} {step.table}{who} drops it in chain {step.chain}, hook {step.stage.value}",
-        evidence=(rule_text(step),),
-        advice="In nftables an accept in one table does not overrule a drop in another. Let that table's owner allow the "
+        "In nftables an accept in one table does not overrule a drop in another. Let that table's owner allow the "
         "pods' and the Services' networks.",
-        node=step.node,
     )
 
 
 def _by_stage(scene: DiagnosisContext, leaf: PathLeaf, step: PathStep) -> CauseFinding:
-    maker = next((name for prefix, name in _CHAIN_MAKERS.items() if step.chain.startswith(prefix)), "")
-    who = f" ({maker})" if maker else ""
+    maker = _maker(_CHAIN_MAKERS, step.chain)
+    chain = f"{step.chain} ({maker})" if maker else step.chain
     policy = "policy" in step.what.lower() or "policy" in step.rule.lower() or not step.rule
     what = "its policy is DROP and no rule lets the packet pass" if policy else "a rule of it takes the packet"
     if step.stage is Stage.FORWARD:
-        return finding(
-            "forward-drop",
-            f"chain {step.chain}{who} of table {step.table} drops what {scene.node_words} should forward: {what}",
-            evidence=(rule_text(step),),
-            advice="Let the pods' networks pass (`iptables -I FORWARD -s POD-CIDR -j ACCEPT`, and the same with -d), or set the "
-            "policy to ACCEPT. Docker sets it to DROP when it starts.",
-            node=step.node,
+        sentence = f"chain {chain} of table {step.table} drops what {scene.node_words} should forward: {what}"
+        advice = (
+            "Let the pods' networks pass (`iptables -I FORWARD -s POD-CIDR -j ACCEPT`, and the same with -d), or set the "
+            "policy to ACCEPT. Docker sets it to DROP when it starts."
         )
+        return _dropped_by(step, "forward-drop", sentence, advice)
     if step.stage is Stage.INPUT:
-        return finding(
-            "input-drop",
-            f"the firewall of {scene.node_words} drops it in chain {step.chain}{who}: {what}",
-            evidence=(rule_text(step),),
-            advice=f"Allow {leaf.end.port or scene.packet.port}/{scene.packet.protocol} from the sender's network in that firewall.",
-            node=step.node,
-        )
-    return finding(
-        "rule-drops",
-        f"chain {step.chain}{who} of table {step.table} drops it in hook {step.stage.value}: {what}",
-        evidence=(rule_text(step),),
-        advice="Find out who made the rule (its comment and chain say it mostly) and narrow it.",
-        node=step.node,
+        sentence = f"the firewall of {scene.node_words} drops it in chain {chain}: {what}"
+        port = f"{leaf.end.port or scene.packet.port}/{scene.packet.protocol}"
+        return _dropped_by(step, "input-drop", sentence, f"Allow {port} from the sender's network in that firewall.")
+    sentence = f"chain {chain} of table {step.table} drops it in hook {step.stage.value}: {what}"
+    return _dropped_by(
+        step, "rule-drops", sentence, "Find out who made the rule (its comment and chain say it mostly) and narrow it."
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from narthex.model.net import Protocol, join_port
 from narthex.trace.causes.catalogue import CauseFinding
-from narthex.trace.causes.scene import DiagnosisContext, finding
+from narthex.trace.causes.scene import DiagnosisContext, finding, node_words
 from narthex.trace.follow.views import NodeView, TrackedConnection
 
 _COUNT, _MOST = "net.netfilter.nf_conntrack_count", "net.netfilter.nf_conntrack_max"
@@ -30,7 +30,7 @@ def _full(name: str, view: NodeView) -> Iterator[CauseFinding]:
     full = int(count) >= int(most)
     yield finding(
         "conntrack-full",
-        f"the connection table of {f'node {name}' if name else 'this node'} is {'full' if full else 'nearly full'}: "
+        f"the connection table of {node_words(name)} is {'full' if full else 'nearly full'}: "
         f"{count} of {most} entries; what is new is dropped",
         evidence=(f"{_COUNT} = {count}", f"{_MOST} = {most}"),
         advice=f"Raise {_MOST} (kube-proxy's conntrack.maxPerCore sets it), and see who opens so many: `conntrack -L | "
@@ -67,7 +67,7 @@ def _stale(scene: DiagnosisContext, name: str, entry: TrackedConnection, to: tup
     )
     return finding(
         "conntrack-stale",
-        f"{f'node {name}' if name else 'this node'} remembers the flow from {entry.source} port {entry.source_port}: {where}. "
+        f"{node_words(name)} remembers the flow from {entry.source} port {entry.source_port}: {where}. "
         "As long as datagrams keep coming, no rule is asked",
         evidence=(entry.text or f"udp {entry.source}:{entry.source_port} -> {entry.destination}:{entry.port}",),
         advice=f"`conntrack -D -p udp --orig-dst {entry.destination}`, and see why the proxy did not remove the entry.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
@@ -11,7 +12,7 @@ from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.ast import Table
 from narthex.netfilter.walk.walk import walk
 from narthex.trace.causes.catalogue import CauseFinding
-from narthex.trace.causes.scene import BAD, EXTERNAL_IP, NODE_PORT, DiagnosisContext, TargetService, finding, rule_text
+from narthex.trace.causes.scene import EXTERNAL_IP, NODE_PORT, DiagnosisContext, TargetService, finding, rule_text
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, PathLeaf, Stage
 
@@ -71,14 +72,8 @@ def _two_proxies(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 def _two_iptables(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     for name, view in scene.visited():
-        twice = sorted(
-            {
-                table.name
-                for table in scene.tables(view)
-                if table.name in XTABLES
-                and sum(_holds_rules(other) for other in scene.tables(view) if other.name == table.name) > 1
-            }
-        )
+        held = Counter(table.name for table in scene.tables(view) if table.name in XTABLES and _holds_rules(table))
+        twice = sorted(table for table, count in held.items() if count > 1)
         if twice:
             yield finding(
                 "two-iptables",
@@ -94,8 +89,8 @@ def _two_iptables(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 
 def _holds_rules(table: Table) -> bool:
-    return any(chain.rules for chain in table.chains.values()) or any(
-        chain.hook is not None and chain.hook.policy == "drop" for chain in table.chains.values()
+    return any(
+        chain.rules or (chain.hook is not None and chain.hook.policy == "drop") for chain in table.chains.values()
     )
 
 
@@ -150,20 +145,19 @@ def _marks(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 def _mark_routes(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     for name, view in scene.visited():
         for policy in view.policies or ():
-            if policy.family is scene.family and policy.mark is not None and policy.mask & MASQUERADE_BIT:
-                if policy.mark & MASQUERADE_BIT == 0:
-                    continue
-                yield finding(
-                    "mark-clash",
-                    f"a policy rule of node {name or '(this one)'} routes packets with mark {policy.mark:#x}, and the Service proxy "
-                    f"marks with {MASQUERADE_BIT:#x} what it will masquerade",
-                    evidence=(policy.text or f"{policy.priority}: fwmark {policy.mark:#x}/{policy.mask:#x}",),
-                    advice="Give that rule a mask without the proxy's bit, or the proxy another bit.",
-                    node=name,
-                    certain=any(leaf.end.fate in BAD for leaf in scene.leaves),
-                    explains=bool(scene.failing),
-                )
-                return
+            if policy.family is not scene.family or not (policy.mark or 0) & policy.mask & MASQUERADE_BIT:
+                continue
+            yield finding(
+                "mark-clash",
+                f"a policy rule of node {name or '(this one)'} routes packets with mark {policy.mark:#x}, and the Service proxy "
+                f"marks with {MASQUERADE_BIT:#x} what it will masquerade",
+                evidence=(policy.text or f"{policy.priority}: fwmark {policy.mark:#x}/{policy.mask:#x}",),
+                advice="Give that rule a mask without the proxy's bit, or the proxy another bit.",
+                node=name,
+                certain=bool(scene.failing),
+                explains=bool(scene.failing),
+            )
+            return
 
 
 # ---- rules behind the cluster --------------------------------------------------------------------------------------
@@ -284,14 +278,11 @@ def _node_port(scene: DiagnosisContext) -> Iterator[CauseFinding]:
         return
     packet = scene.packet
     if contains(scene.family.loopback, packet.destination):
+        localnet = "net.ipv4.conf.all.route_localnet"
         yield finding(
             "localhost-node-port",
             f"node port {packet.port} of {front.name} is not open on {packet.destination}",
-            evidence=tuple(
-                f"{name} = {value}"
-                for name in ("net.ipv4.conf.all.route_localnet",)
-                if (value := view.sysctl(name)) is not None
-            ),
+            evidence=(f"{localnet} = {view.sysctl(localnet)}",) if view.sysctl(localnet) is not None else (),
             advice="Ask an address of the node instead. Only kube-proxy's iptables mode, and Narthex's, can open node ports "
             "on localhost, for IPv4 (iptables.localhostNodePorts).",
             node=scene.node,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from narthex.model.net import IPFamily, contains, family_of, network
 from narthex.trace.causes.catalogue import CauseFinding
-from narthex.trace.causes.scene import DiagnosisContext, finding
+from narthex.trace.causes.scene import DiagnosisContext, finding, node_words
 from narthex.trace.follow.routing import RouteDecision, RouteQuery, forwards, look_up
 from narthex.trace.follow.views import ClusterMap, NextHop, NodeLink, NodeView
 from narthex.trace.model import Fate, PathLeaf, PathStep, Stage
@@ -44,11 +44,18 @@ def _lost(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
     if step is None or view is None:
         return
     to, _ = scene.place_of(leaf)
-    where = f"node {leaf.end.node}" if leaf.end.node else "this node"
+    where = node_words(leaf.end.node)
     where = f"pod {step.namespace}" if step.namespace else where
     reason = leaf.end.reason
     if step.stage is Stage.RP_FILTER:
-        yield _rp_filter(leaf, step, where)
+        yield finding(
+            "rp-filter",
+            f"{where} throws the packet away by its reverse path filter: {reason}",
+            evidence=step.evidence,
+            advice="Set net.ipv4.conf.all.rp_filter and that of the interface to 2 (loose) or 0, or correct the route back to "
+            "the sender.",
+            node=leaf.end.node,
+        )
     elif step.stage is Stage.NEIGHBOUR:
         found = look_up(view, RouteQuery(destination=to)) if view.routes else RouteDecision(kind="unknown")
         hop = found.hops[0][0] if found.hops else NextHop()
@@ -57,17 +64,6 @@ def _lost(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
         yield _link_down(reason, step.evidence, leaf.end.node)
     elif step.stage is Stage.ROUTING:
         yield from _no_way(scene, leaf, step, view, where, to)
-
-
-def _rp_filter(leaf: PathLeaf, step: PathStep, where: str) -> CauseFinding:
-    return finding(
-        "rp-filter",
-        f"{where} throws the packet away by its reverse path filter: {leaf.end.reason}",
-        evidence=step.evidence,
-        advice="Set net.ipv4.conf.all.rp_filter and that of the interface to 2 (loose) or 0, or correct the route back to the "
-        "sender.",
-        node=leaf.end.node,
-    )
 
 
 def _no_way(
@@ -108,10 +104,11 @@ def _no_way(
         if down is not None:
             yield _link_down(f"the route to {to} leaves by {down.name}, which is down", step.evidence, leaf.end.node)
             return
+        owner = scene.owner_of(to)
         yield finding(
             "route-missing",
             f"{where} has no route to {to}",
-            evidence=(*step.evidence, reason, *_route_to_owner(scene, to)),
+            evidence=(*step.evidence, reason, f"Node {owner[0].name} has podCIDR {owner[1]}" if owner else ""),
             advice="See the part that adds routes to other nodes' pods (flannel, `narthex node --overlay`, the cloud's route "
             "controller), and that the Node has a podCIDR.",
             node=leaf.end.node,
@@ -133,16 +130,6 @@ def _through_down(view: NodeView, to: str) -> NodeLink | None:
     return None
 
 
-def _route_to_owner(scene: DiagnosisContext, to: str) -> tuple[str, ...]:
-    if scene.cluster is None:
-        return ()
-    for node in scene.cluster.nodes.values():
-        for cidr in node.pod_cidrs:
-            if contains(cidr, to):
-                return (f"Node {node.name} has podCIDR {cidr}",)
-    return ()
-
-
 def _link_down(reason: str, evidence: tuple[str, ...], node: str) -> CauseFinding:
     return finding(
         "link-down", reason, evidence=evidence, advice="`ip link set LINK up`, and see what took it down.", node=node
@@ -160,24 +147,13 @@ def _no_neighbour(where: str, address: str, link: str, evidence: tuple[str, ...]
     )
 
 
-def _no_fdb(link: NodeLink, reason: str, evidence: tuple[str, ...], node: str) -> CauseFinding:
-    return finding(
-        "fdb-missing",
-        f"{link.name} does not know behind which node the next hop is: {reason}",
-        evidence=evidence,
-        advice=f"The overlay's daemon writes these entries (`bridge fdb show dev {link.name}`): see whether it runs here and sees "
-        "the other node.",
-        node=node,
-    )
-
-
 # ---- what the path takes for good ------------------------------------------------------------------------------
 
 
 def _hop(
     scene: DiagnosisContext, node: str, view: NodeView, found: RouteDecision, hop: NextHop, to: str
 ) -> Iterator[CauseFinding]:
-    where = f"node {node}" if node else "this node"
+    where = node_words(node)
     link = view.link(hop.link)
     if link is None:
         return
@@ -186,20 +162,14 @@ def _hop(
         return
     target = hop.via or to
     known = ClusterMap.neighbour(view, target, hop.link)
-    if view.neighbours is not None:
-        if known is not None and known.state in _FAILED:
-            line = f"{target} dev {hop.link} {known.state}"
-            yield _no_neighbour(where, target, hop.link, (*found.evidence, line), node)
-            return
-        if (
-            known is None
-            and link.kind == "vxlan"
-            and view.fdb is not None
-            and ClusterMap.forwarding(view, "", link.name) is None
-        ):
-            line = f"no neighbour {target} on {hop.link}"
-            yield _no_neighbour(where, target, hop.link, (*found.evidence, line), node)
-            return
+    failed = known is not None and known.state in _FAILED
+    unknown = known is None and link.kind == "vxlan" and view.fdb is not None
+    if unknown:
+        unknown = ClusterMap.forwarding(view, "", link.name) is None
+    if view.neighbours is not None and (failed or unknown):
+        line = f"{target} dev {hop.link} {known.state}" if known else f"no neighbour {target} on {hop.link}"
+        yield _no_neighbour(where, target, hop.link, (*found.evidence, line), node)
+        return
     if link.kind == "vxlan" and view.fdb is not None and known is not None and known.mac:
         yield from _overlay(scene, node, view, link, known.mac, target, to)
     elif hop.via:
@@ -211,9 +181,13 @@ def _overlay(
 ) -> Iterator[CauseFinding]:
     entry = ClusterMap.forwarding(view, mac, link.name)
     if entry is None:
-        reason = f"there is no forwarding entry for {mac}, which is {via}"
-        yield _no_fdb(
-            link, reason, (f"{via} dev {link.name} lladdr {mac}", f"no fdb entry {mac} dev {link.name}"), node
+        yield finding(
+            "fdb-missing",
+            f"{link.name} does not know behind which node the next hop is: there is no forwarding entry for {mac}, which is {via}",
+            evidence=(f"{via} dev {link.name} lladdr {mac}", f"no fdb entry {mac} dev {link.name}"),
+            advice=f"The overlay's daemon writes these entries (`bridge fdb show dev {link.name}`): see whether it runs here and "
+            "sees the other node.",
+            node=node,
         )
     else:
         yield from _wrong_node(scene, node, entry.remote, to, (f"{mac} dev {link.name} dst {entry.remote}",))
@@ -227,13 +201,14 @@ def _wrong_node(
     if cluster is None:
         return
     leads_to = next((each for each in cluster.nodes.values() if via in (*each.internal_ips, *each.external_ips)), None)
-    owner = next((each for each in cluster.nodes.values() if any(contains(cidr, to) for cidr in each.pod_cidrs)), None)
-    if leads_to is None or owner is None or leads_to.name == owner.name or owner.name == node:
+    held = scene.owner_of(to)
+    if leads_to is None or held is None or held[0].name in (leads_to.name, node):
         return
+    owner = held[0]
     addresses = ", ".join(ip for ip in owner.internal_ips if family_of(ip) is scene.family)
     yield finding(
         "wrong-pod-route",
-        f"{f'node {node}' if node else 'this node'} sends {to} to node {leads_to.name} ({via}), but {to} is of node {owner.name}'s pods",
+        f"{node_words(node)} sends {to} to node {leads_to.name} ({via}), but {to} is of node {owner.name}'s pods",
         evidence=(*evidence, f"Node {owner.name}: podCIDRs {', '.join(owner.pod_cidrs)}, InternalIP {addresses}"),
         advice="Correct the route, and see what wrote it: a node that was made anew under its old address often has another "
         "podCIDR than before.",

@@ -9,13 +9,13 @@ from functools import cached_property
 import msgspec
 
 from narthex.model.net import IPFamily, Protocol, contains, family_of
-from narthex.model.objects import EndpointPort, Service, ServicePort, SliceEndpoint
+from narthex.model.objects import EndpointPort, Node, Service, ServicePort, SliceEndpoint
 from narthex.model.store import Snapshot
 from narthex.netfilter.ast import Table
 from narthex.proxy.plan.select import HEADLESS_LABEL
 from narthex.trace.causes.catalogue import CAUSES, CauseFinding
 from narthex.trace.follow.views import NodeRules, NodeView, TrackedConnection
-from narthex.trace.model import Fate, PacketPath, PathLeaf, PathStep, Stage
+from narthex.trace.model import Fate, PacketPath, PathLeaf, PathStep, Stage, branch_ends
 
 BAD = frozenset({Fate.DROPPED, Fate.REJECTED, Fate.LOST})
 HOOKS = frozenset({Stage.PREROUTING, Stage.INPUT, Stage.FORWARD, Stage.OUTPUT, Stage.POSTROUTING})
@@ -97,16 +97,7 @@ class DiagnosisContext:
 
     @staticmethod
     def _answer_fails(leaf: PathLeaf) -> bool:
-        reply = leaf.end.reply
-        if reply is None:
-            return False
-        pending, fates = [reply], []
-        while pending:
-            branch = pending.pop()
-            pending += branch.branches
-            if branch.end is not None:
-                fates.append(branch.end.fate)
-        return bool(fates) and all(fate in BAD for fate in fates)
+        return leaf.end.reply is not None and all(end.fate in BAD for end in branch_ends(leaf.end.reply))
 
     # ---- the node ------------------------------------------------------------------------------------------------
 
@@ -129,11 +120,10 @@ class DiagnosisContext:
     @property
     def node_words(self) -> str:
         """`node worker-a`, or `this node`."""
-        return f"node {self.node}" if self.node else "this node"
+        return node_words(self.node)
 
     def tables(self, view: NodeView | None = None) -> tuple[Table, ...]:
         """Return the tables of the packet's IP family."""
-        view = view or self.view
         rules = self.rules(view)
         return rules.ruleset.tables if rules else ()
 
@@ -226,9 +216,13 @@ class DiagnosisContext:
         source = self.packet.source
         if self.is_own(source) or self.path.source.name.startswith(("pod ", "node ")):
             return True
-        if self.cluster is None:
-            return False
-        return any(contains(cidr, source) for node in self.cluster.nodes.values() for cidr in node.pod_cidrs)
+        return self.owner_of(source) is not None
+
+    def owner_of(self, address: str) -> tuple[Node, str] | None:
+        """Return the node with the address in a pod range, and the range."""
+        nodes = self.cluster.nodes.values() if self.cluster is not None else ()
+        ranges = ((node, cidr) for node in nodes for cidr in node.pod_cidrs if contains(cidr, address))
+        return next(ranges, None)
 
     # ---- alternatives ------------------------------------------------------------------------------------------------
 
@@ -294,6 +288,11 @@ def finding(
         node=node,
         explains=explains,
     )
+
+
+def node_words(name: str, unnamed: str = "this node") -> str:
+    """Return `node worker-a`, or `this node`."""
+    return f"node {name}" if name else unnamed
 
 
 def rule_text(step: PathStep) -> str:

@@ -64,16 +64,23 @@ def question(
     iif: str | None,
 ) -> ResolvedRequest:
     """Return the packet to trace. `iif` None stands for an interface that fits the sender. Raises TraceError."""
-    to = next((ip for ip in target.addresses if any(family_of(own) is family_of(ip) for own in source.addresses)), None)
-    if to is None:
-        raise TraceError(f"{source.name} and {target.name} have no IP family in common")
+    sent_from, to, port, protocol = flow_of(places, source, target, spec)
     family = family_of(to)
-    sent_from = next(ip for ip in source.addresses if family_of(ip) is family)
-    port, protocol = port_of(places, target, to, spec)
     own = sent_from in host.addresses or contains(family.loopback, sent_from)
     arrives = "" if own else _arrival(inputs, source, sent_from) if iif is None else iif
     packet = Packet(source=sent_from, destination=to, port=port, protocol=protocol, iif=arrives, from_host=own)
     return ResolvedRequest(packet=packet, source=source, destination=target)
+
+
+def flow_of(
+    places: OwnerIndex, source: AddressOwner, target: AddressOwner, spec: DestinationSpec
+) -> tuple[str, str, int, Protocol]:
+    """Return source, destination, port, and protocol, in the first IP family that both ends have. Raises TraceError."""
+    to = next((ip for ip in target.addresses if any(family_of(own) is family_of(ip) for own in source.addresses)), None)
+    if to is None:
+        raise TraceError(f"{source.name} and {target.name} have no IP family in common")
+    port, protocol = port_of(places, target, to, spec)
+    return next(ip for ip in source.addresses if family_of(ip) is family_of(to)), to, port, protocol
 
 
 def port_of(places: OwnerIndex, target: AddressOwner, to: str, spec: DestinationSpec) -> tuple[int, Protocol]:

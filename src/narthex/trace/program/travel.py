@@ -12,16 +12,8 @@ from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.views import ClusterMap, NodeView
 from narthex.trace.model import Header, PacketPath, Party, PathBranch, PathStep, Stage, branch_steps, branch_tree
 from narthex.trace.program.known import KnownCluster
-from narthex.trace.program.places import (
-    AddressOwner,
-    DestinationSpec,
-    OwnerIndex,
-    TraceError,
-    as_address,
-    by_name,
-    split_destination,
-)
-from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, port_of
+from narthex.trace.program.places import AddressOwner, OwnerIndex, TraceError
+from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, ask, flow_of
 
 _BRIDGE, _UPLINK = "cni0", "eth0"
 
@@ -43,17 +35,20 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
 def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
     """Follow the packet. Raises TraceError if the request can't be traced."""
     places = known.places()
-    spec = split_destination(request.destination)
-    source = places.sender(request.source)
-    target = _target(places, source, spec, request.domain)
-    header = _header(places, source, target, spec, request)
+    source, target, spec = ask(places, request.source, request.destination, request.domain)
+    sent_from, to, port, protocol = flow_of(places, source, target, spec)
+    header = Header(
+        source=sent_from, destination=to, protocol=protocol.lower, port=port, source_port=request.source_port or None
+    )
     atlas = known.atlas()
     follower = PathFollower(atlas, request.size)
     view, entry, what = _start(known, atlas, follower, source, header, request)
     tree = branch_tree(follower.follow(view, header, entry, (what,)))
     return PacketPath(
         packet=header,
-        source=Party(address=header.source, name=atlas.name_of(header.source) or _kind(source)),
+        source=Party(
+            address=header.source, name=atlas.name_of(sent_from) or ("outside" if source.kind == "outside" else "")
+        ),
         destination=Party(address=header.destination, name=atlas.name_of(header.destination)),
         start=view.name,
         service=_service(places, known, header) or _service_by_comments(tree),
@@ -66,46 +61,19 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
     )
 
 
-def _kind(source: AddressOwner) -> str:
-    return "outside" if source.kind == "outside" else ""
-
-
-def _target(places: OwnerIndex, source: AddressOwner, spec: DestinationSpec, domain: str) -> AddressOwner:
-    if "." in spec.name and as_address(spec.name) is None and not places.knows(spec.name):
-        return by_name(places, source, spec.name, domain)
-    return places.destination(spec.name)
-
-
-def _header(
-    places: OwnerIndex, source: AddressOwner, target: AddressOwner, spec: DestinationSpec, request: TraceRequest
-) -> Header:
-    to = next((ip for ip in target.addresses if any(family_of(own) is family_of(ip) for own in source.addresses)), None)
-    if to is None:
-        raise TraceError(f"{source.name} and {target.name} have no IP family in common")
-    port, protocol = port_of(places, target, to, spec)
-    sent_from = next(ip for ip in source.addresses if family_of(ip) is family_of(to))
-    return Header(
-        source=sent_from, destination=to, protocol=protocol.lower, port=port, source_port=request.source_port or None
-    )
-
-
 def _service(places: OwnerIndex, known: KnownCluster, header: Header) -> str:
     service = places.of(header.destination)
-    if service is None:
-        node_ports = (
-            (each, port)
-            for each in known.snapshot.services.values()
-            for port in each.ports
-            if port.node_port == header.port and port.protocol.lower == header.protocol
-        )
-        found = next(node_ports, None)
-        if found is None or not any(header.destination in _own(view) for view in known.views):
-            return ""
-        return f"{found[0].key}" + (f":{found[1].name}" if found[1].name else "")
-    port = next(
-        (each for each in service.ports if each.port == header.port and each.protocol.lower == header.protocol), None
-    )
-    return f"{service.key}" + (f":{port.name}" if port is not None and port.name else "")
+    wanted = header.protocol, header.port
+    if service is not None:
+        name = next((each.name for each in service.ports if (each.protocol.lower, each.port) == wanted), "")
+        return f"{service.key}" + (f":{name}" if name else "")
+    if not any(view.own(header.destination) for view in known.views):
+        return ""
+    for each in known.snapshot.services.values():
+        for port in each.ports:
+            if (port.protocol.lower, port.node_port) == wanted:
+                return f"{each.key}" + (f":{port.name}" if port.name else "")
+    return ""
 
 
 _COMMENT = re.compile(r"([a-z0-9-]+/[a-z0-9.-]+(?::[a-z0-9-]*)?)(?: (?:cluster IP|external IP|loadbalancer IP))?$")
@@ -116,10 +84,6 @@ def _service_by_comments(tree: PathBranch) -> str:
     chains = ("KUBE-SERVICES", "KUBE-NODEPORTS")
     found = (_COMMENT.match(step.why) for step in branch_steps(tree) if step.chain in chains)
     return next((match[1].rstrip(":") for match in found if match), "")
-
-
-def _own(view: NodeView) -> tuple[str, ...]:
-    return tuple(each.address for each in view.addresses or ())
 
 
 # ---- where it begins -----------------------------------------------------------------------------------------------

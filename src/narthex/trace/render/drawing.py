@@ -15,7 +15,18 @@ import msgspec
 
 from narthex.model.net import join_port
 from narthex.proxy.plan.show import visible
-from narthex.trace.model import Fate, Header, PacketPath, PathBranch, PathEnd, PathStep, Stage, fraction_text
+from narthex.trace.model import (
+    Fate,
+    Header,
+    PacketPath,
+    Party,
+    PathBranch,
+    PathEnd,
+    PathStep,
+    Stage,
+    branch_ends,
+    fraction_text,
+)
 
 MOST_ROWS = 12
 """In one box; the rest is folded."""
@@ -95,10 +106,8 @@ def draw(path: PacketPath) -> Drawing:
     """
     chosen = _chosen(path.tree)
     trunk = _Layout(path.tree, chosen).lane(path.tree, "", chosen is not None)
-    lines = [("from", _party(path.source.address, path.source.name))]
-    lines.append(("to", _party(path.destination.address, path.destination.name)))
-    if path.service:
-        lines.append(("Service", path.service))
+    lines = [("from", _party(path.source)), ("to", _party(path.destination))]
+    lines += [("Service", path.service)] if path.service else []
     lines += [("read from", source) for source in path.sources]
     lines += [("not known", f"{each.node + ': ' if each.node else ''}{each.part}{f' ({each.why})' if each.why else ''}")
               for each in path.missing]  # fmt: skip
@@ -158,7 +167,7 @@ def _chosen(branch: PathBranch) -> frozenset[int] | None:
 class _Layout:
     def __init__(self, branch: PathBranch, chosen: frozenset[int] | None) -> None:
         self._chosen = chosen or frozenset()
-        self._some_fail = any(end.fate not in GOOD for end in _ends(branch))
+        self._some_fail = any(end.fate not in GOOD for end in branch_ends(branch))
         self._boxes_left = MOST_BOXES
 
     def lane(self, branch: PathBranch, label: str, whole: bool) -> BranchLane:
@@ -181,7 +190,7 @@ class _Layout:
             lanes=tuple(lanes),
             folded=clean(folded),
             end=clean(end_text(end)) if end else "" if whole else clean(_summary([branch])),
-            fate=end.fate if end else None if whole else next(iter(_ends(branch))).fate,
+            fate=end.fate if end else None if whole else next(iter(branch_ends(branch))).fate,
             taken=whole or not self._some_fail,
             reply=reply,
             reply_end=clean(_reply_text(end)) if end and whole else "",
@@ -298,7 +307,7 @@ def _reply_text(end: PathEnd) -> str:
     if end.reply is None:
         return ""
     return " or ".join(dict.fromkeys(f"{each.fate.value}{': ' + each.reason if each.reason else ''}"
-                                     for each in _ends(end.reply)))  # fmt: skip
+                                     for each in branch_ends(end.reply)))  # fmt: skip
 
 
 def _first_branch(branch: PathBranch) -> tuple[PathStep, ...]:
@@ -309,22 +318,15 @@ def _first_branch(branch: PathBranch) -> tuple[PathStep, ...]:
     return tuple(steps)
 
 
-def _ends(branch: PathBranch) -> Iterator[PathEnd]:
-    if branch.end is not None:
-        yield branch.end
-    for each in branch.branches:
-        yield from _ends(each)
-
-
 def _summary(branches: Sequence[PathBranch]) -> str:
     """Return how several branches end."""
-    ends = [end_text(end) for branch in branches for end in _ends(branch)]
+    ends = [end_text(end) for branch in branches for end in branch_ends(branch)]
     texts = list(dict.fromkeys(ends))
     return "; ".join(texts[:3]) + (f"; and {len(texts) - 3} other ends" if len(texts) > 3 else "")
 
 
-def _party(address: str, name: str) -> str:
-    return f"{address}, {name}" if name and address else name or address
+def _party(party: Party) -> str:
+    return str(party) if party.address else party.name
 
 
 def clean(text: str) -> str:

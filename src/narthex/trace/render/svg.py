@@ -130,6 +130,15 @@ class _Painter:
             drawn.set("class", kind)
         drawn.text = text
 
+    def _texts(
+        self, into: ET.Element, x: float, y: float, lines: Sequence[str], kind: str = "", step: float = _LINE
+    ) -> float:
+        """Draw lines below each other; return the y coordinate of the next one."""
+        for line in lines:
+            self._text(into, x, y, line, kind)
+            y += step
+        return y
+
     def _rect(self, into: ET.Element, x: float, y: float, width: float, height: float, kind: str, round_: int) -> None:
         ET.SubElement(
             into,
@@ -143,10 +152,8 @@ class _Painter:
     # ---- head ------------------------------------------------------------------------------------------------------
 
     def _head(self, drawing: Drawing, findings: Sequence[CauseFinding]) -> float:
-        y = _EDGE + 18.0
-        for line in wrapped(drawing.title, WIDTH - 2 * _EDGE, 10):
-            self._text(self.root, _EDGE, y, line, "h1")
-            y += 24
+        title = wrapped(drawing.title, WIDTH - 2 * _EDGE, 10)
+        y = self._texts(self.root, _EDGE, _EDGE + 18.0, title, "h1", 24)
         said, kind = verdict(drawing, bool(findings and findings[0].explains))
         width = len(said) * 7.2 + 32
         self._rect(self.root, _EDGE, y - 10, width, 24, kind, 12)
@@ -154,9 +161,7 @@ class _Painter:
         y += 36
         for name, value in drawing.lines:
             self._text(self.root, _EDGE, y, name, "dim")
-            for line in wrapped(value, WIDTH - 2 * _EDGE - 90, _SANS):
-                self._text(self.root, _EDGE + 90, y, line)
-                y += _LINE
+            y = self._texts(self.root, _EDGE + 90, y, wrapped(value, WIDTH - 2 * _EDGE - 90, _SANS))
         return self._cause(findings[0], y) if findings else y
 
     def _cause(self, first: CauseFinding, y: float) -> float:
@@ -198,10 +203,8 @@ class _Painter:
             bottom = y
             y = self._lane(group, below, x + step, y + 14, depth + 1)
         if lane.folded:
-            for line in wrapped(lane.folded, self._room(x), _SANS):
-                self._text(group, x + _AREA_LEFT, y + 10, line, "dim")
-                y += _LINE
-            y += 4
+            folded = wrapped(lane.folded, self._room(x), _SANS)
+            y = self._texts(group, x + _AREA_LEFT, y + 10, folded, "dim") - 6
         if lane.end:
             bottom = y + 16
             y = self._end(group, lane, x, y)
@@ -241,9 +244,7 @@ class _Painter:
         for row in box.rows:
             y = self._row(group, row, text_left, room, y)
         if box.change:
-            for line in wrapped(box.change, room, _SANS):
-                self._text(group, text_left, y, line, "change")
-                y += _LINE
+            y = self._texts(group, text_left, y, wrapped(box.change, room, _SANS), "change")
         frame = ET.Element("g")
         self._rect(frame, left, start, width, y - start - 8, "box", 6)
         group.insert(place, frame)
@@ -265,13 +266,9 @@ class _Painter:
             at = left + room - chip_width
             self._rect(group, at, y - 13, chip_width, 18, f"chip{kind}", 9)
             self._text(group, at + 8, y, chip, f"mono chip-text{kind}")
-        for line in lines:
-            self._text(group, left, y, line, "mono")
-            y += _LINE
-        for line in wrapped(row.note, room, _SANS) if row.note else ():
-            self._text(group, left, y - 1, line, "dim")
-            y += _LINE - 1
-        return y
+        y = self._texts(group, left, y, lines, "mono")
+        notes = wrapped(row.note, room, _SANS) if row.note else ()
+        return self._texts(group, left, y - 1, notes, "dim", _LINE - 1) + 1
 
     def _end(self, into: ET.Element, lane: BranchLane, x: float, y: float) -> float:
         fate = lane.fate or Fate.UNKNOWN
@@ -283,8 +280,7 @@ class _Painter:
         self._rect(group, left, y, width, height, kind, 8)
         self._line(group, f"M{_n(x + _SPINE)} {_n(y + 16)}H{_n(left)}")
         self._text(group, left + 12, y + 20, _SIGNS.get(fate, "\N{MULTIPLICATION X}"), f"{kind}-text")
-        for number, line in enumerate(lines):
-            self._text(group, left + 34, y + 20 + number * _LINE, line, f"{kind}-text")
+        self._texts(group, left + 34, y + 20, lines, f"{kind}-text")
         return y + height + 10
 
     def _reply(self, into: ET.Element, lane: BranchLane, x: float, y: float) -> float:
@@ -301,10 +297,8 @@ class _Painter:
         if lane.reply:
             spine.set("d", f"M{_n(x + _SPINE)} {_n(top)}V{_n(self._last_dot)}")
         kind = "good-text" if good else "bad-text"
-        for line in wrapped(f"the answer: {lane.reply_end}", self._room(x), 7.6):
-            self._text(group, x + _AREA_LEFT, y + 8, line, kind)
-            y += _LINE
-        return y + 8
+        answer = wrapped(f"the answer: {lane.reply_end}", self._room(x), 7.6)
+        return self._texts(group, x + _AREA_LEFT, y + 8, answer, kind)
 
 
 def _chip(verdict: str) -> str:
