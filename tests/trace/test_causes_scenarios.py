@@ -12,8 +12,7 @@ from narthex.testing.setting import as_declared, families_of, host_of, node_conf
 from narthex.trace.causes.find import find
 from narthex.trace.follow.views import LinkAddress, NodeView
 from narthex.trace.node.view import RulesByFamily
-from narthex.trace.program.known import KnownCluster
-from narthex.trace.program.travel import TraceRequest, travel
+from narthex.trace.program.travel import KnownCluster, TraceRequest, travel
 
 CASES = [
     pytest.param(mode, scenario, id=f"{scenario.name}-{mode}")

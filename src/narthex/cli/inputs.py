@@ -150,7 +150,7 @@ def views_of(
     # Commands that only plan do not read dumps: these modules would double their start-up time.
     from narthex.netfilter.dump.read import DumpError
     from narthex.trace.program.bundle import BundleError
-    from narthex.trace.program.known import from_bundles, from_files, live
+    from narthex.trace.program.travel import from_bundles, from_files, live
 
     try:
         views, cluster = from_bundles(options["bundles"])

@@ -28,10 +28,9 @@ from narthex.trace.model import PacketPath
 from narthex.trace.names import AddressName
 from narthex.trace.program.bundle import BundleError
 from narthex.trace.program.inputs import InputError, NodeInputs
-from narthex.trace.program.known import KnownCluster
 from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, ResolvedRequest, answer, ask, question
-from narthex.trace.program.travel import TraceRequest, travel
+from narthex.trace.program.travel import KnownCluster, TraceRequest, travel
 from narthex.trace.render.text import text
 
 if TYPE_CHECKING:

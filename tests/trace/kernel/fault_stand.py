@@ -53,8 +53,7 @@ from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.find import find
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import PacketPath
-from narthex.trace.program.known import KnownCluster, live
-from narthex.trace.program.travel import TraceRequest, travel
+from narthex.trace.program.travel import KnownCluster, TraceRequest, live, travel
 
 NODE, OTHER, THIRD = "worker-a", "worker-b", "worker-c"
 OTHER_IP, THIRD_IP = "10.20.0.12", "10.20.0.13"

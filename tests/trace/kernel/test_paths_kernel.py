@@ -17,8 +17,7 @@ from narthex.model.store import Snapshot
 from narthex.trace.follow.routing import RouteQuery, check_source, look_up
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, PathLeaf
-from narthex.trace.program.known import KnownCluster, live
-from narthex.trace.program.travel import TraceRequest, travel
+from narthex.trace.program.travel import KnownCluster, TraceRequest, live, travel
 
 pytestmark = pytest.mark.kernel
 

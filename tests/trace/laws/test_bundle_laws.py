@@ -10,9 +10,8 @@ from narthex.model.store import Snapshot
 from narthex.trace.document import trace_document
 from narthex.trace.node.layout import BundleManifest
 from narthex.trace.node.view import view_of_bundle
-from narthex.trace.program.known import KnownCluster
 from narthex.trace.program.places import TraceError
-from narthex.trace.program.travel import TraceRequest, travel
+from narthex.trace.program.travel import KnownCluster, TraceRequest, travel
 from narthex.trace.render.text import text
 
 WORDS = st.sampled_from(

@@ -24,9 +24,9 @@ from narthex.trace.node.layout import CNI_FILE, PARTS
 from narthex.trace.node.view import view_of_bundle
 from narthex.trace.program.bundle import gather
 from narthex.trace.program.inputs import ClusterObjects, NodeOptions, node_inputs, read_server
-from narthex.trace.program.known import KnownCluster, live
 from narthex.trace.program.places import AddressOwner, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import answer, ask, question
+from narthex.trace.program.travel import KnownCluster, live
 
 if TYPE_CHECKING:
     from narthex.lb.announce import NodeAnnouncerState
