@@ -13,6 +13,7 @@ from narthex.proxy.plan.ir import Deviation, Forward, Frontend, FrontendKind, Pl
 from narthex.proxy.plan.show import conflict_text, frontend_text
 from narthex.trace.evaluate import NO_DEVIATIONS, find_frontend, sender_of, sender_reason
 from narthex.trace.model import (
+    FATES,
     Alternative,
     Fate,
     Header,
@@ -34,13 +35,6 @@ from narthex.trace.names import AddressNames
 RouteOf = Callable[[str], str]
 """Returns where a packet for an address leaves the node."""
 
-_FATES = {
-    Disposition.DELIVERED: Fate.DELIVERED,
-    Disposition.DROPPED: Fate.DROPPED,
-    Disposition.REJECTED: Fate.REJECTED,
-    Disposition.NOT_OURS: Fate.LEAVES,
-    Disposition.UNSUPPORTED: Fate.UNKNOWN,
-}
 NO_SERVICE_RULE = "no Service rule sends it anywhere: it goes wherever routing takes it"
 _REASONS = {
     Disposition.NOT_OURS: NO_SERVICE_RULE,
@@ -152,7 +146,7 @@ def _alternative(case: PlanCase, outcome: Outcome, names: AddressNames) -> Alter
     address, port = outcome.endpoint or (packet.destination, packet.port)
     goes_on = outcome.endpoint is not None or outcome.disposition is Disposition.NOT_OURS
     end = PathEnd(
-        fate=_FATES[outcome.disposition],
+        fate=FATES[outcome.disposition],
         node=case.plan.node_name,
         address=address if goes_on else "",
         port=port if goes_on else 0,

@@ -18,7 +18,7 @@ from fractions import Fraction
 import msgspec
 
 from narthex.model.net import join_port
-from narthex.model.packet import WalkStep
+from narthex.model.packet import Disposition, WalkStep
 
 _RULE_STAGES = frozenset({"prerouting", "input", "forward", "output", "postrouting", "relay"})
 _ONE = Fraction(1)
@@ -77,6 +77,16 @@ class Fate(enum.Enum):
     """It continues where nothing more is known; `PathEnd.reason` says what would help."""
     UNKNOWN = "unknown"
     """What happens depends on something that is not known; `PathEnd.reason` says what."""
+
+
+FATES = {
+    Disposition.DELIVERED: Fate.DELIVERED,
+    Disposition.DROPPED: Fate.DROPPED,
+    Disposition.REJECTED: Fate.REJECTED,
+    Disposition.NOT_OURS: Fate.LEAVES,
+    Disposition.UNSUPPORTED: Fate.UNKNOWN,
+}
+"""The fate for each outcome of a walk."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,11 +16,10 @@ from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange
 from narthex.netfilter.walk.state import KernelObjects
 from narthex.netfilter.walk.walk import Branch, BranchEnd, HookPoint, HookWalk
 from narthex.trace.follow.views import NodeView
-from narthex.trace.model import Fate, Header, NearMiss, PathEnd, PathStep, rule_step
+from narthex.trace.model import FATES, Header, NearMiss, PathEnd, PathStep, rule_step
 
 Steps = tuple[PathStep, ...]
 
-_FATES = {Disposition.DROPPED: Fate.DROPPED, Disposition.REJECTED: Fate.REJECTED, Disposition.UNSUPPORTED: Fate.UNKNOWN}
 _REASONS = {
     Disposition.DROPPED: "a rule drops it silently",
     Disposition.REJECTED: "a rule rejects it, and the sender receives an error",
@@ -143,8 +142,7 @@ class NodeHooks:
     def _near(self) -> Near:
         """Return the near misses since the last call, by table and chain."""
         found: Near = {}
-        every = self._walk.near
-        for each in every:
+        for each in self._walk.near:
             key = each.where, each.table, each.chain, each.rule
             if key not in self._seen:
                 self._seen.add(key)
@@ -152,10 +150,13 @@ class NodeHooks:
         return found
 
     def _miss(self, each: Missed) -> NearMiss:
-        place, text = (
-            self._held.place(each.table, each.chain, each.rule, each.what) if self._held is not None else ("", "")
-        )
+        place, text = self._place(each.table, each.chain, each.rule, each.what)
         return NearMiss(table=each.table, chain=each.chain, rule=text or each.what, place=place, missing=each.missing)
+
+    def _place(self, table: str, chain: str, rule: int | None, what: str) -> tuple[str, str]:
+        if self._held is None or rule is None:
+            return "", ""
+        return self._held.place(table, chain, rule, what)
 
     def _end(
         self,
@@ -170,7 +171,7 @@ class NodeHooks:
         last = extended.steps[-1] if extended.steps else None
         why = f" ({last.why})" if last is not None and last.why else ""
         reason = end.note or _REASONS.get(end.disposition, "") + why
-        return extended, PathEnd(fate=_FATES.get(end.disposition, Fate.UNKNOWN), node=self._view.name, reason=reason)
+        return extended, PathEnd(fate=FATES[end.disposition], node=self._view.name, reason=reason)
 
     def _extended(
         self, path: PartialPath, branch: Branch, before: Header, place: HookPoint, near: Near | None = None
@@ -189,17 +190,10 @@ class NodeHooks:
         return made.then(*steps)
 
     def _step(self, met: Met, before: Header) -> PathStep:
-        place, rule = "", ""
-        if self._held is not None and met.rule is not None:
-            place, rule = self._held.place(met.table, met.chain, met.rule, met.what)
+        place, rule = self._place(met.table, met.chain, met.rule, met.what)
         return rule_step(met, self._view.name, before, rule=rule, place=place)
 
 
 def _changes(before: Header, after: Header) -> bool:
-    return (before.source, before.destination, before.port, before.mark, before.masqueraded) != (
-        after.source,
-        after.destination,
-        after.port,
-        after.mark,
-        after.masqueraded,
-    )
+    names = ("source", "destination", "port", "mark", "masqueraded")
+    return any(getattr(before, name) != getattr(after, name) for name in names)

@@ -112,8 +112,8 @@ class PathFollower:
         if flow.depth > _MOST_NODES:
             reason = f"routing loop: it has passed {_MOST_NODES} nodes"
             return [(Fraction(1), steps, PathEnd(fate=Fate.LOST, node=view.name, reason=reason))]
-        undo = next((each for each in reversed(flow.bindings) if each.node == view.name), None)
-        undo = undo if flow.is_reply else None
+        bindings = reversed(flow.bindings) if flow.is_reply else ()
+        undo = next((each for each in bindings if each.node == view.name), None)
         traversal = NodeTraversal(
             view, header, self._cluster.name_of, own=self._cluster.own(view), undo=undo, is_reply=flow.is_reply
         )
@@ -156,15 +156,7 @@ class PathFollower:
 
     def _delivered(self, view: NodeView, header: Header, flow: _Flow, back: NodeEntry) -> PathEnd:
         """Return the end for a received packet; `back` is how its reply enters the node."""
-        end = PathEnd(
-            fate=Fate.DELIVERED,
-            node=view.name,
-            address=header.destination,
-            port=header.port,
-            name=self._cluster.name_of(header.destination),
-            source=header.source,
-            masqueraded=header.masqueraded,
-        )
+        end = self._end(Fate.DELIVERED, view, header)
         if flow.asked is not None:
             return _accepted(end, header, flow.asked)
         return msgspec.structs.replace(end, reply=self._reply(view, header, flow, back))
@@ -238,10 +230,13 @@ class PathFollower:
         return self._ends(departure, Fate.LEAVES, f"leaves by {departure.hop.link} to {to}; {where}")
 
     def _ends(self, departure: _Departure, fate: Fate, reason: str, *steps: PathStep) -> list[Alternative]:
-        header = departure.header
-        end = PathEnd(
+        end = self._end(fate, departure.view, departure.header, reason)
+        return [(departure.path.branch.probability, (*departure.path.steps, *steps), end)]
+
+    def _end(self, fate: Fate, view: NodeView, header: Header, reason: str = "") -> PathEnd:
+        return PathEnd(
             fate=fate,
-            node=departure.view.name,
+            node=view.name,
             address=header.destination,
             port=header.port,
             name=self._cluster.name_of(header.destination),
@@ -249,7 +244,6 @@ class PathFollower:
             masqueraded=header.masqueraded,
             reason=reason,
         )
-        return [(departure.path.branch.probability, (*departure.path.steps, *steps), end)]
 
     def _continue(
         self, departure: _Departure, view: NodeView, header: Header, link: str, steps: Sequence[PathStep]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
+
+import msgspec
 
 from narthex.model.net import IPFamily, address, family_of, network
 from narthex.trace.follow.views import LOCAL, MAIN, NextHop, NodeRoute, PolicyRule
@@ -22,7 +24,6 @@ _KINDS = (
     "nat",
 )
 _DEFAULT = {IPFamily.IPV4: "0.0.0.0/0", IPFamily.IPV6: "::/0"}
-_PRIORITIES = {"local": 0, "main": 32766, "default": 32767}
 _KNOWN = {"priority", "src", "srclen", "dst", "dstlen", "iif", "oif", "fwmark", "fwmask", "table", "action", "not",
           "suppress_prefixlen", "protocol", "goto", "iif_detached", "oif_detached", "l3mdev"}  # fmt: skip
 
@@ -88,20 +89,15 @@ def _hop_words(entry: dict[str, Any]) -> list[str]:
 def _siblings(routes: list[NodeRoute]) -> tuple[NodeRoute, ...]:
     """Join routes that are printed in several lines: IPv6 prints each next hop separately."""
     found: dict[tuple[str, str, int, str], NodeRoute] = {}
-    order: list[tuple[str, str, int, str]] = []
     for number, route in enumerate(routes):
         several = route.kind == "unicast" and ":" in route.destination and any(hop.via for hop in route.hops)
         key = (route.table, route.destination, route.metric, route.kind if several else f"{route.kind} {number}")
         if key in found:
             before = found[key]
-            found[key] = NodeRoute(
-                **{field: getattr(before, field) for field in before.__struct_fields__ if field != "hops"},
-                hops=(*before.hops, *route.hops),
-            )
+            found[key] = msgspec.structs.replace(before, hops=(*before.hops, *route.hops))
         else:
             found[key] = route
-            order.append(key)
-    return tuple(found[key] for key in order)
+    return tuple(found.values())
 
 
 def _network(text: str, family: IPFamily) -> str:
@@ -185,7 +181,7 @@ def route_line(line: str) -> NodeRoute | None:
             hop = NextHop(link=link, via="" if via in ("0.0.0.0", "*") else address(via))
             return NodeRoute(destination=destination, hops=(hop,), metric=int(metric), text=" ".join(line.split()))
         return _ip_route(line) if ROUTE_LINE.match(line) else None
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, StopIteration):
         return None
 
 
@@ -199,50 +195,31 @@ def _ip_route(line: str) -> NodeRoute:
     words = first.split()
     kind = words.pop(0) if words[0] in _KINDS else "unicast"
     where = words.pop(0)
-    options = _options(words)
-    hops = [_options(hop.split()) for hop in rest] or ([options] if "dev" in options or "via" in options else [])
-    inside = next((hop["via"] for hop in hops if "via" in hop), options.get("src", ""))
+    entry = _options(words)
+    hops = [_options(hop.split()) for hop in rest]
+    table = LOCAL if kind in ("local", "broadcast") else MAIN
+    inside = next((hop["gateway"] for hop in hops or [entry] if "gateway" in hop), entry.get("prefsrc", ""))
     family = family_of(where if where != "default" else inside)
-    return NodeRoute(
-        destination=_network(where, family),
-        table=options.get("table", LOCAL if kind in ("local", "broadcast") else MAIN),
-        kind=kind,
-        hops=tuple(
-            NextHop(
-                link=hop.get("dev", ""),
-                via=address(hop["via"]) if "via" in hop else "",
-                weight=int(hop.get("weight", 1)),
-                onlink="onlink" in hop,
-                dead="dead" in hop,
-            )
-            for hop in hops
-        ),
-        metric=int(options.get("metric", 0)),
-        source=options.get("src", ""),
-        mtu=int(options.get("mtu", 0)),
-        protocol=options.get("proto", ""),
-        scope=options.get("scope", ""),
-        text=" ".join(line.split()),
-    )
+    entry = {"table": table, **entry, "dst": where, "type": kind, "metrics": [{"mtu": entry.get("mtu", 0)}]}
+    route = _route({**entry, "nexthops": hops} if hops else entry, family)
+    return msgspec.structs.replace(route, text=" ".join(line.split()))
 
 
 _FLAGS = ("onlink", "linkdown", "dead", "pervasive", "offload", "trap")
+_NAMES = {"via": "gateway", "proto": "protocol", "src": "prefsrc"}
+"""Words of `ip route` that have other names in its JSON."""
 
 
-def _options(words: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    position = 0
-    while position < len(words):
-        word = words[position]
+def _options(words: list[str]) -> dict[str, Any]:
+    """Return words of `ip route` as in its JSON."""
+    found: dict[str, Any] = {"flags": []}
+    rest = iter(words)
+    for word in rest:
         if word in _FLAGS:
-            found[word] = "1"
-            position += 1
-        elif word == "via" and words[position + 1] in ("inet", "inet6"):
-            found[word] = words[position + 2]
-            position += 3
-        else:
-            found[word] = words[position + 1]
-            position += 2
+            found["flags"].append(word)
+            continue
+        value = next(rest)
+        found[_NAMES.get(word, word)] = next(rest) if word == "via" and value in ("inet", "inet6") else value
     return found
 
 
@@ -276,8 +253,3 @@ def _policy_word(word: str, value: str) -> dict[str, Any]:
             word, word
         ): value
     }
-
-
-def of_family(routes: Iterable[NodeRoute], family: IPFamily) -> tuple[NodeRoute, ...]:
-    """Return the routes of one IP family."""
-    return tuple(route for route in routes if family_of(route.destination) is family)
