@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+from msgspec.structs import replace
 
 import narthex
 from narthex.linux import namespaces as netns
@@ -203,18 +204,17 @@ def gather(node: str = "", namespace: str | None = None, *, without: frozenset[s
     """Run all tools. `node` is the node's name (default: the machine's); `without` names parts to leave out."""
     parts: dict[str, str] = {}
     taken: list[PartStatus] = []
+
+    def add(text: str | None, status: PartStatus) -> None:
+        taken.append(status)
+        if text is not None:
+            parts[status.path] = text
+
     for part in PARTS:
-        if part.path in without or any(other in parts for other in part.unless):
-            continue
-        text, what = _settings(part, namespace) if part.path == _SYSCTLS else _asked(part, namespace)
-        taken.append(what)
-        if text is not None:
-            parts[part.path] = text
+        if part.path not in without and not any(other in parts for other in part.unless):
+            add(*(_settings(part, namespace) if part.path == _SYSCTLS else _asked(part, namespace)))
     if CNI_FILE not in without:
-        text, what = _cni(Path(CNI_DIRECTORY))
-        taken.append(what)
-        if text is not None:
-            parts[CNI_FILE] = text
+        add(*_cni(Path(CNI_DIRECTORY)))
     name = node or namespace or socket.gethostname()
     return GatheredParts(
         table=BundleManifest(node=name, writer=f"narthex {narthex.__version__}", parts=tuple(taken)), parts=parts
@@ -222,21 +222,19 @@ def gather(node: str = "", namespace: str | None = None, *, without: frozenset[s
 
 
 def _asked(part: BundlePart, namespace: str | None) -> tuple[str | None, PartStatus]:
-    command = " ".join(part.command)
+    missing = PartStatus(path=part.path, status=ABSENT, command=" ".join(part.command))
     if part.needs and not _there(part.needs, namespace):
-        remark = f"this kernel has none of it: there is no {part.needs}"
-        return None, PartStatus(path=part.path, status=ABSENT, command=command, remark=remark)
+        return None, replace(missing, remark=f"this kernel has none of it: there is no {part.needs}")
     try:
         text = run(part.command, namespace=namespace, timeout=_SECONDS)
     except FileNotFoundError:
-        remark = f"{part.command[0]} is not installed"
-        return None, PartStatus(path=part.path, status=ABSENT, command=command, remark=remark)
+        return None, replace(missing, remark=f"{part.command[0]} is not installed")
     except CommandError as error:
         said = " ".join(error.said.split())[:_REMARK] or f"exit status {error.status}"
-        return None, PartStatus(path=part.path, status=FAILED, command=command, remark=said)
+        return None, replace(missing, status=FAILED, remark=said)
     except (TimeoutExpired, OSError, UnicodeDecodeError) as error:
-        return None, PartStatus(path=part.path, status=FAILED, command=command, remark=str(error)[:_REMARK])
-    return text, PartStatus(path=part.path, status=TAKEN, command=command, bytes=len(text.encode()))
+        return None, replace(missing, status=FAILED, remark=str(error)[:_REMARK])
+    return text, replace(missing, status=TAKEN, bytes=len(text.encode()))
 
 
 def _there(path: str, namespace: str | None) -> bool:
@@ -301,7 +299,7 @@ def take(node: str = "", namespace: str | None = None, kubeconfig: str = "", mas
             continue
         parts[path] = json.dumps(scrubbed(plural, found))
         taken.append(PartStatus(path=path, status=TAKEN, command=f"list {plural}", bytes=len(parts[path])))
-    table = msgspec.structs.replace(gathered.table, parts=tuple(taken))
+    table = replace(gathered.table, parts=tuple(taken))
     return GatheredParts(table=table, parts=parts)
 
 

@@ -42,6 +42,8 @@ _SOCKETS = {IPFamily.IPV4: socket.AF_INET, IPFamily.IPV6: socket.AF_INET6}
 _LOOPBACK = {IPFamily.IPV4: "127.0.0.1", IPFamily.IPV6: "::1"}
 _RST_ON_CLOSE = struct.pack("ii", 1, 0)
 _TCP_SYNCNT = 7
+_KNOCK_PORT = 9
+"""The discard service; the packet never leaves the output hook."""
 _ECHO_REQUEST = {IPFamily.IPV4: 8, IPFamily.IPV6: 128}
 _ICMP = {IPFamily.IPV4: socket.IPPROTO_ICMP, IPFamily.IPV6: socket.IPPROTO_ICMPV6}
 
@@ -116,7 +118,7 @@ def _rules(asked: KernelProbe, family: IPFamily, source_port: int) -> str:
         flow += f"meta l4proto {'icmp' if family is IPFamily.IPV4 else 'ipv6-icmp'}"
     else:
         flow += f"{asked.protocol.lower} sport {source_port} {asked.protocol.lower} dport {asked.port}"
-    knock = f"{word} daddr {_LOOPBACK[family]} udp dport {_knock_port()} meta nftrace set 1 drop"
+    knock = f"{word} daddr {_LOOPBACK[family]} udp dport {_KNOCK_PORT} meta nftrace set 1 drop"
     return (
         f"table {word} {TABLE} {{\n\tflags owner\n"
         f"\tchain knock {{\n\t\ttype filter hook output priority -500\n\t\t{knock}\n\t}}\n"
@@ -124,10 +126,6 @@ def _rules(asked: KernelProbe, family: IPFamily, source_port: int) -> str:
         f"\tchain comes-in {{\n\t\ttype filter hook prerouting priority -450\n\t\t{flow} meta nftrace set 1\n\t}}\n"
         f"}}\n"
     )
-
-
-def _knock_port() -> int:
-    return 9  # "discard"; the packet never leaves the output hook
 
 
 class _Sender:
@@ -223,7 +221,7 @@ class _Monitor:
         except FileNotFoundError:
             raise KernelProbeError("nft is not installed: the package is called nftables") from None
         try:
-            self._until_listening()
+            self._reach()
         except BaseException:
             self._end()
             raise
@@ -240,25 +238,21 @@ class _Monitor:
         if self._program.stdout:
             self._program.stdout.close()
 
-    def _until_listening(self) -> None:
-        self._held = b""
-        self._reach(time.monotonic() + self._deadline)
+    def _reach(self) -> None:
+        """Send packets to loopback until the monitor reports one of them. Raises KernelProbeError.
 
-    def _reach(self, end: float) -> None:
-        """Send packets to loopback until the monitor reports one of them.
-
-        The monitor reports packets in order, so it has then reported every earlier packet in full. Raises ProbeError if it
-        reports none before `end`.
+        The monitor reports packets in order, so it has then reported every earlier packet in full.
         """
+        end = time.monotonic() + self._deadline
         with netns.entered(self._namespace):
             knocker = socket.socket(_SOCKETS[self._family], socket.SOCK_DGRAM)
         with knocker:
             knocker.bind((_LOOPBACK[self._family], 0))
             # Packets of an earlier call may still be on their way.
-            mine = f"udp sport {knocker.getsockname()[1]} udp dport {_knock_port()} ".encode()
+            mine = f"udp sport {knocker.getsockname()[1]} udp dport {_KNOCK_PORT} ".encode()
             while mine not in self._held:
                 with suppress(PermissionError):  # The rule of the table drops it.
-                    knocker.sendto(b"", (_LOOPBACK[self._family], _knock_port()))
+                    knocker.sendto(b"", (_LOOPBACK[self._family], _KNOCK_PORT))
                 self._read(0.02)
                 if self._program.poll() is not None:
                     said = self._held.decode(errors="replace").strip()
@@ -279,7 +273,7 @@ class _Monitor:
         """Return the path of the first packet that the table marked, or None if there was none within `deadline` seconds."""
         end = time.monotonic() + deadline
         while True:
-            self._reach(time.monotonic() + self._deadline)
+            self._reach()
             found = self._traces()
             if found is not None or time.monotonic() >= end:
                 return found
@@ -287,12 +281,8 @@ class _Monitor:
 
     def _traces(self) -> KernelTrace | None:
         whole = self._held[: self._held.rfind(b"\n") + 1].decode(errors="replace")
-        ours = (
-            trace
-            for trace in probe_traces(parse(whole.splitlines()), TABLE)
-            if trace.probe_chain in ("made-here", "comes-in")
-        )
-        return next(iter(ours), None)
+        traces = probe_traces(parse(whole.splitlines()), TABLE)
+        return next((trace for trace in traces if trace.probe_chain in ("made-here", "comes-in")), None)
 
 
 class ProbeComparison(msgspec.Struct, frozen=True, kw_only=True):

@@ -105,23 +105,23 @@ class OwnerIndex:
 
     def sender(self, text: str) -> AddressOwner:
         """Return an address, a pod, a node or `outside`. Raises TraceError."""
-        literal = as_address(text)
-        if literal is not None:
-            return AddressOwner(kind="address", name=literal, addresses=(literal,), node=self._node_of(literal))
-        return self._one(text, [place for place in self._places if _is(place, text)])
+        return self._literal(text) or self._one(text, [place for place in self._places if _is(place, text)])
 
     def destination(self, text: str) -> AddressOwner:
         """Return a sender or a Service; a Service wins over a pod of the same name. Raises TraceError."""
+        services = []
+        for key, service in sorted(self._services.items()):
+            ips = tuple(ip for ip in service.cluster_ips if ip != "None")
+            services.append(AddressOwner(kind="Service", name=str(key), addresses=ips, service=service))
+        found = [place for place in services if _is(place, text)] or [each for each in self._places if _is(each, text)]
+        return self._literal(text) or self._one(text, found, services)
+
+    def _literal(self, text: str) -> AddressOwner | None:
         literal = as_address(text)
-        if literal is not None:
-            return AddressOwner(kind="address", name=literal, addresses=(literal,), node=self._node_of(literal))
-        services = [
-            AddressOwner(kind="Service", name=str(key), addresses=tuple(ip for ip in found.cluster_ips if ip != "None"),
-                  service=found)
-            for key, found in sorted(self._services.items())
-        ]  # fmt: skip
-        found = [place for place in services if _is(place, text)]
-        return self._one(text, found or [place for place in self._places if _is(place, text)], services)
+        if literal is None:
+            return None
+        place = self.at(literal)
+        return AddressOwner(kind="address", name=literal, addresses=(literal,), node=place.node if place else "")
 
     def knows(self, text: str) -> bool:
         """Return True if something has exactly this name."""
@@ -133,16 +133,10 @@ class OwnerIndex:
 
     def of(self, ip: str) -> Service | None:
         """Return the Service that owns an address."""
-        for key in sorted(self._services):
-            found = self._services[key]
-            balancers = tuple(entry.ip for entry in found.ingress)
-            if ip in (*found.cluster_ips, *found.external_ips, *balancers):
+        for _, found in sorted(self._services.items()):
+            if ip in (*found.cluster_ips, *found.external_ips, *(entry.ip for entry in found.ingress)):
                 return found
         return None
-
-    def _node_of(self, ip: str) -> str:
-        place = self.at(ip)
-        return place.node if place else ""
 
     def _one(self, text: str, found: list[AddressOwner], more: Sequence[AddressOwner] = ()) -> AddressOwner:
         # "web" alone means the one in the namespace `default`, as with kubectl, unless only another one exists.

@@ -173,10 +173,8 @@ class _Checker:
             self.unknown.append(f"{_text(frontend)} of {service.name}: {met.unknown}")
             return
         if met.relayed:
-            frontend_words = f"{_text(frontend)} of {service.name}"
-            self.unknown.append(
-                f"{frontend_words}: a relay on this node takes it (userspace mode); no rule says where it connects to"
-            )
+            why = "a relay on this node takes it (userspace mode); no rule says where it connects to"
+            self.unknown.append(f"{_text(frontend)} of {service.name}: {why}")
             return
         if met.untracked and not met.endpoints and self._view.own(to) is not None:
             return  # a process on this node answers there, and rules see to it
@@ -244,18 +242,16 @@ class _Checker:
             return
         dead: Counter[tuple[str, str, str]] = Counter()
         for one in self._view.connections.all():
-            if one.reply_source == one.destination or family_of(one.destination) is not self._plan.family:
-                continue
             protocol = _PROTOCOLS.get(one.protocol)
-            if protocol is None:
+            if one.reply_source == one.destination or protocol is None:
                 continue
-            service = self._by_match.get((one.destination, protocol, one.port))
+            match = one.destination, protocol, one.port
+            service = self._by_match.get(match)
             if service is None and one.destination in self._own:
                 service = self._by_match.get((None, protocol, one.port))
-            if service is None or (one.reply_source, one.reply_source_port) in _alive(service):
-                continue
-            frontend_words = _match_text((one.destination, protocol, one.port))
-            dead[str(service.name), frontend_words, join_port(one.reply_source, one.reply_source_port)] += 1
+            leads = one.reply_source, one.reply_source_port
+            if service is not None and leads not in _alive(service):
+                dead[str(service.name), _match_text(match), join_port(*leads)] += 1
         for (name, frontend, endpoint), count in dead.items():
             said = f"{count} known connection(s) to {frontend} go on to {endpoint}, which is no endpoint of {name}"
             yield Discrepancy(

@@ -104,11 +104,8 @@ class _Served:
 
     def owner(self, packet: Packet) -> ServicePlan | None:
         """Return the Service port that a packet is for."""
-        for match in ((packet.destination, packet.protocol, packet.port), (None, packet.protocol, packet.port)):
-            found = self.atlas.owner(match)
-            if found is not None:
-                return found
-        return None
+        asked = packet.protocol, packet.port
+        return self.atlas.owner((packet.destination, *asked)) or self.atlas.owner((None, *asked))
 
     def affinity(self, packet: Packet) -> int:
         """Return for how many seconds the Service port remembers a client."""
@@ -200,16 +197,8 @@ def _again(probability: Fraction) -> str:
 
 
 def _change(probe: SamplePacket, before: str, after: str, reasons: tuple[str, ...]) -> PathChange:
-    return PathChange(
-        service=probe.service,
-        arrival=probe.arrival,
-        sender=probe.sender,
-        source=probe.source,
-        before=before,
-        after=after,
-        reasons=reasons,
-        example=probe.packet,
-    )
+    same = {name: getattr(probe, name) for name in ("service", "arrival", "sender", "source")}
+    return PathChange(**same, before=before, after=after, reasons=reasons, example=probe.packet)
 
 
 def _in_words(before: _Ends, after: _Ends, service: ServicePlan | None, packet: Packet) -> tuple[str, str]:
@@ -248,14 +237,8 @@ def _rewriting(delivered: set[tuple[tuple[str, int], bool]], packet: Packet) -> 
 
 def _probabilities(ends: _Ends) -> str:
     """Return the probabilities, if the outcomes differ only in them (or in which endpoints see a rewritten source)."""
-    probabilities = sorted(
-        (join_port(*endpoint), rewritten, probability)
-        for (_, endpoint, rewritten), probability in ends.items()
-        if endpoint
-    )
-    return ", ".join(
-        f"{where}{' rewritten' if rewritten else ''}: {probability}" for where, rewritten, probability in probabilities
-    )
+    shares = sorted((join_port(*to), rewritten, share) for (_, to, rewritten), share in ends.items() if to)
+    return ", ".join(f"{to}{' rewritten' if rewritten else ''}: {share}" for to, rewritten, share in shares)
 
 
 class ModeSetup(msgspec.Struct, frozen=True, kw_only=True):

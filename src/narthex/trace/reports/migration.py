@@ -87,12 +87,9 @@ def grouped(found: Iterable[NodeChange]) -> tuple[ChangeGroup, ...]:
             change.reasons,
         )
         alike.setdefault(key, {}).setdefault(change.service, change.example)
-    groups = [
-        ChangeGroup(
-            **dict(zip(ChangeGroup.__struct_fields__, (*key, tuple(sorted(held)), held[min(held)]), strict=True))
-        )
-        for key, held in alike.items()
-    ]
+    names = ChangeGroup.__struct_fields__
+    values = ((*key, tuple(sorted(held)), held[min(held)]) for key, held in alike.items())
+    groups = [ChangeGroup(**dict(zip(names, each, strict=True))) for each in values]
     for field in ("sources", "senders", "families", "arrivals", "nodes"):
         groups = _merged(groups, field)
     return tuple(sorted(groups, key=lambda group: (-len(group.services), group.arrivals, group.senders, group.sources)))
