@@ -22,17 +22,13 @@ class NodeLink(msgspec.Struct, frozen=True, kw_only=True):
     """A network interface."""
 
     name: str
-    index: int = 0
     kind: str = ""
     """`veth`, `bridge`, `vxlan`, `dummy`, …; empty for hardware, and if not known."""
     up: bool = True
     mtu: int = 0
     """0: not known."""
-    mac: str = ""
     master: str = ""
     """The bridge of which it is a port."""
-    peer_index: int = 0
-    """Index of the other end of a veth pair, in that end's namespace."""
     vxlan_id: int = 0
     vxlan_port: int = 0
     vxlan_local: str = ""
@@ -78,8 +74,6 @@ class NodeRoute(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     """The source address for packets created here."""
     mtu: int = 0
-    protocol: str = ""
-    scope: str = ""
     text: str = ""
     """The route as `ip route` prints it."""
 
@@ -149,13 +143,11 @@ class TrackedConnection(msgspec.Struct, frozen=True, kw_only=True):
     reply_source: str
     reply_destination: str
     reply_source_port: int = 0
-    reply_port: int = 0
     state: str = ""
     """State of TCP, otherwise empty."""
     flags: tuple[str, ...] = ()
     """`UNREPLIED`, `ASSURED`, `OFFLOAD`."""
     mark: int = 0
-    zone: int = 0
     seconds: int = 0
     """Time until it expires."""
     text: str = ""
@@ -216,8 +208,6 @@ class NodeView(msgspec.Struct, kw_only=True):
     """By dotted name; dots in names of interfaces are written as `/`."""
     absent: Mapping[str, str] = {}
     """Why a part is None, by field name."""
-    facts: Mapping[str, str] = {}
-    """Versions: `kernel`, `iptables`, `nft`, …."""
     pods: Mapping[str, NodeView] = {}
     """The network namespaces of pods on this node, as far as they are known, by `NAMESPACE/NAME`."""
 

@@ -30,13 +30,10 @@ def _link(entry: dict[str, Any]) -> NodeLink:
     port = info.get("info_slave_data", {}) if info.get("info_slave_kind") == "bridge" else {}
     return NodeLink(
         name=str(entry["ifname"]),
-        index=int(entry.get("ifindex", 0)),
         kind=kind,
         up="UP" in entry.get("flags", ()),
         mtu=int(entry.get("mtu", 0)),
-        mac=str(entry.get("address", "")),
         master=str(entry.get("master", "")),
-        peer_index=int(entry.get("link_index", 0)),
         vxlan_id=int(data.get("id", 0)),
         vxlan_port=int(data.get("port", 0)),
         vxlan_local=str(data.get("local", data.get("local6", ""))),
@@ -184,11 +181,9 @@ def read_line(line: str) -> TrackedConnection | None:
             reply_source=address(back["src"]),
             reply_destination=address(back["dst"]),
             reply_source_port=int(back.get("sport", 0)),
-            reply_port=int(back.get("dport", 0)),
             state=(state[2] or "") if state else "",
             flags=tuple(_FLAG.findall(line)),
             mark=int(back.get("mark", 0)),
-            zone=int(back.get("zone", 0)),
             seconds=int(state[1] or 0) if state else 0,
             text=" ".join(line.split()),
         )

@@ -45,8 +45,6 @@ def _route(entry: dict[str, Any], family: IPFamily) -> NodeRoute:
         metric=int(entry.get("metric", 0)),
         source=str(entry.get("prefsrc", "")),
         mtu=int(metrics.get("mtu", 0)),
-        protocol=str(entry.get("protocol", "")),
-        scope=str(entry.get("scope", "")),
         text=_route_text(entry),
     )
 

@@ -22,7 +22,6 @@ T = TypeVar("T")
 
 _RULES = "rules/"
 _NOT_WALKED = ("rules/nft.json", "rules/ipvs-stats.txt")
-_FACTS = {"kernel": "about/kernel.txt", "iptables": "about/iptables.txt", "nft": "about/nft.txt", "ip": "about/ip.txt"}
 
 
 def view_of_bundle(parts: Mapping[str, str], table: BundleManifest, origin: str) -> NodeView:
@@ -55,7 +54,6 @@ def view_of_bundle(parts: Mapping[str, str], table: BundleManifest, origin: str)
         connections=ConntrackListing("\n".join(conntrack)) if conntrack else None,
         sysctls=settings_of(parts["net/sysctls.txt"]) if "net/sysctls.txt" in parts else None,
         absent=reader.absent,
-        facts={name: parts[path].strip() for name, path in _FACTS.items() if path in parts},
     )
 
 
