@@ -35,6 +35,15 @@ def parse(data: bytes) -> object:
     return value
 
 
+def parse_object(data: bytes | None) -> dict[str, object] | None:
+    """Parse an object from a file; None if the file is missing, empty, or no such object."""
+    try:
+        found = parse(data or b"")
+    except JsonError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def _past_space(text: str, at: int) -> int:
     while text[at : at + 1] and text[at] in _SPACE:
         at += 1

@@ -119,6 +119,11 @@ def version_of(config: Mapping[str, object]) -> str:
     return version
 
 
+def ipam_of(config: Mapping[str, object]) -> str:
+    """Return the configured IPAM plugin, or empty. Raises CniError."""
+    return fields.text(fields.part(config, "ipam"), "type", "ipam.")
+
+
 def is_name(name: str) -> bool:
     """Return True if a text is a valid container ID or network name."""
     return (

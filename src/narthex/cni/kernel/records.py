@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posix
 
-from narthex.cni.json import JsonError, parse, write
+from narthex.cni.json import parse_object, write
 from narthex.cni.kernel import files
 from narthex.cni.request import is_attachment, is_name
 from narthex.linux import setns
@@ -35,14 +35,7 @@ class Records:
 
     def get(self, kind: str, attachment: str) -> dict[str, object] | None:
         """Return a record; None if it is missing or invalid. Raises OSError."""
-        data = files.read(f"{self.directory}/{kind}/{attachment}")
-        if not data:
-            return None
-        try:
-            found = parse(data)
-        except JsonError:
-            return None
-        return found if isinstance(found, dict) else None
+        return parse_object(files.read(f"{self.directory}/{kind}/{attachment}"))
 
     def drop(self, kind: str, attachment: str) -> None:
         """Remove a record; it may be missing. Raises OSError."""

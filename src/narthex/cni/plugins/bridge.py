@@ -6,7 +6,7 @@ from narthex.cni import fields
 from narthex.cni.errors import INVALID_CONFIG, UNSUPPORTED_FIELD, CniError
 from narthex.cni.plan import AttachmentPlan, SysctlSetting
 from narthex.cni.plugins import pod
-from narthex.cni.request import is_interface
+from narthex.cni.request import ipam_of, is_interface
 from narthex.cni.result import CniResult, Interface, IPConfig, PodRoute, read_dns
 from narthex.model import packed_addresses as address
 from narthex.model.links import (
@@ -86,7 +86,7 @@ def read(request: CniRequest) -> BridgeConfig:
     if hairpin and promiscuous:
         raise fields.wrong("hairpinMode", "cannot set hairpin mode and promiscuous mode at the same time")
     down = fields.flag(config, "disableContainerInterface")
-    if has_ipam(request) and down:
+    if ipam_of(request.config) and down:
         raise fields.wrong("disableContainerInterface", "cannot be used with IPAM")
     gateway, through_node = fields.flag(config, "isGateway") or default, fields.flag(config, "throughNode")
     if through_node and not gateway:
@@ -106,11 +106,6 @@ def read(request: CniRequest) -> BridgeConfig:
         through_node,
         mac_of(request),
     )
-
-
-def has_ipam(request: CniRequest) -> bool:
-    """Return True if an IPAM plugin is configured."""
-    return bool(fields.text(fields.part(request.config, "ipam"), "type", "ipam."))
 
 
 def masquerade_of(request: CniRequest) -> str:

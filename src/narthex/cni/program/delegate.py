@@ -7,7 +7,8 @@ import subprocess
 
 from narthex.cni import fields, result
 from narthex.cni.errors import INVALID_CONFIG, OTHER, CniError
-from narthex.cni.json import JsonError, parse
+from narthex.cni.json import JsonError, parse, parse_object
+from narthex.cni.request import ipam_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def execute(plugin: str, variables: Mapping[str, str], stdin: bytes) -> bytes:
 
 def addresses(request: CniRequest) -> CniResult:
     """Run the ADD of an IPAM plugin, and its DEL if that fails. Raises CniError."""
-    plugin = fields.text(fields.part(request.config, "ipam"), "type", "ipam.")
+    plugin = ipam_of(request.config)
     try:
         return result_of(run(request, plugin), plugin)
     except CniError:
@@ -105,11 +106,11 @@ def environment(
 
 def _failure(plugin: str, answer: bytes, complaint: bytes) -> CniError:
     try:
-        data = parse(answer)
-        if isinstance(data, dict):
+        data = parse_object(answer)
+        if data is not None:
             code = fields.whole(data, "code", 1, 1 << 31)
             return CniError(code or OTHER, fields.text(data, "msg"), fields.text(data, "details"))
-    except (JsonError, CniError):
+    except CniError:
         pass
     words = (answer or complaint).decode("utf-8", "replace").strip()[:512]
     return CniError(OTHER, f"plugin {plugin} failed: {words or 'no message'}")

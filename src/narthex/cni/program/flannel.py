@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from narthex.cni import fields
 from narthex.cni.errors import CANNOT_ADD, CniError
-from narthex.cni.json import JsonError, parse, write
+from narthex.cni.json import parse_object, write
 from narthex.cni.kernel import files
 from narthex.cni.request import valid_attachments
 
@@ -35,13 +35,9 @@ def data_dir_of(request: CniRequest) -> str:
     return fields.directory(request.config, "dataDir", "", DATA_DIR)
 
 
-class SubnetEnv(dict[str, str]):
-    """The variables of `subnet.env`."""
-
-
-def read_subnet_env(text: str, path: str) -> SubnetEnv:
+def read_subnet_env(text: str, path: str) -> Mapping[str, str]:
     """Parse `NAME=VALUE` lines. Raises CniError if a required variable is missing."""
-    found = SubnetEnv()
+    found: dict[str, str] = {}
     for line in text.splitlines():
         name, equals, value = line.strip().partition("=")
         if equals:
@@ -57,7 +53,7 @@ def read_subnet_env(text: str, path: str) -> SubnetEnv:
     return found
 
 
-def delegate_config(request: CniRequest, env: SubnetEnv) -> dict[str, object]:
+def delegate_config(request: CniRequest, env: Mapping[str, str]) -> dict[str, object]:
     """Return the delegate's configuration. The configuration's own `delegate` takes precedence. Raises CniError."""
     config = request.config
     made = dict(fields.part(config, "delegate"))
@@ -84,7 +80,7 @@ def delegate_config(request: CniRequest, env: SubnetEnv) -> dict[str, object]:
     return made
 
 
-def _ipam(config: Mapping[str, object], env: SubnetEnv) -> dict[str, object]:
+def _ipam(config: Mapping[str, object], env: Mapping[str, str]) -> dict[str, object]:
     ipam = dict(fields.part(config, "ipam"))
     ipam.setdefault("type", "host-local")
     subnets = [env[name] for name in ("FLANNEL_SUBNET", "FLANNEL_IPV6_SUBNET") if env.get(name)]
@@ -115,7 +111,7 @@ def delegate_request(request: CniRequest) -> CniRequest:
     path = subnet_file_of(request)
     data = files.read(path)
     if data is None:
-        message = f"loadFlannelSubnetEnv failed: open {path}: no such file or directory"
+        message = f"loadFlannelMapping[str, str] failed: open {path}: no such file or directory"
         raise CniError(CANNOT_ADD, message, "the overlay daemon is not running here, or has not finished its start-up")
     env = read_subnet_env(data.decode("utf-8", "replace"), path)
     return as_request(request, delegate_config(request, env))
@@ -129,14 +125,8 @@ def save(request: CniRequest, made: CniRequest) -> None:
 
 def saved(request: CniRequest) -> CniRequest | None:
     """Return the delegate's request for DEL from the saved configuration; None if there is none. Raises CniError."""
-    data = files.read(saved_file_of(request))
-    if not data:
-        return None
-    try:
-        config = parse(data)
-    except JsonError:
-        return None
-    if not isinstance(config, dict):
+    config = parse_object(files.read(saved_file_of(request)))
+    if config is None:
         return None
     for name in PASSED_ON:
         if name in request.config:
@@ -154,11 +144,6 @@ def collect(request: CniRequest) -> None:
     valid = {container for container, _ in valid_attachments(request)}
     directory = data_dir_of(request)
     for container in files.names(directory):
-        if container in valid:
-            continue
-        try:
-            config = parse(files.read(f"{directory}/{container}") or b"")
-        except JsonError:
-            continue
-        if isinstance(config, dict) and config.get("name") == request.network:
+        config = parse_object(files.read(f"{directory}/{container}"))
+        if container not in valid and config is not None and config.get("name") == request.network:
             files.remove(f"{directory}/{container}")

@@ -7,11 +7,10 @@ locked by readers and writers.
 
 from __future__ import annotations
 
-from narthex.cni import fields
 from narthex.cni.errors import CANNOT_ADD, INVALID_CONFIG, NOT_AS_ADDED, TAKEN, CniError
 from narthex.cni.kernel import files, records
 from narthex.cni.plugins import host_local as ipam
-from narthex.cni.request import ADDRESS_ARGUMENTS, check_arguments, valid_attachments
+from narthex.cni.request import ADDRESS_ARGUMENTS, check_arguments, ipam_of, valid_attachments
 from narthex.cni.result import CniResult, DNSConfig
 from narthex.model import packed_addresses as address
 from narthex.model.values import Value
@@ -25,9 +24,14 @@ if TYPE_CHECKING:
     from narthex.cni.request import CniRequest
 
 
-def kind_of(request: CniRequest) -> str:
-    """Return the configured IPAM plugin, or empty."""
-    return fields.text(fields.part(request.config, "ipam"), "type", "ipam.")
+def _delegated(request: CniRequest) -> bool:
+    """Run the configured IPAM plugin if it is not host-local; return True then. Raises CniError."""
+    plugin = ipam_of(request.config)
+    if plugin != "host-local":
+        from narthex.cni.program import delegate
+
+        delegate.run(request, plugin)
+    return plugin != "host-local"
 
 
 def add(node: NodeContext, request: CniRequest) -> CniResult:
@@ -38,7 +42,7 @@ def add(node: NodeContext, request: CniRequest) -> CniResult:
 
 def allocate(node: NodeContext, request: CniRequest, link: str) -> CniResult:
     """Allocate the addresses of an attachment. `link` is the node's end of its veth pair, or empty. Raises CniError."""
-    if kind_of(request) != "host-local":
+    if ipam_of(request.config) != "host-local":
         from narthex.cni.program import delegate
 
         return delegate.addresses(request)
@@ -79,7 +83,6 @@ def _make_way(node: NodeContext, request: CniRequest, leases: IpamLeases, everyw
 
 
 def _addresses_of(record: Mapping[str, object] | None) -> list[bytes]:
-    """Return the addresses in a record."""
     said = record.get("ips") if record is not None else None
     found = []
     for text in said if isinstance(said, list) else ():
@@ -118,10 +121,7 @@ def _reclaim(node: NodeContext, network: str, leases: IpamLeases, held: dict[byt
 
 def remove(node: NodeContext, request: CniRequest) -> None:
     """Release the addresses of an attachment, if any. Raises CniError, OSError."""
-    if kind_of(request) != "host-local":
-        from narthex.cni.program import delegate
-
-        delegate.run(request, kind_of(request))
+    if _delegated(request):
         return
     leases = IpamLeases(ipam.directory_of(request.config))
     if leases.exists():
@@ -134,10 +134,7 @@ def remove(node: NodeContext, request: CniRequest) -> None:
 
 def check(node: NodeContext, request: CniRequest) -> None:  # noqa: ARG001 - as all of its kind
     """Check that the attachment has an address. Raises CniError."""
-    if kind_of(request) != "host-local":
-        from narthex.cni.program import delegate
-
-        delegate.run(request, kind_of(request))
+    if _delegated(request):
         return
     leases = IpamLeases(ipam.read(request).directory)
     if leases.exists():
@@ -149,10 +146,7 @@ def check(node: NodeContext, request: CniRequest) -> None:  # noqa: ARG001 - as 
 
 def collect(node: NodeContext, request: CniRequest) -> None:
     """Release the addresses of all attachments that are not valid (GC). Raises CniError, OSError."""
-    if kind_of(request) != "host-local":
-        from narthex.cni.program import delegate
-
-        delegate.run(request, kind_of(request))
+    if _delegated(request):
         return
     valid = valid_attachments(request)
     leases = IpamLeases(ipam.directory_of(request.config))
@@ -166,10 +160,7 @@ def collect(node: NodeContext, request: CniRequest) -> None:
 
 def status(node: NodeContext, request: CniRequest) -> None:
     """Check that an ADD would get an address. Raises CniError."""
-    if kind_of(request) != "host-local":
-        from narthex.cni.program import delegate
-
-        delegate.run(request, kind_of(request))
+    if _delegated(request):
         return
     config = ipam.read(request)
     leases = IpamLeases(config.directory)

@@ -11,7 +11,7 @@ from narthex.cni.plugins import bridge, pod, ptp
 from narthex.cni.program import ipam as addresses
 from narthex.cni.program import masquerade
 from narthex.cni.program.node import apply_settings
-from narthex.cni.request import ADDRESS_ARGUMENTS, check_arguments, valid_attachments
+from narthex.cni.request import ADDRESS_ARGUMENTS, check_arguments, ipam_of, valid_attachments
 from narthex.cni.result import CniResult, Interface, IPConfig, previous
 from narthex.linux.rtnetlink import RtNetlink
 from narthex.model.links import AddRoute, DeleteLink, SetDown, SetUp
@@ -85,7 +85,7 @@ def _new_veth(mac: bytes | None) -> VethIdentity:
 
 
 def _allocate(node: NodeContext, request: CniRequest, veth: VethIdentity) -> CniResult:
-    if bridge.has_ipam(request):
+    if ipam_of(request.config):
         return addresses.allocate(node, request, veth.name)
     record = records.of_namespace(node.pod(request), request.namespace, veth.name)
     if node.records.get(records.PODS, request.attachment) is None:
@@ -158,7 +158,7 @@ def _undo(node: NodeContext, request: CniRequest, veth: VethIdentity, masquerade
         if masqueraded:
             masquerade.remove(node, request, False)
     finally:
-        if bridge.has_ipam(request):
+        if ipam_of(request.config):
             addresses.remove(node, request)
         node.records.drop(records.PODS, request.attachment)
 
@@ -174,7 +174,7 @@ def remove(node: NodeContext, request: CniRequest) -> None:
             _remove_inside(node, request, DeleteLink(request.interface))
         masquerade.remove(node, request, record is None and request.config.get("ipMasq") is True)
     finally:
-        if bridge.has_ipam(request):
+        if ipam_of(request.config):
             addresses.remove(node, request)
         node.records.drop(records.PODS, request.attachment)
 
@@ -202,7 +202,7 @@ def check(node: NodeContext, request: CniRequest) -> None:
     before = previous(request.config)
     if before is None:
         raise CniError(INVALID_CONFIG, "prevResult: CHECK needs the result of ADD")
-    if bridge.has_ipam(request):
+    if ipam_of(request.config):
         addresses.check(node, request)
     ends = _check_node(node, request, before)
     with node.inside(request):
@@ -300,7 +300,7 @@ def collect(node: NodeContext, request: CniRequest) -> None:
                 node.links.fulfil([DeleteLink(str(record["link"]))])
         masquerade.collect(node, request, valid)
     finally:
-        if bridge.has_ipam(request):
+        if ipam_of(request.config):
             addresses.collect(node, request)
         for attachment, _ in node.records.invalid(records.PODS, request.network, valid):
             node.records.drop(records.PODS, attachment)
@@ -310,5 +310,5 @@ def status(node: NodeContext, request: CniRequest) -> None:
     """Perform the STATUS of bridge and ptp. Raises CniError if an ADD would fail."""
     if _masquerade_of(request) == "nftables":
         node.masquerade.is_whole()
-    if bridge.has_ipam(request):
+    if ipam_of(request.config):
         addresses.status(node, request)

@@ -65,7 +65,6 @@ def _dispatch(node: NodeContext, request: CniRequest) -> str:
 
 
 def _add(node: NodeContext, request: CniRequest) -> Mapping[str, object]:
-    """Return the result of an ADD as an object."""
     if request.plugin == "flannel":
         return _add_flannel(node, request)
     made = _run_command(node, request)
@@ -123,7 +122,6 @@ def _run_command(node: NodeContext, request: CniRequest) -> CniResult | None:
 
 
 def _run_flannel_command(node: NodeContext, request: CniRequest) -> None:
-    """Handle the command with flannel's delegate."""
     from narthex.cni.program import flannel
 
     if request.command == "CHECK":

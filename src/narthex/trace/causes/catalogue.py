@@ -85,10 +85,8 @@ _GROUPS: dict[str, dict[str, str]] = {
 }
 
 CAUSES: dict[str, Cause] = {name: Cause(name, title) for titles in _GROUPS.values() for name, title in titles.items()}
-"""By id."""
 
 GROUPS: dict[str, tuple[str, ...]] = {title: tuple(titles) for title, titles in _GROUPS.items()}
-"""Ids by heading."""
 
 
 class CauseFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +100,6 @@ class CauseFinding(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[str, ...] = ()
     """What shows it, as printed by its tool or written in its object."""
     advice: str = ""
-    """What to do."""
     node: str = ""
     explains: bool = True
     """True: it makes this path fail. False: it was noticed, but doesn't affect this path."""

@@ -38,7 +38,6 @@ def of_routes(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 
 def _lost(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
-    """Find why an alternative ends as lost."""
     step = leaf.steps[-1] if leaf.steps else None
     view = scene.views.get(leaf.end.node) or scene.view
     if step is None or view is None:

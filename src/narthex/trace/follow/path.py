@@ -248,7 +248,6 @@ class PathFollower:
     def _continue(
         self, departure: _Departure, view: NodeView, header: Header, link: str, steps: Sequence[PathStep]
     ) -> list[Alternative]:
-        """Follow the packet on the next node."""
         path = departure.path
         flow = msgspec.structs.replace(departure.flow, depth=departure.flow.depth + 1)
         return [
@@ -292,7 +291,6 @@ class PathFollower:
         return self._continue(departure, view, header, own.link, (step,))
 
     def _to_pod(self, departure: _Departure) -> list[Alternative] | None:
-        """Deliver to a pod of this node."""
         view, header, path = departure.view, departure.header, departure.path
         if not self._is_here(view, departure.link, departure.hop.via, header.destination):
             return None
@@ -313,7 +311,6 @@ class PathFollower:
         return [(path.branch.probability, path.steps, _accepted(end, header, asked))]
 
     def _is_here(self, view: NodeView, link: NodeLink | None, via: str, destination: str) -> bool:
-        """Return True if the destination is a pod of this node."""
         if via:
             return False
         if self._cluster.node_of(destination) == view.name and view.name:

@@ -32,7 +32,6 @@ class BundlePart(msgspec.Struct, frozen=True, kw_only=True):
     needs: str = ""
     """A file without which the kernel has nothing to report; running the program would load a kernel module."""
     root: bool = True
-    """The program needs root."""
 
 
 SETTINGS = (

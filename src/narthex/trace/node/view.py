@@ -12,7 +12,7 @@ from narthex.netfilter.ast import Chain, Ruleset
 from narthex.netfilter.describe import describe_rule
 from narthex.netfilter.dump import read as dump
 from narthex.netfilter.walk.state import KernelObjects
-from narthex.trace.follow.views import NodeRoute, NodeView, PolicyRule
+from narthex.trace.follow.views import NodeView
 from narthex.trace.node import network as links
 from narthex.trace.node import routes
 from narthex.trace.node.layout import FAILED, TAKEN, BundleManifest
@@ -22,6 +22,14 @@ T = TypeVar("T")
 
 _RULES = "rules/"
 _NOT_WALKED = ("rules/nft.json", "rules/ipvs-stats.txt")
+
+
+_READERS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "addresses": links.addresses_of,
+    "links": links.links_of,
+    "neighbours": links.neighbours_of,
+    "fdb": links.fdb_of,
+}
 
 
 def view_of_bundle(parts: Mapping[str, str], table: BundleManifest, origin: str) -> NodeView:
@@ -39,17 +47,15 @@ def view_of_bundle(parts: Mapping[str, str], table: BundleManifest, origin: str)
         reader.absent["connections"] = reader.why.get("net/conntrack-4.txt", "not in the bundle")
     if not texts:
         reader.absent["rules"] = reader.why.get("rules/iptables-nft.txt", "not in the bundle")
+    lists: dict[str, Any] = {field: reader.one(field, f"net/{field}.json", read) for field, read in _READERS.items()}
     return NodeView(
+        **lists,
         name=table.node,
         origin=origin,
         rules=RulesByFamily(texts) if texts else None,
         partial=failed,
-        links=reader.one("links", "net/links.json", links.links_of),
-        addresses=reader.one("addresses", "net/addresses.json", links.addresses_of),
         routes=reader.both("routes", "net/routes-{}.json", routes.routes_of),
         policies=reader.both("policies", "net/policies-{}.json", routes.policies_of),
-        neighbours=reader.one("neighbours", "net/neighbours.json", links.neighbours_of),
-        fdb=reader.one("fdb", "net/fdb.json", links.fdb_of),
         listeners=listeners_of(parts["net/listeners.txt"]) if "net/listeners.txt" in parts else None,
         connections=ConntrackListing("\n".join(conntrack)) if conntrack else None,
         sysctls=settings_of(parts["net/sysctls.txt"]) if "net/sysctls.txt" in parts else None,
@@ -137,7 +143,10 @@ def _other_than_rules(view: NodeView, text: str) -> bool:
         return True
     text = _without_rules(text)
     found_routes, found_policies = routes.route_lines(text), routes.policy_lines(text)
-    _add_routes(view, found_routes, found_policies)
+    if found_routes:
+        view.routes = (*(view.routes or ()), *found_routes)
+    if found_policies:
+        view.policies = (*(view.policies or ()), *found_policies)
     settings = settings_of(text)
     if settings:
         view.sysctls = {**(view.sysctls or {}), **settings}
@@ -159,14 +168,6 @@ def _without_rules(text: str) -> str:
     )
 
 
-def _add_routes(view: NodeView, found: Iterable[NodeRoute], policies: Iterable[PolicyRule]) -> None:
-    found, policies = tuple(found), tuple(policies)
-    if found:
-        view.routes = (*(view.routes or ()), *found)
-    if policies:
-        view.policies = (*(view.policies or ()), *policies)
-
-
 def _json(view: NodeView, text: str) -> bool:
     try:
         data = json.loads(text)
@@ -175,19 +176,14 @@ def _json(view: NodeView, text: str) -> bool:
     entries = [entry for entry in data if isinstance(entry, dict)]
     field = next((field for field, key in _KEYS if any(key in entry for entry in entries)), "")
     try:
+        if field in ("routes", "policies"):
+            family = _family(entries)
+            found = routes.routes_of(entries, family) if field == "routes" else routes.policies_of(entries, family)
+            setattr(view, field, (*(getattr(view, field) or ()), *found))
+        elif field:
+            setattr(view, field, _READERS[field](entries))
         if field == "addresses":
-            view.addresses = links.addresses_of(entries)
             view.links = view.links or links.links_of(entries)
-        elif field == "links":
-            view.links = links.links_of(entries)
-        elif field == "neighbours":
-            view.neighbours = links.neighbours_of(entries)
-        elif field == "fdb":
-            view.fdb = links.fdb_of(entries)
-        elif field == "policies":
-            _add_routes(view, (), routes.policies_of(entries, _family(entries)))
-        elif field == "routes":
-            _add_routes(view, routes.routes_of(entries, _family(entries)), ())
     except (ValueError, TypeError, KeyError, AttributeError):
         return False
     return bool(field)
@@ -249,11 +245,9 @@ class RulesByFamily(Mapping[IPFamily, DumpedRules]):
         return self._held[family]
 
     def __iter__(self) -> Iterator[IPFamily]:
-        """Return the IP families."""
         return iter(FAMILIES)
 
     def __len__(self) -> int:
-        """Return the number of IP families."""
         return len(FAMILIES)
 
 

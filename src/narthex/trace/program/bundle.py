@@ -57,7 +57,6 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a bundle."""
 
     origin: str
-    """Its file name."""
     table: BundleManifest
     parts: dict[str, str]
     """Texts by path below the bundle's directory."""

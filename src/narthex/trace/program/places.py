@@ -34,7 +34,6 @@ class AddressOwner(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     addresses: tuple[str, ...]
     node: str = ""
-    """The node that it is on."""
     service: Service | None = None
     lookup: tuple[NameLookup, ...] = ()
     """The DNS questions that led to the addresses, if a name was given."""

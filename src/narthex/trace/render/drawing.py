@@ -266,7 +266,6 @@ def _row(step: PathStep) -> BoxRow:
 
 
 def _change(steps: Sequence[PathStep]) -> str:
-    """Return what the steps together change in the header."""
     befores = [step.before for step in steps if step.before is not None]
     afters = [step.after for step in steps if step.after is not None]
     if not befores or not afters:
@@ -319,7 +318,6 @@ def _first_branch(branch: PathBranch) -> tuple[PathStep, ...]:
 
 
 def _summary(branches: Sequence[PathBranch]) -> str:
-    """Return how several branches end."""
     ends = [end_text(end) for branch in branches for end in branch_ends(branch)]
     texts = list(dict.fromkeys(ends))
     return "; ".join(texts[:3]) + (f"; and {len(texts) - 3} other ends" if len(texts) > 3 else "")

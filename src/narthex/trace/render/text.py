@@ -30,8 +30,6 @@ _HOOKS = (Stage.PREROUTING, Stage.INPUT, Stage.FORWARD, Stage.OUTPUT, Stage.POST
 
 
 class _Line(msgspec.Struct):
-    """A line and its children."""
-
     text: str
     below: list[_Line] = []
 

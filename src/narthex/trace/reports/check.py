@@ -353,7 +353,6 @@ def _match_text(match: Match) -> str:
 
 
 def _uplink(view: NodeView) -> str:
-    """Return the link of the default route."""
     for route in view.routes or ():
         if route.destination in ("0.0.0.0/0", "::/0") and route.hops and route.table == "main":
             return route.hops[0].link

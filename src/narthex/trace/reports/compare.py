@@ -91,8 +91,6 @@ def _for(service: str, changes: Iterable[PathChange]) -> Iterator[PathChange]:
 
 
 class _Served:
-    """A serving state with indexes."""
-
     def __init__(self, serving: ServingState, host: Host) -> None:
         self.atlas = FrontendIndex(serving.plan)
         self._deviations = serving.deviations
@@ -141,8 +139,6 @@ class _Stays(msgspec.Struct, frozen=True):
 
 
 class _States:
-    """All serving states of a comparison."""
-
     def __init__(self, before: ServingState, factors: Sequence[Factor], host: Host) -> None:
         self.before = _Served(before, host)
         self._factors = [
@@ -288,7 +284,6 @@ def _camel(field: str) -> str:
 
 
 def _value(value: object) -> str:
-    """Return a setting's value as text."""
     if value is None:
         return "every address"
     if isinstance(value, bool):

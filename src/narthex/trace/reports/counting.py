@@ -35,7 +35,6 @@ class CounterReading(msgspec.Struct, frozen=True, kw_only=True):
     """All counters at one time."""
 
     source: str
-    """Where the figures come from."""
     counts: tuple[ConnectionCounter, ...] = ()
     sampled: bool = False
     """Read from the connection table: short connections between two readings are missing."""

@@ -53,8 +53,6 @@ class SamplePacket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Source(msgspec.Struct, frozen=True):
-    """A sender without a destination."""
-
     address: str
     iif: str
     from_host: bool
