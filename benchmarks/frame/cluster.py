@@ -19,10 +19,10 @@ from narthex.model.objects import EndpointSlice
 from narthex.model.store import Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.iptables import IptablesTarget
-from narthex.proxy.kernel.ipvs.kernel import NoIpvsError, connect
-from narthex.proxy.kernel.ipvs.target import IpvsTarget
+from narthex.proxy.kernel.ipvs import IpvsTarget
 from narthex.proxy.kernel.nftables import NftablesTarget
 from narthex.proxy.kernel.userspace import UserspaceTarget
+from narthex.proxy.kernel.virtual_servers import NoIpvsError, connect
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.sync import FamilySync
 from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, node, service

@@ -9,7 +9,7 @@ from tests.proxy.kernel.test_backend_kernel_laws import TURNS, plans
 from narthex.linux import namespaces as netns
 from narthex.model.net import IPFamily
 from narthex.proxy.backends.ipvs.backend import IpvsBackend
-from narthex.proxy.kernel.ipvs.target import IpvsTarget
+from narthex.proxy.kernel.ipvs import IpvsTarget
 from narthex.testing import strategies as some
 from narthex.testing.build import CONFIG
 

@@ -17,8 +17,8 @@ from narthex.linux.run import run
 from narthex.model.net import Protocol
 from narthex.netfilter import ipvs as ipvsadm
 from narthex.proxy.backends.ipvs.names import LINK, SETS
-from narthex.proxy.kernel.ipvs import kernel as ipvs_kernel
-from narthex.proxy.kernel.ipvs import link as ipvs_link
+from narthex.proxy.kernel import ipvs_link
+from narthex.proxy.kernel import virtual_servers as ipvs_kernel
 from narthex.testing.load import Load, OpenConnection, until
 
 ENDPOINTS = [HERE[4][0], THERE[4][0], HERE[6][0], THERE[6][0]]

@@ -12,8 +12,8 @@ from narthex.netfilter import ipvs as ipvsadm
 from narthex.netfilter.ipvs import RealServer, VirtualServer
 from narthex.netfilter.netlink.ipvs import IpvsTimeouts
 from narthex.proxy.backends.ipvs.rules import RealChanges
-from narthex.proxy.kernel.ipvs import kernel as ipvs_kernel
-from narthex.proxy.kernel.ipvs.servers import IpvsServers
+from narthex.proxy.kernel import virtual_servers as ipvs_kernel
+from narthex.proxy.kernel.virtual_servers import IpvsServers
 
 SCHEDULERS = ("rr", "wrr", "lc", "wlc", "dh", "sh", "sed", "nq", "mh", "fo", "ovf")
 

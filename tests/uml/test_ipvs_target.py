@@ -16,8 +16,8 @@ from narthex.model.objects import ServicePort
 from narthex.netfilter import ipvs as ipvsadm
 from narthex.proxy.backends.ipvs.backend import IpvsBackend
 from narthex.proxy.backends.ipvs.names import LINK, SETS
-from narthex.proxy.kernel.ipvs import link as ipvs_link
-from narthex.proxy.kernel.ipvs.target import IpvsTarget
+from narthex.proxy.kernel import ipvs_link
+from narthex.proxy.kernel.ipvs import IpvsTarget
 from narthex.proxy.plan.kernel_settings import ipvs_settings
 from narthex.testing import build
 from narthex.testing.load import ClientRoute, EchoEndpoints, OpenConnection, until

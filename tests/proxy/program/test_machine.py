@@ -7,8 +7,8 @@ import pytest
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel import dataplanes
-from narthex.proxy.kernel.ipvs import kernel
-from narthex.proxy.kernel.ipvs.kernel import NoIpvsError
+from narthex.proxy.kernel import virtual_servers as kernel
+from narthex.proxy.kernel.virtual_servers import NoIpvsError
 from narthex.proxy.program import dataplane as checks
 from narthex.proxy.program.dataplane import check_machine, working_modes
 from narthex.runtime.process import StartError

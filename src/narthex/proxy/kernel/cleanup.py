@@ -34,9 +34,9 @@ from narthex.proxy.backends.leftovers import (
     save_chains,
     set_family,
 )
+from narthex.proxy.kernel import ipvs_link
 from narthex.proxy.kernel.dataplanes import DATAPLANES, OwnedObjects
-from narthex.proxy.kernel.ipvs import link as ipvs_link
-from narthex.proxy.kernel.ipvs.servers import IpvsServers
+from narthex.proxy.kernel.virtual_servers import IpvsServers
 
 _LOCK_SECONDS = "5"
 _PROC_NET = Path("/proc/thread-self/net")

@@ -319,7 +319,7 @@ class IpvsDataplane(Dataplane):
 
     def target(self, family: IPFamily, namespace: str | None = None) -> Target[Any, Any]:
         """Return the Target of virtual servers, sets, and chains."""
-        from narthex.proxy.kernel.ipvs.target import IpvsTarget
+        from narthex.proxy.kernel.ipvs import IpvsTarget
 
         return IpvsTarget(family, namespace, excluded=self.options.ipvs.exclude_cidrs)
 
@@ -333,13 +333,13 @@ class IpvsDataplane(Dataplane):
 
     def refusal(self) -> str:
         """Return why the kernel has no usable IPVS, and which modes work instead; empty when it has."""
-        from narthex.proxy.kernel.ipvs import kernel
+        from narthex.proxy.kernel import virtual_servers
 
         if missing := self._missing_programs():
             return missing
         try:
-            kernel.connect().close()
-        except kernel.NoIpvsError as error:
+            virtual_servers.connect().close()
+        except virtual_servers.NoIpvsError as error:
             others = [mode for mode, kind in DATAPLANES.items() if kind is not IpvsDataplane and not kind().refusal()]
             what_works = f"{' and '.join(others)} would work here" if others else "no other mode works here either"
             return f"mode ipvs cannot run, since {error}: {what_works}"
@@ -348,7 +348,7 @@ class IpvsDataplane(Dataplane):
     def prepare(self) -> None:
         """Load the scheduler and set the timeouts of IPVS (rows 24.1, 24.7). Raises StartError."""
         from narthex.netfilter.netlink.ipvs import IpvsTimeouts
-        from narthex.proxy.kernel.ipvs.kernel import check_scheduler, set_timeouts
+        from narthex.proxy.kernel.virtual_servers import check_scheduler, set_timeouts
 
         ipvs = self.options.ipvs
         desired = IpvsTimeouts(*map(math.ceil, (ipvs.tcp_timeout, ipvs.tcp_fin_timeout, ipvs.udp_timeout)))

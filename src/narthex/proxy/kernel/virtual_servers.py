@@ -1,4 +1,4 @@
-"""The kernel's virtual servers of one family: reading, changing, and draining (rows 24.8, 24.9)."""
+"""The kernel's IPVS: schedulers (row 24.1), timeouts (row 24.7), and virtual servers with draining (rows 24.8, 24.9)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,111 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
+import msgspec
+
 from narthex.linux.genetlink import Genetlink, GenetlinkRequest
 from narthex.linux.netlink import DumpInterrupted, NetlinkError
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily, Protocol, family_of, join_port
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.netfilter.netlink import ipvs as wire
-from narthex.netfilter.netlink.ipvs import IpvsCommand, KernelRealServer
+from narthex.netfilter.netlink.ipvs import IpvsCommand, IpvsTimeouts, KernelRealServer
 from narthex.proxy.backends.ipvs.rules import RealChanges
-from narthex.proxy.kernel.ipvs.kernel import connect
 
 TEND_SECONDS = 60.0
 """Interval of the check of draining real servers (row 24.8)."""
 _READ_ATTEMPTS = 10
 _GONE = (errno.ESRCH, errno.ENOENT)
+_EDITS = {IpvsCommand.NEW_SERVER: IpvsCommand.SET_SERVER, IpvsCommand.NEW_REAL: IpvsCommand.SET_REAL}
+"""Of each command that makes an object, the one that edits it."""
+_DELETES = (IpvsCommand.DELETE_SERVER, IpvsCommand.DELETE_REAL)
 
 Place = tuple[str, int]
 """Address and port of a real server."""
+_PROBE = ("198.51.100.0", Protocol.TCP, 20000)
+"""An address of TEST-NET-2 (RFC 5737), which no network uses."""
+
+
+class NoIpvsError(ApplyError):
+    """The kernel has no IPVS, or does not permit its use."""
+
+
+def connect(namespace: str | None = None) -> Genetlink:
+    """Return a socket for IPVS; the kernel loads the module if it can. Raises NoIpvsError."""
+    try:
+        return Genetlink(wire.FAMILY, namespace)
+    except NetlinkError as error:
+        raise NoIpvsError(
+            "this kernel has no IP_VS (module ip_vs)"
+            if error.errno == errno.ENOENT
+            else f"this kernel's IP_VS cannot be used: {error.strerror}"
+        ) from error
+
+
+def check_scheduler(name: str, namespace: str | None = None) -> None:
+    """Check that the kernel has a scheduler, and let it load the module.
+
+    Unless a virtual server uses the scheduler already, one is created for a moment. Raises ApplyError, NoIpvsError.
+    """
+    link = connect(namespace)
+    try:
+        if name in _in_use(link):
+            return
+        probe = VirtualServer(address=_PROBE[0], protocol=_PROBE[1], port=_PROBE[2], scheduler=name)
+        taken_away = IpvsCommand.DELETE_SERVER, wire.server_key(probe.key)
+        # One that a killed proxy has left would be in the way.
+        _, made, _ = link.write([taken_away, (IpvsCommand.NEW_SERVER, wire.server(probe)), taken_away])
+    except OSError as error:
+        raise ApplyError(f"cannot ask the kernel for the scheduler {name!r}: {error}") from error
+    finally:
+        link.close()
+    if made is not None and made.errno == errno.ENOENT:
+        raise ApplyError(f"this kernel has no IPVS scheduler {name!r} (module ip_vs_{name})")
+    if made is not None:
+        raise ApplyError(f"this kernel's IPVS does not take the scheduler {name!r}: {made.strerror}")
+
+
+def set_timeouts(desired: IpvsTimeouts, namespace: str | None = None) -> IpvsTimeouts | None:
+    """Set the timeouts that are not 0. Returns the previous ones, None if nothing changes. Raises ApplyError."""
+    if not any(desired):
+        return None
+    link = connect(namespace)
+    try:
+        was = wire.read_timeouts(link.ask(IpvsCommand.GET_TIMEOUTS))
+        # The kernel takes a 0 for "as it is".
+        if all(new in (0, old) for new, old in zip(desired, was, strict=True)):
+            return None
+        (error,) = link.write([(IpvsCommand.SET_TIMEOUTS, wire.timeouts(desired))])
+    except OSError as failed:
+        raise ApplyError(f"cannot set the time-outs of IPVS: {failed}") from failed
+    finally:
+        link.close()
+    if error is not None:
+        raise ApplyError(f"cannot set the time-outs of IPVS: {error.strerror}")
+    return was
+
+
+def timeouts(namespace: str | None = None) -> IpvsTimeouts:
+    """Return the timeouts in force. Raises ApplyError."""
+    link = connect(namespace)
+    try:
+        return wire.read_timeouts(link.ask(IpvsCommand.GET_TIMEOUTS))
+    except OSError as error:
+        raise ApplyError(f"cannot read the time-outs of IPVS: {error}") from error
+    finally:
+        link.close()
+
+
+def _in_use(link: Genetlink) -> set[str]:
+    found = set()
+    try:
+        for body in link.listing(IpvsCommand.GET_SERVER):
+            held = wire.read_server(body)
+            if held is not None:
+                found.add(held.server.scheduler)
+    except DumpInterrupted:
+        pass
+    return found
 
 
 class IpvsServers:
@@ -166,9 +254,9 @@ class IpvsServers:
         there: list[_Request] = []
         failed: list[str] = []
         for request, answer in zip(requests, answers, strict=True):
-            if answer is None or (request.deletes and answer.errno in _GONE):
+            if answer is None or (request.command in _DELETES and answer.errno in _GONE):
                 continue
-            if answer.errno == errno.EEXIST and request.makes:
+            if answer.errno == errno.EEXIST and request.command in _EDITS:
                 there.append(request)
             else:
                 failed.append(f"{request.name}: {request.why(answer)}")
@@ -235,47 +323,29 @@ class IpvsServers:
         return ApplyError(f"{what}: {error}")
 
 
-class _Request:
-    """One message to the kernel."""
+class _Request(msgspec.Struct, frozen=True):
+    """One message to the kernel, about a virtual server or one of its real servers."""
 
-    def __init__(
-        self, command: IpvsCommand, key: ServerKey, real: RealServer | None = None, server: VirtualServer | None = None
-    ) -> None:
-        self.command = command
-        self.key = key
-        self.real = real
-        self.server = server
+    command: IpvsCommand
+    key: ServerKey
+    real: RealServer | None = None
+    server: VirtualServer | None = None
 
     @property
     def message(self) -> GenetlinkRequest:
-        """Command and attributes as they are sent."""
         if self.server is not None:
             return self.command, wire.server(self.server)
         return self.command, wire.real(self.key, self.real) if self.real is not None else wire.server_key(self.key)
 
     @property
-    def makes(self) -> bool:
-        """True if the request creates an object."""
-        return self.command in (IpvsCommand.NEW_SERVER, IpvsCommand.NEW_REAL)
-
-    @property
-    def deletes(self) -> bool:
-        """True if the request deletes an object."""
-        return self.command in (IpvsCommand.DELETE_SERVER, IpvsCommand.DELETE_REAL)
-
-    @property
     def name(self) -> str:
-        """Text for messages."""
-        return (
-            f"real server {join_port(self.real.address, self.real.port)} of {_named(self.key)}"
-            if self.real
-            else _named(self.key)
-        )
+        if self.real is None:
+            return _named(self.key)
+        return f"real server {join_port(self.real.address, self.real.port)} of {_named(self.key)}"
 
     def edit(self) -> _Request:
         """Return the request that edits the object that exists already."""
-        command = IpvsCommand.SET_SERVER if self.command is IpvsCommand.NEW_SERVER else IpvsCommand.SET_REAL
-        return _Request(command, self.key, self.real, self.server)
+        return msgspec.structs.replace(self, command=_EDITS[self.command])
 
     def why(self, error: NetlinkError) -> str:
         """Return the meaning of the kernel's error for this request."""

@@ -13,9 +13,9 @@ from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs import rules as ipvs_rules
 from narthex.proxy.backends.ipvs.rules import IpvsChanges, IpvsRules
 from narthex.proxy.backends.leftovers import is_virtual_server
+from narthex.proxy.kernel import ipvs_link
 from narthex.proxy.kernel.iptables import IptablesTarget
-from narthex.proxy.kernel.ipvs import link as ipvs_link
-from narthex.proxy.kernel.ipvs.servers import TEND_SECONDS, IpvsServers
+from narthex.proxy.kernel.virtual_servers import TEND_SECONDS, IpvsServers
 
 
 class IpvsTarget(Target[IpvsRules, IpvsChanges]):
