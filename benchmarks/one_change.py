@@ -23,7 +23,7 @@ from narthex.linux.run import run
 from narthex.model.store import Upsert
 from narthex.netfilter.nft.print import element_text
 from narthex.proxy.backends.iptables.script import restore_input
-from narthex.proxy.program.written import written
+from narthex.proxy.program.report import written
 
 BARS = {"nftables": (1.0, 10.0), "iptables-nft": (500.0, 500.0), "iptables-legacy": (500.0, 500.0)}
 """p50 and p99 in ms."""

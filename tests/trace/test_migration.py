@@ -6,8 +6,8 @@ import pytest
 from narthex.model.net import IPFamily
 from narthex.model.packet import Packet
 from narthex.proxy.backends import BACKENDS
+from narthex.proxy.backends.base import Trait
 from narthex.proxy.plan.ir import Sender
-from narthex.proxy.plan.traits import Trait
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 from narthex.trace.reports.compare import PathChange
 from narthex.trace.reports.migration import (

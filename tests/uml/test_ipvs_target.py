@@ -17,8 +17,7 @@ from narthex.netfilter import ipvs as ipvsadm
 from narthex.proxy.backends.ipvs.backend import IpvsBackend
 from narthex.proxy.backends.ipvs.names import LINK, SETS
 from narthex.proxy.kernel import ipvs_link
-from narthex.proxy.kernel.ipvs import IpvsTarget
-from narthex.proxy.plan.kernel_settings import ipvs_settings
+from narthex.proxy.kernel.ipvs import IpvsTarget, ipvs_settings
 from narthex.testing import build
 from narthex.testing.load import ClientRoute, EchoEndpoints, OpenConnection, until
 

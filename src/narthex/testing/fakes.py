@@ -12,9 +12,8 @@ from narthex.model.net import join_port
 from narthex.model.objects import AnyObject
 from narthex.model.packet import Disposition, Host, Memory, Packet, Trace, single
 from narthex.model.store import Delete, Event, Synced, Upsert
-from narthex.proxy.backends.base import Backend, Target
+from narthex.proxy.backends.base import Backend, Target, Trait
 from narthex.proxy.plan.ir import Deviation, Forward, Plan
-from narthex.proxy.plan.traits import Trait
 
 R = TypeVar("R")
 C = TypeVar("C")

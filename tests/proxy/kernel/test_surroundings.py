@@ -23,7 +23,7 @@ from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.plan.stale import StaleReason, StaleSearch
 from narthex.proxy.program.health import ProxyHealth
-from narthex.proxy.program.written import written as say_written
+from narthex.proxy.program.report import written as say_written
 from narthex.testing.build import (
     CONFIG,
     HOST,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from narthex.proxy.plan.kernel_settings import conntrack_settings
+from narthex.proxy.program.kernel_settings import conntrack_settings
 from narthex.runtime.configuration.values import ConntrackConfiguration
 
 

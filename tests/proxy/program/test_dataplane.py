@@ -10,8 +10,8 @@ from narthex.proxy.kernel.userspace import UserspaceTarget
 from narthex.proxy.plan.ir import Deviation
 from narthex.proxy.program.dataplane import RunningDataplane, dataplane_of
 from narthex.proxy.program.reload import in_place
+from narthex.proxy.program.report import written
 from narthex.proxy.program.settings import SettingsError, settings
-from narthex.proxy.program.written import written
 from narthex.runtime.configuration.file import relay_ports
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 

@@ -1,7 +1,7 @@
 """What the log says of changes."""
 
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.program.written import written
+from narthex.proxy.program.report import written
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 from narthex.testing.fakes import FakeChanges
 

@@ -1,11 +1,11 @@
-"""The answers of the modes to the questions of `narthex.proxy.plan.traits`, for comparison in one place."""
+"""The answers of the modes to the questions of `narthex.proxy.backends.base`, for comparison in one place."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from narthex.proxy.backends.base import Trait
 from narthex.proxy.backends.nftables.affinity import MOST_CLIENTS
-from narthex.proxy.plan.traits import Trait
 
 Traits = Mapping[Trait, str]
 

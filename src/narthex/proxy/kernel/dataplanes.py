@@ -28,7 +28,6 @@ from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.base import Backend, Target
 from narthex.proxy.backends.iptables.names import OWN_TABLES, ChainOwnership
 from narthex.proxy.plan.ir import Plan
-from narthex.proxy.plan.kernel_settings import ipvs_settings
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.runtime.configuration.file import PRIMARY, ProxyConfiguration
 from narthex.runtime.configuration.values import IpvsConfiguration
@@ -329,6 +328,8 @@ class IpvsDataplane(Dataplane):
 
     def kernel_settings(self, kernel: tuple[int, int]) -> Iterator[KernelSetting]:
         """Yield the settings of IPVS, and those of ARP with `strictARP` (row 24.5)."""
+        from narthex.proxy.kernel.ipvs import ipvs_settings
+
         return ipvs_settings(kernel, self.options.ipvs.strict_arp)
 
     def refusal(self) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 from immutables import Map
 
 from narthex.linux import ipset
+from narthex.model.kernel_setting import KernelSetting
 from narthex.model.net import IPFamily, in_any
 from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables.rules import XtablesRules
@@ -113,3 +116,29 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
             return msgspec.structs.replace(changes, replace=False)
         want = ipvs_rules.patch(found, changes)
         return msgspec.structs.replace(ipvs_rules.diff(found, want), tables=changes.tables)
+
+
+_IPVS = "net/ipv4/vs/"
+_REUSE_MATTERS = (4, 1), (5, 9)
+"""From the first of these kernels until before the second, IPVS delayed a connection from a recently used port by a
+second, or sent it to a real server that had left.
+"""
+
+
+def ipvs_settings(kernel: tuple[int, int], strict_arp: bool = False) -> Iterator[KernelSetting]:
+    """Yield the settings that mode ipvs relies on, for a kernel of this version (row 24.5).
+
+    `strict_arp`: this machine answers ARP requests for an address only on the link that has it, so that other machines
+    do not send the traffic of a Service here.
+    """
+    # Without connection tracking nothing that IPVS has sent on is masqueraded.
+    yield KernelSetting(_IPVS + "conntrack", 1, "mode ipvs")
+    if _REUSE_MATTERS[0] <= kernel < _REUSE_MATTERS[1]:
+        yield KernelSetting(_IPVS + "conn_reuse_mode", 0, "mode ipvs")
+    # A client's connections to a real server that is gone end, and so does its persistence when it is on its way out.
+    yield KernelSetting(_IPVS + "expire_nodest_conn", 1, "mode ipvs")
+    yield KernelSetting(_IPVS + "expire_quiescent_template", 1, "mode ipvs")
+    yield KernelSetting("net/ipv4/ip_forward", 1, "mode ipvs")
+    if strict_arp:
+        yield KernelSetting("net/ipv4/conf/all/arp_ignore", 1, "strictARP", unasked="ipvs.strictARP: false")
+        yield KernelSetting("net/ipv4/conf/all/arp_announce", 2, "strictARP", unasked="ipvs.strictARP: false")

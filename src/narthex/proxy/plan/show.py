@@ -75,7 +75,7 @@ def _about(plan: Plan, services: Sequence[ServicePlan]) -> list[str]:
     frontends = sum(len(service.frontends) for service in services)
     return [
         f"node {plan.node_name or '(no name)'}, {plan.family.label}: "
-        f"{_count(len(services), 'service port')}, {_count(frontends, 'frontend')}",
+        f"{counted(len(services), 'service port')}, {counted(frontends, 'frontend')}",
         f"pods: {_pods(plan)}",
         f"node ports: {_node_ports(plan)}",
         f"service CIDRs: {', '.join(plan.service_cidrs) or 'none known'}",
@@ -86,7 +86,7 @@ def _health_lines(plan: Plan) -> Iterable[str]:
     """Yield the answers to health checks of external load balancers."""
     for name, check in sorted(plan.health_checks.items()):
         answer = "200" if check.local_ready else "503"
-        ready = _count(check.local_ready, "ready endpoint")
+        ready = counted(check.local_ready, "ready endpoint")
         yield f"health check {name}: port {check.port} answers {answer}, {ready} on this node"
 
 
@@ -110,8 +110,9 @@ def _node_ports(plan: Plan) -> str:
     return f"{where}, and on loopback" if ports.localhost else where
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, thing: str, things: str = "") -> str:
+    """Return a number with its noun: `1 chain`, `2 chains`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {things or thing + 's'}"
 
 
 def _rows(service: ServicePlan, limit: int | None) -> Iterable[Row]:

@@ -12,10 +12,10 @@ from narthex.model.net import IPFamily
 from narthex.model.objects import ServicePortName
 from narthex.netfilter.netlink.conntrack import ConntrackEntry
 from narthex.proxy.plan.ir import Plan
+from narthex.proxy.plan.show import counted
 from narthex.proxy.plan.stale import MatchOwners, StaleReason, StaleSearch
 from narthex.proxy.program.metrics import ProxyMetrics
 from narthex.proxy.program.sync import SyncResult
-from narthex.proxy.program.written import counted
 from narthex.runtime.logs import LOGGER, data
 
 

@@ -1,9 +1,9 @@
-"""Makes kernel settings at the start. Failures are logged and never end the process (row 29.8)."""
+"""Kernel settings that the configuration asks for (group 19), made at the start. Failures are logged and never end the process (row 29.8)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -11,10 +11,17 @@ from narthex.linux import sysctls
 from narthex.linux.privileges import kernel_release
 from narthex.linux.sysctls import SysctlOutcome
 from narthex.model.kernel_setting import KernelSetting
-from narthex.proxy.plan.kernel_settings import TCP_BE_LIBERAL, conntrack_settings
 from narthex.proxy.program.dataplane import dataplane_of
 from narthex.proxy.program.settings import ProxySettings
+from narthex.runtime.configuration.values import ConntrackConfiguration
 from narthex.runtime.logs import LOGGER
+
+MOST_ENTRIES = 1 << 20
+"""Upper limit for the number of tracked connections that is asked for, whatever the configuration says (row 19.1)."""
+ENTRIES_PER_BUCKET = 4
+
+_CONNTRACK = "net/netfilter/nf_conntrack_"
+TCP_BE_LIBERAL = _CONNTRACK + "tcp_be_liberal"
 
 Apply = Callable[[Iterable[KernelSetting]], list[SysctlOutcome]]
 
@@ -40,6 +47,27 @@ class KernelSettings:
             elif last or each.was is not None:
                 LOGGER.warning("%s", _refusal(each))
         return not any(each.error for each in outcomes)
+
+
+def conntrack_settings(conntrack: ConntrackConfiguration, cores: int) -> Iterator[KernelSetting]:
+    """Yield the settings for a machine with this number of cores, in the order in which they must be made."""
+    if conntrack.max_per_core:
+        most = min(max(conntrack.max_per_core * cores, conntrack.min), MOST_ENTRIES)
+        unasked = "conntrack.maxPerCore: 0"
+        yield KernelSetting(_CONNTRACK + "max", most, "maxPerCore", unasked=unasked)
+        yield KernelSetting(
+            _CONNTRACK + "buckets", most // ENTRIES_PER_BUCKET, "maxPerCore", at_least=True, unasked=unasked
+        )
+    for seconds, name, field in (
+        (conntrack.tcp_established_timeout, "tcp_timeout_established", "tcpEstablishedTimeout"),
+        (conntrack.tcp_close_wait_timeout, "tcp_timeout_close_wait", "tcpCloseWaitTimeout"),
+        (conntrack.udp_timeout, "udp_timeout", "udpTimeout"),
+        (conntrack.udp_stream_timeout, "udp_timeout_stream", "udpStreamTimeout"),
+    ):
+        if seconds > 0:
+            yield KernelSetting(_CONNTRACK + name, max(1, int(seconds)), field, unasked=f"conntrack.{field}: 0")
+    if conntrack.tcp_be_liberal:
+        yield KernelSetting(TCP_BE_LIBERAL, 1, "tcpBeLiberal")
 
 
 def kernel_settings(settings: ProxySettings) -> list[KernelSetting]:

@@ -19,12 +19,11 @@ from narthex.model.net import FAMILIES, IPFamily
 from narthex.model.objects import EndpointSlice
 from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
 from narthex.proxy.backends.iptables.names import OWN_TABLES
-from narthex.proxy.backends.iptables.rules import XtablesRules
+from narthex.proxy.backends.iptables.rules import XtablesChanges, XtablesRules
 from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.ir import Drop, FrontendKind, Plan
 from narthex.proxy.plan.stale import StaleReason
 from narthex.proxy.program.sync import PHASES, FamilySync, SyncResult
-from narthex.proxy.program.written import rules_by_table
 from narthex.runtime.metrics import Collector
 
 if TYPE_CHECKING:
@@ -136,7 +135,8 @@ class ProxyMetrics:
         held.last_good = wall
         held.drifts += done.drift
         held.plan, held.rules = done.plan, sync.rules
-        held.rules_written = rules_by_table(done.changes)
+        written = done.changes.written if isinstance(done.changes, XtablesChanges) else {}
+        held.rules_written = {table: sum(map(len, chains.values())) for table, chains in written.items()}
 
     def waited(self, family: IPFamily, seconds: Iterable[float]) -> None:
         """Count the delays of endpoint changes that are now in the kernel."""

@@ -10,9 +10,13 @@ from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily, join_port
 from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.model.store import Snapshot
+from narthex.proxy.backends.iptables.rules import XtablesChanges
+from narthex.proxy.backends.ipvs.rules import IpvsChanges
+from narthex.proxy.backends.nftables.changes import NftChanges
+from narthex.proxy.backends.userspace.rules import UserspaceChanges
 from narthex.proxy.plan.ir import FrontendConflict
+from narthex.proxy.plan.show import counted
 from narthex.proxy.program.sync import SyncResult
-from narthex.proxy.program.written import counted, written
 from narthex.runtime.logs import LOGGER, ProblemLog, data
 
 _NAMES_SHOWN = 3
@@ -131,6 +135,43 @@ class SyncReporter:
             if conflict not in present and conflict not in others:
                 LOGGER.info("settled: %s has no rival for %s any more", conflict.loser, _place(conflict))
         self._conflicts[family] = present
+
+
+def written(changes: Any) -> str:
+    """Return the numbers of written rules; empty if nothing was written or the type of changes has no numbers."""
+    if not changes:
+        return ""
+    match changes:
+        case NftChanges():
+            chains = len(changes.chains) + len(changes.late_chains) + len(changes.removed_chains)
+            parts = [
+                counted(changes.element_count(), "element"),
+                counted(chains, "chain"),
+                counted(len(changes.sets) + len(changes.removed_sets), "set"),
+            ]
+        case XtablesChanges():
+            chains = sum(map(len, changes.written.values()))
+            removed = sum(map(len, changes.removed.values()))
+            parts = [counted(changes.rules, "rule"), counted(chains, "chain"), counted(removed, "chain") + " removed"]
+        case IpvsChanges():
+            virtual = len(changes.servers_added) + len(changes.servers_edited) + len(changes.servers_removed)
+            real = sum(len(one.added) + len(one.edited) + len(one.removed) for one in changes.reals.values())
+            entries = sum(len(one.added) + len(one.removed) for one in changes.entries.values())
+            entries += sum(len(one.entries) for one in changes.sets_added)
+            parts = [
+                counted(virtual, "virtual server"),
+                counted(real, "real server"),
+                counted(entries, "set entry", "set entries"),
+                counted(changes.tables.rules, "rule"),
+            ]
+        case UserspaceChanges():
+            ports = counted(len(changes.listen), "listener"), counted(len(changes.close), "listener") + " closed"
+            said = ", ".join(part for part in ports if not part.startswith("0 "))
+            return "; ".join(filter(None, (said, written(changes.tables))))
+        case _:
+            return ""
+    said = ", ".join(part for part in parts if not part.startswith("0 ")) or "settings only"
+    return f"everything anew: {said}" if changes.replace else f"wrote {said}"
 
 
 def _claimed_twice(conflict: FrontendConflict) -> str:

@@ -9,9 +9,9 @@ import msgspec
 
 from narthex.model.net import IPFamily
 from narthex.model.packet import Packet
+from narthex.proxy.backends.base import Trait
 from narthex.proxy.plan.ir import Plan, Sender
 from narthex.proxy.plan.show import visible
-from narthex.proxy.plan.traits import Trait
 from narthex.trace.reports.compare import PathChange
 
 _SHOWN = 4
