@@ -7,9 +7,10 @@ from narthex.model.net import FAMILIES, IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.model.store import Delete, Store, Upsert
 from narthex.netfilter.ipset import MAX_NAME
+from narthex.netfilter.ipvs import RealServer
 from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs.backend import IpvsBackend
-from narthex.proxy.backends.ipvs.rules import RealChanges, RealServer, SetChanges
+from narthex.proxy.backends.ipvs.rules import RealChanges, SetChanges
 from narthex.proxy.plan.ir import Forward, Scope
 from narthex.proxy.plan.planner import Planner
 from narthex.testing.build import CONFIG, endpoint, endpoint_slice, node, plan, port_name, service

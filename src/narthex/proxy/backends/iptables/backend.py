@@ -16,14 +16,19 @@ from immutables import Map, MapMutation
 
 from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace
-from narthex.netfilter.ast import Accept, Compare, Field, Jump, Rule
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import save_text
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.chains import IptablesFragment, count_endpoints, fragment
-from narthex.proxy.backends.iptables.frame import Frame, rule
-from narthex.proxy.backends.iptables.refusals import comment_text, firewall_lines, leaks_to, unless_sent
+from narthex.proxy.backends.iptables.frame import Frame
+from narthex.proxy.backends.iptables.refusals import (
+    exact_lines,
+    external_lines,
+    firewall_lines,
+    health_check_lines,
+    unless_sent,
+)
 from narthex.proxy.backends.iptables.rules import Rules, XtablesChanges, XtablesRules, diff, patch
 from narthex.proxy.backends.traits import IPTABLES
 from narthex.proxy.plan.ir import Deviation, Plan, ServiceHealthCheck
@@ -34,8 +39,6 @@ SMALL_AGAIN = 800
 """Number of endpoints below which comments return. The gap keeps a cluster that fluctuates about one number from
 rewriting all endpoint chains at every change.
 """
-
-_LAST = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
 Fragments = Map[ServicePortName, IptablesFragment]
 
@@ -62,20 +65,15 @@ class IptablesBackend(Backend[XtablesRules, XtablesChanges]):
         last = cast("_Rendering | None", previous.rendering) if previous else None
         endpoints = _count(plan, last)
         large = last is not None and not last.frame.commented
-        frame = Frame(plan, commented=endpoints <= (SMALL_AGAIN if large else LARGE))
+        frame = Frame.of(plan, commented=endpoints <= (SMALL_AGAIN if large else LARGE))
         if previous is None or last is None or last.frame != frame:
             rules = _render_all(plan, frame, endpoints)
             return rules, diff(previous, rules)
         rules, touched = _render_changes(plan, previous, last, endpoints)
         return rules, diff(previous, rules, touched)
 
-    def diff(self, have: XtablesRules | None, want: XtablesRules) -> XtablesChanges:
-        """Return the chains that differ."""
-        return diff(have, want)
-
-    def patch(self, have: XtablesRules, changes: XtablesChanges) -> XtablesRules:
-        """Return the rules after the changes."""
-        return patch(have, changes)
+    diff = staticmethod(diff)
+    patch = staticmethod(patch)
 
     def walk(
         self, rules: XtablesRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
@@ -184,15 +182,11 @@ def _sorted(fragments: Fragments) -> list[IptablesFragment]:
 def _shared_nat(fragments: Fragments, frame: Frame) -> dict[str, Rules]:
     """Return the chains of the nat table in which every Service port has rules."""
     ordered = _sorted(fragments)
-    taken = {number for each in ordered for number in each.refused.node_port_numbers}
-    services: list[Rule] = []
-    node_ports: list[Rule] = []
-    for each in ordered:
-        services += each.services
-        node_ports += each.node_ports
-        services += leaks_to(taken, [each.refused])
-    services += (rule(*match, Jump(names.NODE_PORTS), comment=_LAST) for match in frame.node_port_matches)
-    return {names.SERVICES: tuple(services), names.NODE_PORTS: tuple(node_ports)}
+    services = exact_lines((each.services, each.refused) for each in ordered)
+    return {
+        names.SERVICES: (*services, *frame.jumps_to_node_ports(names.NODE_PORTS)),
+        names.NODE_PORTS: tuple(line for each in ordered for line in each.node_ports),
+    }
 
 
 def _shared_filter(fragments: Fragments) -> dict[str, Rules]:
@@ -200,28 +194,11 @@ def _shared_filter(fragments: Fragments) -> dict[str, Rules]:
     ordered = [each.refused for each in _sorted(fragments)]
     return {
         names.SERVICES: unless_sent(line for each in ordered for line in each.cluster),
-        names.EXTERNAL_SERVICES: unless_sent(
-            [
-                *(line for each in ordered for line in each.external),
-                *(line for each in ordered for line in each.node_port),
-            ]
-        ),
+        names.EXTERNAL_SERVICES: unless_sent(external_lines(ordered)),
         names.PROXY_FIREWALL: unless_sent(firewall_lines(ordered)),
     }
 
 
 def _health_check_ports(plan: Plan) -> dict[str, Rules]:
-    """Return the chain that accepts health checks of load balancers, whatever firewall follows (row 16.9).
-
-    It has one rule per Service; kube-proxy has one for each of its ports, equal but for the name.
-    """
-    ports = (
-        rule(
-            Compare(Field.L4PROTO, ("tcp",)),
-            Compare(Field.DPORT, (check.port,)),
-            Accept(),
-            comment=comment_text(f"{service} health check node port"),
-        )
-        for service, check in sorted(plan.health_checks.items())
-    )
-    return {names.NODE_PORTS: tuple(ports)}
+    """Return the chain that accepts health checks of load balancers (row 16.9)."""
+    return {names.NODE_PORTS: tuple(health_check_lines(plan))}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network
 
+import msgspec
+
 from narthex.model.net import IPFamily, collapse, is_zero_prefix, parsed_network
 from narthex.netfilter.ast import (
     Accept,
@@ -59,27 +61,22 @@ def address_match(field: Field, network: str, negate: bool = False) -> Match:
     return (Compare(field, (plain_network(network),), negate),)
 
 
-class Frame:
+class Frame(msgspec.Struct, frozen=True, dict=True):
     """The common part of one plan. If two frames are equal, the chains of an unchanged Service are equal."""
 
-    def __init__(self, plan: Plan, commented: bool) -> None:
-        self.family: IPFamily = plan.family
-        self.detector: PodDetector = plan.pods
-        self.node_ports: NodePorts = plan.node_ports
-        self.mark: int = plan.masquerade_mark
-        self.drop_invalid: bool = plan.drop_invalid
-        """Not where the kernel is liberal about windows (row 19.7)."""
-        self.commented = commented
-        """Endpoint rules carry comments; not in large clusters (row 21.12)."""
+    family: IPFamily
+    detector: PodDetector
+    node_ports: NodePorts
+    mark: int
+    drop_invalid: bool
+    """Not where the kernel is liberal about windows (row 19.7)."""
+    commented: bool
+    """Endpoint rules carry comments; not in large clusters (row 21.12)."""
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Frame) and self._values == other._values
-
-    __hash__ = None  # type: ignore[assignment]
-
-    @property
-    def _values(self) -> tuple[object, ...]:
-        return self.family, self.detector, self.node_ports, self.mark, self.drop_invalid, self.commented
+    @classmethod
+    def of(cls, plan: Plan, commented: bool) -> Frame:
+        """Return the frame of a plan."""
+        return cls(plan.family, plan.pods, plan.node_ports, plan.masquerade_mark, plan.drop_invalid, commented)
 
     # ---- pods ------------------------------------------------------------------------------------------------------
 
@@ -117,6 +114,11 @@ class Frame:
         nets = _without(collapse(cidrs), loopback)
         return tuple((*address_match(Field.DADDR, net), TO_SELF) for net in nets)
 
+    def jumps_to_node_ports(self, chain: str) -> Rules:
+        """Return the jumps to a chain of node ports, which end the chain of exact addresses."""
+        text = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
+        return tuple(rule(*match, Jump(chain), comment=text) for match in self.node_port_matches)
+
     # ---- chains that are always there ------------------------------------------------------------------------------
 
     def fixed_nat(self) -> dict[str, Rules]:
@@ -137,18 +139,19 @@ class Frame:
 
     def fixed_filter(self) -> dict[str, Rules]:
         """Return the chains of the filter table that do not depend on Services."""
-        words = "kubernetes forwarding"
-        chains: dict[str, Rules] = {
-            names.FORWARD: (
-                *((rule(CtState(("invalid",)), DropPacket()),) if self.drop_invalid else ()),
-                rule(MarkIs(self.mark, self.mark), Accept(), comment=f"{words} rules"),
-                rule(CtState(("related", "established")), Accept(), comment=f"{words} conntrack rule"),
-            ),
-            names.CANARY: (),
-        }
+        invalid = (rule(CtState(("invalid",)), DropPacket()),) if self.drop_invalid else ()
+        chains: dict[str, Rules] = {names.FORWARD: (*invalid, *self.accept_forwarded()), names.CANARY: ()}
         if self.guarded:
             chains[names.FIREWALL] = (guard_rule(),)
         return chains
+
+    def accept_forwarded(self) -> Rules:
+        """Return the rules that accept what is forwarded to endpoints, whatever firewall follows."""
+        words = "kubernetes forwarding"
+        return (
+            rule(MarkIs(self.mark, self.mark), Accept(), comment=f"{words} rules"),
+            rule(CtState(("related", "established")), Accept(), comment=f"{words} conntrack rule"),
+        )
 
     @cached_property
     def guarded(self) -> bool:
@@ -168,11 +171,8 @@ class Frame:
         node_ports = rule(Jump(names.NODE_PORTS), comment="kubernetes health check service ports")
         forward = rule(Jump(names.FORWARD), comment="kubernetes forwarding rules")
         guard = (rule(Jump(names.FIREWALL)),) if self.guarded else ()
-        portals = (rule(Jump(names.SERVICES), comment="kubernetes service portals"),)
         return {
-            ("nat", "PREROUTING"): portals,
-            ("nat", "OUTPUT"): portals,
-            ("nat", "POSTROUTING"): (rule(Jump(names.POSTROUTING), comment="kubernetes postrouting rules"),),
+            **nat_jumps(),
             ("filter", "INPUT"): (firewall, node_ports, external_services, *guard),
             ("filter", "FORWARD"): (firewall, forward, services, external_services),
             ("filter", "OUTPUT"): (firewall, services, external_services, *guard),
@@ -181,6 +181,13 @@ class Frame:
     def sysctls(self) -> tuple[tuple[str, str], ...]:
         """Return the kernel settings that the rules rely on."""
         return (ROUTE_LOCALNET,) if self.guarded else ()
+
+
+def nat_jumps() -> dict[tuple[str, str], Rules]:
+    """Return the jumps of the table nat."""
+    portals = (rule(Jump(names.SERVICES), comment="kubernetes service portals"),)
+    postrouting = (rule(Jump(names.POSTROUTING), comment="kubernetes postrouting rules"),)
+    return {("nat", "PREROUTING"): portals, ("nat", "OUTPUT"): portals, ("nat", "POSTROUTING"): postrouting}
 
 
 def guard_rule() -> Rule:

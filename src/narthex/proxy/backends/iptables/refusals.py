@@ -6,15 +6,16 @@ Packets that were forwarded to an endpoint or to a relay do not meet these rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain
 
 import msgspec
 
 from narthex.model.net import Protocol
 from narthex.model.objects import ServicePortName
-from narthex.netfilter.ast import Compare, DropPacket, Field, RejectPacket, Return, Rule
+from narthex.netfilter.ast import Accept, Compare, DropPacket, Field, RejectPacket, Return, Rule
 from narthex.netfilter.xtables.print import MAX_COMMENT
 from narthex.proxy.backends.iptables.frame import FROM_SELF, SENT_ON, Frame, Match, Rules, address_match, rule
-from narthex.proxy.plan.ir import Decision, Drop, Forward, Frontend, FrontendKind, Reject, ServicePlan
+from narthex.proxy.plan.ir import Decision, Drop, Forward, Frontend, FrontendKind, Plan, Reject, ServicePlan
 
 Row = tuple[Decision, Decision, Decision]
 """Decisions for pods, this node, and others; the same for the first two if pods cannot be recognized."""
@@ -86,6 +87,29 @@ def leaks_to(numbers: Set[tuple[Protocol, int]], ordered: Sequence[RefusalRules]
     for each in ordered if numbers else ():
         for number, lines in each.leaks.items():
             yield from lines if number in numbers else ()
+
+
+def exact_lines(ordered: Iterable[tuple[Rules, RefusalRules]]) -> Rules:
+    """Return the nat rules of Service ports for exact addresses, each with its returns that node ports call for."""
+    ordered = list(ordered)
+    taken = {number for _, refused in ordered for number in refused.node_port_numbers}
+    return tuple(line for lines, refused in ordered for line in (*lines, *leaks_to(taken, [refused])))
+
+
+def external_lines(ordered: Sequence[RefusalRules]) -> Rules:
+    """Return the refusals on addresses other than cluster IPs, exact addresses first."""
+    exact, node_port = (each.external for each in ordered), (each.node_port for each in ordered)
+    return (*chain.from_iterable(exact), *chain.from_iterable(node_port))
+
+
+def health_check_lines(plan: Plan) -> Iterator[Rule]:
+    """Yield rules that accept health checks of load balancers, whatever firewall follows (row 16.9).
+
+    There is one per Service; kube-proxy has one for each of its ports, equal but for the name.
+    """
+    for service, check in sorted(plan.health_checks.items()):
+        text = comment_text(f"{service} health check node port")
+        yield rule(PROTOCOLS[Protocol.TCP], Compare(Field.DPORT, (check.port,)), Accept(), comment=text)
 
 
 def firewall_lines(ordered: Sequence[RefusalRules]) -> Iterator[Rule]:
@@ -173,8 +197,7 @@ class _Writer:
         """Yield rules for sources that the KUBE-FW- chain has not accepted (row 10.14), unless all are rejected."""
         if frontend.allow_from is None or all(isinstance(cell, Reject) for cell in row):
             return
-        chain = self._allowing(frontend, row)
-        text = self._text(f" traffic not accepted by {chain}")
+        text = self._text(f" traffic not accepted by {self._allowing(frontend, row)}")
         ports = (PROTOCOLS[frontend.protocol], Compare(Field.DPORT, (frontend.port,)))
         for place in self._places(frontend):
             match = (*place, *ports)

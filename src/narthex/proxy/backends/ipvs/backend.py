@@ -23,6 +23,7 @@ from narthex.netfilter.walk.state import KernelObjects
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import save_text
 from narthex.proxy.backends.base import Backend
+from narthex.proxy.backends.iptables.frame import Frame
 from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs.frame import MASK_NONE, IpvsFrame, Mask
 from narthex.proxy.backends.ipvs.rules import IpvsChanges, IpvsRules, diff, patch
@@ -84,7 +85,8 @@ class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
     def advance(self, previous: IpvsRules | None, plan: Plan) -> tuple[IpvsRules, IpvsChanges]:
         """Return the rules for a plan and the changes. Fragments of unchanged Service ports are taken over."""
         last = cast("_Rendering | None", previous.rendering) if previous else None
-        frame, settings = IpvsFrame(plan), settings_of(plan, self._scheduler)
+        frame = IpvsFrame(Frame.of(plan, commented=False), plan.service_cidrs)
+        settings = settings_of(plan, self._scheduler)
         if previous is None or last is None or last.frame != frame or last.settings != settings:
             empty = _Rendering(
                 plan_number=_NO_PLAN,
@@ -102,13 +104,8 @@ class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
         rules, touched = _Turn(plan, last, previous).rules()
         return rules, diff(previous, rules, touched)
 
-    def diff(self, have: IpvsRules | None, want: IpvsRules) -> IpvsChanges:
-        """Return the virtual servers, sets, and chains that differ."""
-        return diff(have, want)
-
-    def patch(self, have: IpvsRules, changes: IpvsChanges) -> IpvsRules:
-        """Return the rules after the changes."""
-        return patch(have, changes)
+    diff = staticmethod(diff)
+    patch = staticmethod(patch)
 
     def walk(
         self, rules: IpvsRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0

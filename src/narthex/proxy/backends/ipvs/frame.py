@@ -10,20 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 from immutables import Map
 
 from narthex.model.net import is_zero_prefix
 from narthex.netfilter.ast import (
     Accept,
     Compare,
-    CtState,
     DropPacket,
     Expression,
     Field,
     IpvsMatch,
     IsLocal,
     Jump,
-    MarkIs,
     Masquerade,
     MatchSet,
     RejectPacket,
@@ -39,11 +38,11 @@ from narthex.proxy.backends.iptables.frame import (
     Match,
     Rules,
     address_match,
+    nat_jumps,
     rule,
 )
 from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.backends.ipvs import names
-from narthex.proxy.plan.ir import Plan
 
 Mask = tuple[bool, bool, bool]
 """True for pods, this node, and others if their packets are masqueraded."""
@@ -51,7 +50,6 @@ Mask = tuple[bool, bool, bool]
 MASK_NONE: Mask = (False, False, False)
 MASK_NON_PODS: Mask = (False, True, True)
 MASK_ALL: Mask = (True, True, True)
-MASK_NODE: Mask = (False, True, False)
 
 _COMMENTS = {
     names.LOOP_BACK: "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose",
@@ -85,22 +83,11 @@ _DESTINATION = ("dst", "dst")
 _DROPS = (names.DROP_POD, names.DROP_NODE, names.DROP_OTHER)
 
 
-class IpvsFrame:
+class IpvsFrame(msgspec.Struct, frozen=True):
     """What the fixed rules depend on. If two frames are equal, the same sets give the same rules."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.family = plan.family
-        self.shared = Frame(plan, commented=False)
-        self.service_cidrs = plan.service_cidrs
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, IpvsFrame) and self._values == other._values
-
-    __hash__ = None  # type: ignore[assignment]
-
-    @property
-    def _values(self) -> tuple[object, ...]:
-        return self.shared, self.service_cidrs
+    shared: Frame
+    service_cidrs: tuple[str, ...]
 
     def tables(self, held: frozenset[str], mask: Mask) -> XtablesRules:
         """Return the rules for non-empty sets (by their IPv4 names) and the masquerading of ClusterIPs."""
@@ -109,14 +96,13 @@ class IpvsFrame:
 
 class _Writer:
     def __init__(self, frame: IpvsFrame, held: frozenset[str], mask: Mask) -> None:
-        self._family = frame.family
+        self._family = frame.shared.family
         self._shared = frame.shared
         self._service_cidrs = frame.service_cidrs
         self._held = held
         self._mask = mask
 
     def tables(self) -> XtablesRules:
-        """Return all chains and jumps."""
         chains = {"nat": Map(self._nat()), "filter": Map(self._filter()), "mangle": Map(self._mangle())}
         return XtablesRules(self._family, chains, Map(self._jumps()))
 
@@ -204,13 +190,9 @@ class _Writer:
     # ---- filter and mangle -----------------------------------------------------------------------------------------
 
     def _filter(self) -> dict[str, Rules]:
-        mark, words = self._shared.mark, "kubernetes forwarding"
         probes = Compare(Field.L4PROTO, ("tcp",)), Accept()
         return {
-            names.FORWARD: (
-                rule(MarkIs(mark, mark), Accept(), comment=f"{words} rules"),
-                rule(CtState(("related", "established")), Accept(), comment=f"{words} conntrack rule"),
-            ),
+            names.FORWARD: self._shared.accept_forwarded(),
             names.NODE_PORT: self._if_in(names.HEALTH_CHECK, *probes, sides=("dst",)),
             names.PROXY_FIREWALL: tuple(self._firewall()),
             names.SOURCE_RANGES: self._source_ranges(),
@@ -269,14 +251,11 @@ class _Writer:
     # ---- hooks -----------------------------------------------------------------------------------------------------
 
     def _jumps(self) -> dict[tuple[str, str], Rules]:
-        portals = (rule(Jump(names.SERVICES), comment="kubernetes service portals"),)
         firewall = rule(NEW, Jump(names.PROXY_FIREWALL), comment="kube-proxy firewall rules")
         access = "kubernetes ipvs access filter"
         out = rule(NEW, Jump(names.IPVS_OUT_FILTER), comment=access)
         return {
-            ("nat", "PREROUTING"): portals,
-            ("nat", "OUTPUT"): portals,
-            ("nat", "POSTROUTING"): (rule(Jump(names.POSTROUTING), comment="kubernetes postrouting rules"),),
+            **nat_jumps(),
             ("filter", "INPUT"): (
                 rule(NEW, Jump(names.IPVS_FILTER), comment=access),
                 firewall,

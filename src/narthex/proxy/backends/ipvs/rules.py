@@ -13,19 +13,6 @@ from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.proxy.backends.iptables import rules as xtables
 from narthex.proxy.backends.iptables.rules import XtablesChanges, XtablesRules
 
-__all__ = [
-    "IpSet",
-    "IpvsChanges",
-    "IpvsRules",
-    "RealChanges",
-    "RealServer",
-    "ServerKey",
-    "SetChanges",
-    "VirtualServer",
-    "diff",
-    "patch",
-]
-
 
 class IpvsRules:
     """All of our objects for one family. Immutable; equal if the parts are equal.
@@ -91,6 +78,7 @@ class IpvsChanges(msgspec.Struct, frozen=True, kw_only=True):
     """The changes to write, part by part; unchanged objects are not mentioned. False if there is nothing to do."""
 
     family: IPFamily
+    """All other fields are changes."""
     replace: bool = False
     """The state is unknown: objects of ours that are not named here are removed. All rules are among the additions."""
     servers_added: tuple[VirtualServer, ...] = ()
@@ -110,19 +98,7 @@ class IpvsChanges(msgspec.Struct, frozen=True, kw_only=True):
     tables: XtablesChanges
 
     def __bool__(self) -> bool:
-        return bool(
-            self.replace
-            or self.servers_added
-            or self.servers_edited
-            or self.servers_removed
-            or self.reals
-            or self.bind
-            or self.unbind
-            or self.sets_added
-            or self.sets_removed
-            or self.entries
-            or self.tables
-        )
+        return any(msgspec.structs.astuple(self)[1:])
 
 
 def diff(have: IpvsRules | None, want: IpvsRules, touched: Set[ServerKey] | None = None) -> IpvsChanges:

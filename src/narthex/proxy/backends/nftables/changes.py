@@ -51,16 +51,7 @@ class NftChanges(msgspec.Struct, frozen=True, kw_only=True):
     removed_sets: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(
-            self.replace
-            or self.sets
-            or self.chains
-            or self.deletions
-            or self.additions
-            or self.late_chains
-            or self.removed_chains
-            or self.removed_sets
-        )
+        return bool(not self.elements_only or self.deletions or self.additions)
 
     @property
     def transactions(self) -> int:

@@ -23,7 +23,15 @@ from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables import save_text
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables.frame import NEW, SENT_ON, Frame, Rules, rule
-from narthex.proxy.backends.iptables.refusals import PROTOCOLS, comment_text, firewall_lines, leaks_to, unless_sent
+from narthex.proxy.backends.iptables.refusals import (
+    PROTOCOLS,
+    comment_text,
+    exact_lines,
+    external_lines,
+    firewall_lines,
+    health_check_lines,
+    unless_sent,
+)
 from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.backends.traits import USERSPACE
 from narthex.proxy.backends.userspace import names
@@ -46,8 +54,6 @@ ports of every cluster.
 
 RELAYED = (Protocol.TCP, Protocol.UDP)
 """Protocols that the relay supports."""
-
-_LAST = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 
 
 class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +78,7 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
 
     def advance(self, previous: UserspaceRules | None, plan: Plan) -> tuple[UserspaceRules, UserspaceChanges]:
         """Return the rules for a plan and the changes. Listeners keep the ports that they have in `previous`."""
-        frame = Frame(plan, commented=True)
+        frame = Frame.of(plan, commented=True)
         last = cast("_Rendering | None", previous.rendering) if previous else None
         known = last.fragments if last is not None and last.frame == frame else {}
         ports = self._ports(plan, previous)
@@ -105,13 +111,8 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
             found.setdefault(name, {})[scope] = port
         return found
 
-    def diff(self, have: UserspaceRules | None, want: UserspaceRules) -> UserspaceChanges:
-        """Return the chains and listeners that differ."""
-        return diff(have, want)
-
-    def patch(self, have: UserspaceRules, changes: UserspaceChanges) -> UserspaceRules:
-        """Return the rules after the changes."""
-        return patch(have, changes)
+    diff = staticmethod(diff)
+    patch = staticmethod(patch)
 
     def walk(
         self, rules: UserspaceRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
@@ -181,27 +182,21 @@ def _unserved(plan: Plan, ports: Mapping[ServicePortName, Ports], count: int) ->
 
 
 def _tables(plan: Plan, frame: Frame, ordered: list[UserspaceFragment], known: XtablesRules | None) -> XtablesRules:
-    portals = tuple(_portals(ordered))
+    portals = exact_lines((each.portals, each.refused) for each in ordered)
     node_ports = tuple(line for each in ordered for line in each.node_ports)
     # The relay's own connections: an endpoint may have the address and port of a frontend, as host network pods do,
     # and without this the relay would be sent to itself for ever.
     own: Rules = (rule(MarkIs(frame.mark, frame.mark), Return(), comment="connections of the relay itself"),)
     nat = {
-        names.CONTAINER: (*portals, *_to_node_ports(frame, names.NODE_PORT_CONTAINER)),
-        names.HOST: (*own, *portals, *_to_node_ports(frame, names.NODE_PORT_HOST)),
+        names.CONTAINER: (*portals, *frame.jumps_to_node_ports(names.NODE_PORT_CONTAINER)),
+        names.HOST: (*own, *portals, *frame.jumps_to_node_ports(names.NODE_PORT_HOST)),
         names.NODE_PORT_CONTAINER: node_ports,
         names.NODE_PORT_HOST: node_ports,
     }
     for each in ordered:
         nat.update(each.chains)
     refusals = [each.refused for each in ordered]
-    refused = unless_sent(
-        [
-            *(line for each in refusals for line in each.cluster),
-            *(line for each in refusals for line in each.external),
-            *(line for each in refusals for line in each.node_port),
-        ]
-    )
+    refused = unless_sent((*(line for each in refusals for line in each.cluster), *external_lines(refusals)))
     firewall = unless_sent(firewall_lines(refusals))
     filter_ = {
         names.FIREWALL: (*own, *firewall) if firewall else (),
@@ -221,26 +216,13 @@ def _kept(chains: dict[str, Rules], known: XtablesRules | None, table: str) -> M
     return Map({name: before if (before := held.get(name)) == rules else rules for name, rules in chains.items()})
 
 
-def _portals(ordered: list[UserspaceFragment]) -> Iterator[Rule]:
-    taken = {number for each in ordered for number in each.refused.node_port_numbers}
-    for each in ordered:
-        yield from each.portals
-        yield from leaks_to(taken, [each.refused])
-
-
-def _to_node_ports(frame: Frame, chain: str) -> Iterable[Rule]:
-    return (rule(*match, Jump(chain), comment=_LAST) for match in frame.node_port_matches)
-
-
 def _doors(plan: Plan, ordered: list[UserspaceFragment]) -> Iterator[Rule]:
     """Yield rules that accept packets to listeners on this node.
 
     The relay is reachable through frontends only: a direct connection to its port would bypass policies and source
     ranges.
     """
-    for service, check in sorted(plan.health_checks.items()):
-        text = comment_text(f"{service} health check node port")
-        yield rule(PROTOCOLS[Protocol.TCP], Compare(Field.DPORT, (check.port,)), Accept(), comment=text)
+    yield from health_check_lines(plan)
     for each in ordered:
         for _, port in sorted(each.ports.items(), key=lambda item: item[0].value):
             place = PROTOCOLS[each.service.name.protocol], Compare(Field.DPORT, (port,))
@@ -252,14 +234,11 @@ def _doors(plan: Plan, ordered: list[UserspaceFragment]) -> Iterator[Rule]:
 def _jumps() -> dict[tuple[str, str], Rules]:
     firewall = rule(NEW, Jump(names.FIREWALL), comment="kubernetes load balancer firewall")
     refused = rule(NEW, Jump(names.REFUSED), comment="kubernetes service portals")
+    before = "handle ClusterIPs; NOTE: this must be before the NodePort rules"
     doors = rule(Jump(names.NON_LOCAL), comment="Ensure that non-local NodePort traffic can flow")
     return {
-        ("nat", "PREROUTING"): (
-            rule(Jump(names.CONTAINER), comment="handle ClusterIPs; NOTE: this must be before the NodePort rules"),
-        ),
-        ("nat", "OUTPUT"): (
-            rule(Jump(names.HOST), comment="handle ClusterIPs; NOTE: this must be before the NodePort rules"),
-        ),
+        ("nat", "PREROUTING"): (rule(Jump(names.CONTAINER), comment=before),),
+        ("nat", "OUTPUT"): (rule(Jump(names.HOST), comment=before),),
         ("filter", "INPUT"): (firewall, doors, refused),
         ("filter", "FORWARD"): (firewall, refused),
         ("filter", "OUTPUT"): (firewall, refused),
