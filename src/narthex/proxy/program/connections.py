@@ -20,9 +20,7 @@ from narthex.proxy.kernel.dataplanes import CounterReader
 from narthex.proxy.plan.ir import Plan
 from narthex.runtime.configuration.values import OwnConfiguration
 from narthex.runtime.logs import LOGGER
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+from narthex.runtime.metrics import counter, gauge
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -124,34 +122,25 @@ class ConnectionCollector:
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics for prometheus-client."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         self.look()
         configuration = self.configuration
         if configuration.connection_metrics == "off":
             return
         families = [(family.label, state) for family, state in self._families.items()]
         services = [(name, label, count) for label, state in families for name, count in state.services.items()]
-        endpoints = [(each, label, count) for label, state in families for each, count in state.endpoints.items()]
-        counter = CounterMetricFamily(
-            "narthex_service_new_connections", "New connections to a Service port.", labels=_LABELS
-        )
         services.sort(key=lambda each: (each[0].sort_key, each[1]))
-        for name, label, count in services[: configuration.connection_series]:
-            counter.add_metric(_labels(name, label), count)
-        yield counter
+        counts = {_labels(name, label): count for name, label, count in services[: configuration.connection_series]}
+        yield counter("narthex_service_new_connections", "New connections to a Service port.", counts, *_LABELS)
+        endpoints = {
+            (*_labels(name, label), join_port(*place)): count
+            for label, state in families
+            for (name, place), count in state.endpoints.items()
+        }
         if endpoints:
-            counter = CounterMetricFamily(
-                "narthex_endpoint_new_connections",
-                "New connections sent to an endpoint of a Service port.",
-                labels=[*_LABELS, "endpoint"],
-            )
-            for (name, (address, port)), label, count in endpoints:
-                counter.add_metric([*_labels(name, label), join_port(address, port)], count)
-            yield counter
-        yield GaugeMetricFamily(
-            "narthex_connection_series_left_out", "Numbers that connectionSeries leaves no room for.", self._left_out
-        )
+            text = "New connections sent to an endpoint of a Service port."
+            yield counter("narthex_endpoint_new_connections", text, endpoints, *_LABELS, "endpoint")
+        text = "Numbers that connectionSeries leaves no room for."
+        yield gauge("narthex_connection_series_left_out", text, self._left_out)
 
 
 def _endpoints(plan: Plan) -> int:
@@ -166,8 +155,8 @@ def _endpoints(plan: Plan) -> int:
     return count
 
 
-def _labels(name: ServicePortName, family: str) -> list[str]:
-    return [name.service.namespace, name.service.name, name.port, name.protocol.value, family]
+def _labels(name: ServicePortName, family: str) -> tuple[str, ...]:
+    return *name.service, name.port, name.protocol.value, family
 
 
 class DroppedPacketCollector:
@@ -189,16 +178,11 @@ class DroppedPacketCollector:
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metric for prometheus-client."""
-        from prometheus_client.core import CounterMetricFamily
-
         if self._readers:
             with self._lock:
                 self._look()
-            yield CounterMetricFamily(
-                "kubeproxy_iptables_ct_state_invalid_dropped_packets",
-                "Packets dropped because connection tracking calls them invalid.",
-                self._total,
-            )
+            text = "Packets dropped because connection tracking calls them invalid."
+            yield counter("kubeproxy_iptables_ct_state_invalid_dropped_packets", text, self._total)
 
     def _look(self) -> None:
         start = self._clock.now()

@@ -24,7 +24,7 @@ from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.ir import Drop, FrontendKind, Plan
 from narthex.proxy.plan.stale import StaleReason
 from narthex.proxy.program.sync import PHASES, FamilySync, SyncResult
-from narthex.runtime.metrics import Collector
+from narthex.runtime.metrics import Collector, Values, counter, gauge
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _SECONDS = tuple(0.001 * 2**step for step in range(15))
 _WAITED = (0.25, 0.5, *map(float, range(1, 60)), *map(float, range(60, 120, 5)), *map(float, range(120, 301, 30)))
-_LABEL = ["ip_family"]
+_FAMILY = "ip_family"
 _PREFIX = "kubeproxy_"
 _GATES = ("AllowServiceExternalIPs",)
 """Feature gates with an effect here; all default to on."""
@@ -67,6 +67,10 @@ class LatencyHistogram:
         """Return upper bounds as text with cumulative counts."""
         bounds = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+
+
+_Histograms = Mapping[tuple[str, ...], LatencyHistogram]
+"""By the values of the labels."""
 
 
 class _FamilyMetrics:
@@ -182,85 +186,70 @@ class ProxyMetrics:
     def _of(self, family: IPFamily) -> _FamilyMetrics:
         return self._families.setdefault(family, _FamilyMetrics())
 
-    def _each(self) -> list[tuple[list[str], _FamilyMetrics]]:
-        """Return label values and counters, IPv4 first."""
-        return [([family.label], self._families[family]) for family in FAMILIES if family in self._families]
+    def _each(self) -> list[tuple[str, _FamilyMetrics]]:
+        """Return label and counters of each family, IPv4 first."""
+        return [(family.label, self._families[family]) for family in FAMILIES if family in self._families]
+
+    def _field(self, name: str) -> Values:
+        return {(label,): getattr(held, name) or 0.0 for label, held in self._each()}
 
     def _sync_metrics(self) -> Iterable[Metric]:
         yield self._histogram("sync_proxy_rules_duration_seconds", "Time one sync took.", "duration")
         if self._dataplane and self._dataplane.partial_syncs:
             yield self._histogram("sync_full_proxy_rules_duration_seconds", "Time a full sync took.", "full")
             yield self._histogram("sync_partial_proxy_rules_duration_seconds", "Time a partial sync took.", "partial")
-        yield self._histogram(
-            "network_programming_duration_seconds", "Time from a change of endpoints to rules in the kernel.", "waited"
-        )
-        yield self._by_phase()
-        yield self._gauge("sync_proxy_rules_last_timestamp_seconds", "Time of the last good sync.", "last_good")
-        yield self._gauge(
-            "sync_proxy_rules_last_queued_timestamp_seconds", "Time a sync was last asked for.", "last_queued"
-        )
+        text = "Time from a change of endpoints to rules in the kernel."
+        yield self._histogram("network_programming_duration_seconds", text, "waited")
+        phases: _Histograms = {
+            (phase, label): held.phases.get(phase) or LatencyHistogram()
+            for label, held in self._each()
+            for phase in PHASES
+        }
+        text = "Time of one phase of a sync."
+        yield _histogram_metric("narthex_sync_phase_duration_seconds", text, phases, "phase", _FAMILY)
+        for word, text in (("", "Time of the last good sync."), ("queued_", "Time a sync was last asked for.")):
+            name = f"{_PREFIX}sync_proxy_rules_last_{word}timestamp_seconds"
+            yield gauge(name, text, self._field("last_queued" if word else "last_good"), _FAMILY)
 
     def _change_metrics(self) -> Iterable[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         for word, kind in (("endpoint", "EndpointSlice"), ("service", "Service")):
             name = f"{_PREFIX}sync_proxy_rules_{word}_changes"
-            yield GaugeMetricFamily(f"{name}_pending", f"{kind} changes not written yet.", self._pending[kind])
-            yield CounterMetricFamily(name, f"{kind} changes seen.", self._total[kind])
+            yield gauge(f"{name}_pending", f"{kind} changes not written yet.", self._pending[kind])
+            yield counter(name, f"{kind} changes seen.", self._total[kind])
         for endpoint in ("healthz", "livez"):
-            counter = CounterMetricFamily(f"{_PREFIX}proxy_{endpoint}", f"Answers of /{endpoint}.", labels=["code"])
-            for code in (200, 503):
-                counter.add_metric([str(code)], self._codes[endpoint, code])
-            yield counter
+            codes: Values = {(str(code),): self._codes[endpoint, code] for code in (200, 503)}
+            yield counter(f"{_PREFIX}proxy_{endpoint}", f"Answers of /{endpoint}.", codes, "code")
 
     def _mode_metrics(self) -> Iterable[Metric]:
         if self._dataplane and self._dataplane.failure_metric:
-            yield self._counter(self._dataplane.failure_metric, "Syncs that failed.", "failures")
+            name = _PREFIX + self._dataplane.failure_metric
+            yield counter(name, "Syncs that failed.", self._field("failures"), _FAMILY)
         if self._dataplane and self._dataplane.rules_by_table:
-            yield self._counter(
-                "sync_proxy_rules_iptables_partial_restore_failures", "Partial syncs that failed.", "partial_failures"
-            )
-            yield self._by_table("total", "Rules owned, by table.", lambda held: _rules_owned(held.rules))
-            yield self._by_table("last", "Rules written by the last sync, by table.", lambda held: held.rules_written)
-        yield self._counter(
-            "narthex_foreign_changes", "Transactions of others that may have changed our rules.", "foreign", prefix=""
-        )
-        yield self._counter(
-            "narthex_drift_healed", "Times our rules were not as we left them, and mended.", "drifts", prefix=""
-        )
+            name = f"{_PREFIX}sync_proxy_rules_iptables_"
+            failures = self._field("partial_failures")
+            yield counter(f"{name}partial_restore_failures", "Partial syncs that failed.", failures, _FAMILY)
+            yield self._by_table(f"{name}total", "Rules owned, by table.", lambda held: _rules_owned(held.rules))
+            text = "Rules written by the last sync, by table."
+            yield self._by_table(f"{name}last", text, lambda held: held.rules_written)
+        text = "Transactions of others that may have changed our rules."
+        yield counter("narthex_foreign_changes", text, self._field("foreign"), _FAMILY)
+        text = "Times our rules were not as we left them, and mended."
+        yield counter("narthex_drift_healed", text, self._field("drifts"), _FAMILY)
 
     def _flow_metrics(self) -> Iterable[Metric]:
-        from prometheus_client.core import CounterMetricFamily
-
-        name = "conntrack_reconciler_sync_duration_seconds"
-        yield self._histogram(name, "Time one search for stale connections took.", "flow_searches")
-        total = CounterMetricFamily(
-            f"{_PREFIX}conntrack_reconciler_deleted_entries", "Stale connections removed.", labels=_LABEL
-        )
-        by_reason = CounterMetricFamily(
-            "narthex_stale_flows_removed", "Stale connections removed, by reason.", labels=["reason", *_LABEL]
-        )
-        for label, held in self._each():
-            total.add_metric(label, held.flows_removed.total())
-            for reason in StaleReason:
-                by_reason.add_metric([reason.value, *label], held.flows_removed[reason])
-        yield total
-        yield by_reason
-
-    def _by_phase(self) -> Metric:
-        from prometheus_client.core import HistogramMetricFamily
-
-        family = HistogramMetricFamily(
-            "narthex_sync_phase_duration_seconds", "Time of one phase of a sync.", labels=["phase", *_LABEL]
-        )
-        for label, held in self._each():
-            for phase in PHASES:
-                histogram = held.phases.get(phase) or LatencyHistogram()
-                family.add_metric([phase, *label], histogram.buckets, histogram.sum)
-        return family
+        name, text = "conntrack_reconciler_sync_duration_seconds", "Time one search for stale connections took."
+        yield self._histogram(name, text, "flow_searches")
+        total: Values = {(label,): held.flows_removed.total() for label, held in self._each()}
+        name = f"{_PREFIX}conntrack_reconciler_deleted_entries"
+        yield counter(name, "Stale connections removed.", total, _FAMILY)
+        reasons: Values = {
+            (reason.value, label): held.flows_removed[reason] for label, held in self._each() for reason in StaleReason
+        }
+        text = "Stale connections removed, by reason."
+        yield counter("narthex_stale_flows_removed", text, reasons, "reason", _FAMILY)
 
     def _about(self) -> Iterable[Metric]:
-        from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+        from prometheus_client.core import InfoMetricFamily
 
         build = {"version": narthex.__version__, "python_version": platform.python_version(), "mode": self._mode}
         yield InfoMetricFamily("narthex_build", "What runs here.", value=build)
@@ -268,63 +257,35 @@ class ProxyMetrics:
         version = narthex.__version__.split(".")
         labels = {"git_version": f"v{narthex.__version__}", "major": version[0], "minor": version[1]}
         labels["platform"] = f"{platform.system()}/{platform.machine()}".lower()
-        kubernetes = GaugeMetricFamily("kubernetes_build_info", "What runs here.", labels=list(labels))
-        kubernetes.add_metric(list(labels.values()), 1)
-        yield kubernetes
-        gates = GaugeMetricFamily("kubernetes_feature_enabled", "Feature gates: 1 is on.", labels=["name", "stage"])
-        for name, on in sorted(self._gates.items()):
-            gates.add_metric([name, ""], float(on))
-        yield gates
+        yield gauge("kubernetes_build_info", "What runs here.", {tuple(labels.values()): 1}, *labels)
+        gates: Values = {(name, ""): on for name, on in sorted(self._gates.items())}
+        yield gauge("kubernetes_feature_enabled", "Feature gates: 1 is on.", gates, "name", "stage")
 
     def _by_table(self, name: str, text: str, count: Callable[[_FamilyMetrics], dict[str, int]]) -> Metric:
-        from prometheus_client.core import GaugeMetricFamily
-
-        full = f"{_PREFIX}sync_proxy_rules_iptables_{name}"
-        gauge = GaugeMetricFamily(full, text, labels=["table", *_LABEL])
-        for label, held in self._each():
-            counts = count(held)
-            for table in OWN_TABLES:
-                gauge.add_metric([table, *label], counts.get(table, 0))
-        return gauge
+        counts = [(label, count(held)) for label, held in self._each()]
+        values: Values = {(table, label): held.get(table, 0) for label, held in counts for table in OWN_TABLES}
+        return gauge(name, text, values, "table", _FAMILY)
 
     def _no_local_endpoints(self) -> Metric:
         """Count Services without local endpoints at each scrape, since it takes too long for each sync."""
-        from prometheus_client.core import GaugeMetricFamily
-
-        gauge = GaugeMetricFamily(
-            f"{_PREFIX}sync_proxy_rules_no_local_endpoints_total",
-            "Services with traffic policy Local and endpoints, but none on this node.",
-            labels=["traffic_policy", *_LABEL],
-        )
-        for label, held in self._each():
-            for policy, count in _without_local(held.plan).items():
-                gauge.add_metric([policy, *label], count)
-        return gauge
+        found = [(label, _without_local(held.plan)) for label, held in self._each()]
+        values: Values = {(policy, label): count for label, counts in found for policy, count in counts.items()}
+        text = "Services with traffic policy Local and endpoints, but none on this node."
+        name = f"{_PREFIX}sync_proxy_rules_no_local_endpoints_total"
+        return gauge(name, text, values, "traffic_policy", _FAMILY)
 
     def _histogram(self, name: str, text: str, field: str) -> Metric:
-        from prometheus_client.core import HistogramMetricFamily
+        histograms: _Histograms = {(label,): getattr(held, field) for label, held in self._each()}
+        return _histogram_metric(_PREFIX + name, text, histograms, _FAMILY)
 
-        family = HistogramMetricFamily(_PREFIX + name, text, labels=_LABEL)
-        for label, held in self._each():
-            histogram: LatencyHistogram = getattr(held, field)
-            family.add_metric(label, histogram.buckets, histogram.sum)
-        return family
 
-    def _gauge(self, name: str, text: str, field: str) -> Metric:
-        from prometheus_client.core import GaugeMetricFamily
+def _histogram_metric(name: str, text: str, histograms: _Histograms, *labels: str) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily
 
-        gauge = GaugeMetricFamily(_PREFIX + name, text, labels=_LABEL)
-        for label, held in self._each():
-            gauge.add_metric(label, getattr(held, field) or 0.0)
-        return gauge
-
-    def _counter(self, name: str, text: str, field: str, prefix: str = _PREFIX) -> Metric:
-        from prometheus_client.core import CounterMetricFamily
-
-        counter = CounterMetricFamily(prefix + name, text, labels=_LABEL)
-        for label, held in self._each():
-            counter.add_metric(label, getattr(held, field))
-        return counter
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for key, histogram in histograms.items():
+        family.add_metric(key, histogram.buckets, histogram.sum)
+    return family
 
 
 def _rules_owned(rules: Any) -> dict[str, int]:

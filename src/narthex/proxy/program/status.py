@@ -16,7 +16,7 @@ from narthex.proxy.program.metrics import ProxyMetrics, indicators
 from narthex.proxy.program.settings import ProxySettings
 from narthex.runtime.http.messages import HttpResponse, SlowResponse
 from narthex.runtime.http.server import HttpServer
-from narthex.runtime.metrics import Collector
+from narthex.runtime.metrics import Collector, metrics_reply
 from narthex.runtime.status import PartReport, RouteHandler, Routes, StatusListener, StatusServer
 
 
@@ -45,13 +45,9 @@ def metrics_routes(
     metrics: ProxyMetrics, health: HealthReporter, mode: str, configurations: Mapping[str, Any]
 ) -> Routes:
     """Return the routes of the metrics port (row 20.25). `configurations` is the content of `/configz`, by name."""
-
-    def exposition(text: Callable[[], bytes]) -> SlowResponse:
-        return SlowResponse(lambda: HttpResponse(200, text(), "text/plain; version=0.0.4; charset=utf-8"))
-
     return {
-        "/metrics": lambda: exposition(metrics.exposition),
-        "/metrics/slis": lambda: exposition(lambda: indicators(health.livez()[0] == 200)),
+        "/metrics": lambda: SlowResponse(lambda: metrics_reply(metrics.exposition())),
+        "/metrics/slis": lambda: SlowResponse(lambda: metrics_reply(indicators(health.livez()[0] == 200))),
         "/proxyMode": lambda: HttpResponse(200, mode.encode()),
         "/healthz": lambda: HttpResponse(200, b"ok"),
         "/configz": lambda: _json(configurations),
@@ -116,7 +112,7 @@ class StatusPorts:
         self._http = HttpServer()
         self._server = StatusServer(self._http)
         self._shown: dict[str, Any] = {}
-        # The ports look into these two at each request.
+        # The ports look into these two at each request. They are updated, so there is always a handler.
         self._health: dict[str, RouteHandler] = {}
         self._metrics: dict[str, RouteHandler] = {}
         self.hide()
@@ -130,14 +126,14 @@ class StatusPorts:
     def show(self, proxy: Proxy, mode: str) -> None:
         """Answer for this proxy from now on."""
         health = ProcessHealth(self._reports, proxy.health)
-        _replace(self._health, health_routes(health, proxy.metrics))
-        _replace(self._metrics, metrics_routes(proxy.metrics, health, mode, self._shown))
+        self._health.update(health_routes(health, proxy.metrics))
+        self._metrics.update(metrics_routes(proxy.metrics, health, mode, self._shown))
 
     def hide(self) -> None:
         """Answer without a proxy from now on."""
         health, metrics = ProcessHealth(self._reports), ProxyMetrics(more=self._collectors)
-        _replace(self._health, health_routes(health, metrics))
-        _replace(self._metrics, metrics_routes(metrics, health, "", self._shown))
+        self._health.update(health_routes(health, metrics))
+        self._metrics.update(metrics_routes(metrics, health, "", self._shown))
 
     def offer(self, path: str, answer: RouteHandler) -> None:
         """Answer at one more path of the metrics port, until it is withdrawn."""
@@ -156,11 +152,6 @@ class StatusPorts:
             yield StatusListener("health", *settings.healthz, self._health)
         if settings.metrics:
             yield StatusListener("metrics", *settings.metrics, self._metrics)
-
-
-def _replace(present: dict[str, RouteHandler], routes: Routes) -> None:
-    """Replace the handlers of the same paths, without a moment in which there is none."""
-    present.update(routes)
 
 
 def _answer(healthy: bool) -> tuple[int, dict[str, Any]]:
