@@ -11,13 +11,17 @@ from narthex.netfilter.ast import Accept, Rule
 from narthex.proxy.backends.iptables.backend import IptablesBackend
 from narthex.proxy.backends.iptables.names import sep
 from narthex.proxy.backends.iptables.rules import XtablesChanges, XtablesRules
-from narthex.proxy.backends.iptables.script import find, needs_look, restore_input
+from narthex.proxy.backends.iptables.script import find, needs_look, restore_blocks
 from narthex.proxy.plan.ir import Endpoint, Lineage
 from narthex.proxy.plan.planner import Planner
 from narthex.testing.build import CONFIG, endpoint, endpoint_slice, plan, port_name, service
 
 BACKEND = IptablesBackend()
 V4 = IPFamily.IPV4
+
+
+def restore_input(*changes):
+    return "".join(restore_blocks(*changes))
 
 
 def crowd(count=30, backends=4, odd=4):

@@ -6,7 +6,7 @@ from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Goto, Jump
 from narthex.proxy.backends.iptables.backend import IptablesBackend
 from narthex.proxy.backends.iptables.rules import MOST_CHAINS, pieces
-from narthex.proxy.backends.iptables.script import KernelChains, restore_inputs
+from narthex.proxy.backends.iptables.script import KernelChains, restore_series
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 
 BACKEND = IptablesBackend()
@@ -21,6 +21,10 @@ def changes(count):
         objects.append(service(name, f"10.110.0.{number + 1}", port=1000 + number, **extra))
         objects.append(endpoint_slice(name, *(endpoint(f"10.64.{number}.{last}") for last in range(1, 5))))
     return BACKEND.diff(None, BACKEND.render(plan(*objects)))
+
+
+def restore_inputs(*given, in_pieces):
+    return ["".join(blocks) for blocks in restore_series(*given, in_pieces=in_pieces)]
 
 
 def nothing(own=()):

@@ -20,7 +20,7 @@ from narthex.netfilter.netlink.conntrack import ConntrackEntry
 from narthex.netfilter.netlink.elements import encoder, key_encoder
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.base import Target
-from narthex.proxy.backends.iptables.script import restore_inputs
+from narthex.proxy.backends.iptables.script import restore_series
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.flows import StaleFlowRemover
 from narthex.proxy.program.loop import Proxy
@@ -61,7 +61,11 @@ class Written(Target):
     def apply(self, changes):
         if changes.replace:
             return
-        self.sent = self._elements(changes) if self.mode == "nftables" else restore_inputs(changes, in_pieces=True)
+        self.sent = (
+            self._elements(changes)
+            if self.mode == "nftables"
+            else ["".join(blocks) for blocks in restore_series(changes, in_pieces=True)]
+        )
 
     def _elements(self, changes):
         assert changes.elements_only

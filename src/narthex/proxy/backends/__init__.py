@@ -5,59 +5,46 @@ A backend is loaded when it is used: a proxy runs one mode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from narthex.proxy.backends.base import Backend
 
-
-def _nftables() -> Backend[Any, Any]:
-    from narthex.proxy.backends.nftables.backend import NftablesBackend
-
-    return NftablesBackend()
-
-
-def _iptables() -> Backend[Any, Any]:
-    from narthex.proxy.backends.iptables.backend import IptablesBackend
-
-    return IptablesBackend()
+_CLASSES = {
+    "nftables": "NftablesBackend",
+    "iptables": "IptablesBackend",
+    "ipvs": "IpvsBackend",
+    "userspace": "UserspaceBackend",
+}
+"""By the `mode` of KubeProxyConfiguration, the default first; each is in `MODE/backend.py`."""
 
 
-def _ipvs() -> Backend[Any, Any]:
-    from narthex.proxy.backends.ipvs.backend import IpvsBackend
-
-    return IpvsBackend()
-
-
-def _userspace() -> Backend[Any, Any]:
-    from narthex.proxy.backends.userspace.backend import UserspaceBackend
-
-    return UserspaceBackend()
+@cache
+def _backend(mode: str) -> Backend[Any, Any]:
+    backend: Backend[Any, Any] = getattr(import_module(f"{__name__}.{mode}.backend"), _CLASSES[mode])()
+    return backend
 
 
 class _Backends(Mapping[str, Backend[Any, Any]]):
     """A mapping that creates each backend on first use."""
 
-    def __init__(self, **makers: Callable[[], Backend[Any, Any]]) -> None:
-        self._makers = {mode: cache(make) for mode, make in makers.items()}
-
     def __getitem__(self, mode: str) -> Backend[Any, Any]:
-        return self._makers[mode]()
+        if mode not in _CLASSES:
+            raise KeyError(mode)
+        return _backend(mode)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._makers)
+        return iter(_CLASSES)
 
     def __len__(self) -> int:
-        return len(self._makers)
+        return len(_CLASSES)
 
     def __contains__(self, mode: object) -> bool:
-        return mode in self._makers
+        return mode in _CLASSES
 
 
-BACKENDS: Mapping[str, Backend[Any, Any]] = _Backends(
-    nftables=_nftables, iptables=_iptables, ipvs=_ipvs, userspace=_userspace
-)
-"""By the `mode` of KubeProxyConfiguration, the default first."""
+BACKENDS: Mapping[str, Backend[Any, Any]] = _Backends()
 
 __all__ = ["BACKENDS"]

@@ -6,6 +6,7 @@ Cheap checks come first: where nothing is left, no program is started.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -177,11 +178,12 @@ class Cleanup:
             return
         jumps = tuple(f"{table} {chain}: {rule}" for chain, rule in leftovers.jumps)
         chains = tuple(f"{table} {chain}" for chain in leftovers.chains)
+        restore = [f"{command}-restore", "--noflush", "--wait", _LOCK_SECONDS]
         if self._try(
             kind,
             family,
             f"{len(chains)} chains and {len(jumps)} jumps of table {table}",
-            lambda: self._run([f"{command}-restore", "--noflush", "--wait", _LOCK_SECONDS], leftovers.script),
+            lambda: run(restore, stdin=leftovers.script, namespace=self._namespace),
         ):
             self._transactions += variant == "nft"
             self._add(f"iptables-{variant} jump", jumps)
@@ -228,7 +230,9 @@ class Cleanup:
         if (sets or bound) and self._proc_net("ip_vs"):
             self._try("IPVS service", family, "any", lambda: self._clean_virtual_servers(family, bound, sets))
         mine = sorted(name for name in sets if set_family(name) is family)
-        destroyed = [name for name in mine if self._try("ipset", family, name, self._destroyer(name))]
+        destroyed = [
+            name for name in mine if self._try("ipset", family, name, partial(ipset.destroy, [name], self._namespace))
+        ]
         self._add("ipset", tuple(destroyed))
         if bound:
             self._try("address", family, "any", lambda: ipvs_link.unbind(bound, self._namespace))
@@ -241,9 +245,6 @@ class Cleanup:
         held = list(servers.read(lambda key: is_virtual_server(key, bound, sets)))
         servers.change(removed=held)
         self._add("IPVS service", tuple(f"{join_port(address, port)}/{word.value}" for address, word, port in held))
-
-    def _destroyer(self, name: str) -> Callable[[], None]:
-        return lambda: ipset.destroy([name], self._namespace)
 
     # ---- doing -----------------------------------------------------------------------------------------------------
 
@@ -263,6 +264,3 @@ class Cleanup:
             return True
         self._left.append(RemainingObject(kind, family, name, reason))
         return False
-
-    def _run(self, argv: list[str], stdin: str = "") -> str:
-        return run(argv, stdin=stdin, namespace=self._namespace)

@@ -438,8 +438,7 @@ def _concern(chains: ChainOwnership) -> RuleScope:
 class _CounterOwners(Protocol):
     """Assigns counters for one plan: which Service port and endpoint a counter belongs to."""
 
-    def counted(self, raw: Any) -> Iterable[ConnectionCount]:
-        """Yield the counters of the plan."""
+    def counted(self, raw: Any) -> Iterable[ConnectionCount]: ...
 
 
 class _PlanCounters:
@@ -451,7 +450,6 @@ class _PlanCounters:
         self._known: tuple[Plan, _CounterOwners] | None = None
 
     def read(self, plan: Plan, endpoints: bool) -> Iterable[ConnectionCount]:
-        """Return the counters of a plan that is in force."""
         if self._known is None or self._known[0] is not plan:
             self._known = plan, self._owners(plan)
         return self._known[1].counted(self._read_raw(plan, endpoints))

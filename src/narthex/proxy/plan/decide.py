@@ -47,8 +47,6 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Addresses(msgspec.Struct, frozen=True):
-    """What all ports of a Service have in common."""
-
     key: NamespacedName
     address: str
     """The ClusterIP."""

@@ -134,7 +134,6 @@ class Planner:
         self._note_claims(before, claims, ports)
 
     def _forget(self, name: NamespacedName, ports: dict[ServicePortName, ServicePlan | None]) -> None:
-        """Remove the decisions for a deleted Service, if there are any."""
         last = self._decided.pop(name, None)
         if last is not None:
             self._note_health(name, None)

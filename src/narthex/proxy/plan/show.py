@@ -65,6 +65,12 @@ def conflict_text(conflict: FrontendConflict) -> str:
     )
 
 
+def claim_text(conflict: FrontendConflict) -> str:
+    """Return the frontend that Service ports claim: "cluster IP 10.0.0.5:80/TCP", "node port 30001/TCP"."""
+    address, protocol, port = conflict.match
+    return f"{conflict.kind.value} {join_port(address, port) if address else port}/{protocol.value}"
+
+
 def match_text(match: Match) -> str:
     """Return address, port, and protocol of a match as text."""
     address, protocol, port = match
@@ -83,7 +89,6 @@ def _about(plan: Plan, services: Sequence[ServicePlan]) -> list[str]:
 
 
 def _health_lines(plan: Plan) -> Iterable[str]:
-    """Yield the answers to health checks of external load balancers."""
     for name, check in sorted(plan.health_checks.items()):
         answer = "200" if check.local_ready else "503"
         ready = counted(check.local_ready, "ready endpoint")
@@ -138,13 +143,14 @@ def _pool_lines(service: ServicePlan, limit: int | None) -> Iterable[str]:
 
 def _pool_text(pool: Pool, limit: int | None) -> str:
     shown = pool.endpoints[:limit]
-    text = " ".join(_endpoint_text(endpoint) for endpoint in shown)
+    text = " ".join(endpoint_text(endpoint) for endpoint in shown)
     if len(shown) < len(pool.endpoints):
         text += f" and {len(pool.endpoints) - len(shown)} more"
     return f"{text} ({pool.reason})" if pool.reason else text
 
 
-def _endpoint_text(endpoint: Endpoint) -> str:
+def endpoint_text(endpoint: Endpoint) -> str:
+    """Return address and port; a star marks an endpoint of this node."""
     return join_port(endpoint.address, endpoint.port) + ("*" if endpoint.local else "")
 
 

@@ -179,7 +179,6 @@ class StaleSearch:
 
 
 def _owners(plan: Plan) -> dict[Match, ServicePlan]:
-    """Return the Service port of each match."""
     return {front.match: service for service in plan.services.values() for front in service.frontends}
 
 

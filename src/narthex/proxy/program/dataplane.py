@@ -104,11 +104,6 @@ def check_machine(mode: str) -> tuple[IPFamily, ...]:
     return tuple(families)
 
 
-def working_modes() -> list[str]:
-    """Return the modes that can run here, the default first."""
-    return [mode for mode in DATAPLANES if not refusal(mode)]
-
-
 def refusal(mode: str) -> str:
     """Return why the mode cannot run here, and what to do; empty when it can."""
     return dataplane(mode).refusal()

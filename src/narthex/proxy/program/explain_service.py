@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from narthex.model.net import IPFamily, join_port
 from narthex.model.objects import EndpointSlice, NamespacedName, Service, SliceEndpoint
 from narthex.model.store import Slices, Snapshot
-from narthex.proxy.plan.ir import Endpoint, Frontend, Plan, Pool, Scope, ServicePlan
-from narthex.proxy.plan.show import decision_text, frontend_text
+from narthex.proxy.plan.ir import Endpoint, Frontend, Plan, Scope, ServicePlan
+from narthex.proxy.plan.show import claim_text, decision_text, endpoint_text, frontend_text
 from narthex.proxy.program.sync import SyncResult
 from narthex.runtime.logs import LOGGER, data
 
@@ -58,9 +58,7 @@ def lines(key: NamespacedName, ports: tuple[ServicePlan, ...], plan: Plan, snaps
         yield from _slice_lines(each, plan.family, ports)
     for conflict in plan.conflicts:
         if key in (conflict.winner.service, conflict.loser.service):
-            address, protocol, port = conflict.match
-            where = f"{conflict.kind.value} {join_port(address, port) if address else port}/{protocol.value}"
-            yield f"{where} is claimed by {conflict.winner} and {conflict.loser}: {conflict.winner} has it"
+            yield f"{claim_text(conflict)} is claimed by {conflict.winner} and {conflict.loser}: {conflict.winner} has it"
     if key in plan.health_checks:
         check = plan.health_checks[key]
         yield f"health check port {check.port}: {check.local_ready} ready on this node"
@@ -81,7 +79,7 @@ def _port_lines(one: ServicePlan) -> Iterator[str]:
         yield f"{frontend_text(frontend)}: {_fate(frontend)}"
     for scope, pool in ((Scope.CLUSTER, one.cluster), (Scope.LOCAL, one.local)):
         if pool is not None:
-            yield f"pool {scope.value}: {_places(pool)} ({pool.reason})"
+            yield f"pool {scope.value}: {', '.join(map(endpoint_text, pool.endpoints))} ({pool.reason})"
     if one.affinity_seconds is not None:
         yield f"a client keeps its endpoint for {one.affinity_seconds} s"
 
@@ -92,10 +90,6 @@ def _fate(frontend: Frontend) -> str:
     if frontend.allow_from is None:
         return said
     return f"only from {', '.join(frontend.allow_from) or 'no source'}; {said}"
-
-
-def _places(pool: Pool) -> str:
-    return ", ".join(join_port(end.address, end.port) + ("*" if end.local else "") for end in pool.endpoints)
 
 
 def _slice_lines(one: EndpointSlice, family: IPFamily, ports: tuple[ServicePlan, ...]) -> Iterator[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection
 
 from narthex.linux.clock import Clock
-from narthex.model import net
+from narthex.linux.conntrack import ConntrackTable
 from narthex.model.net import IPFamily
 from narthex.model.objects import ServicePortName
 from narthex.netfilter.netlink.conntrack import ConntrackEntry
@@ -17,16 +16,6 @@ from narthex.proxy.plan.stale import MatchOwners, StaleReason, StaleSearch
 from narthex.proxy.program.metrics import ProxyMetrics
 from narthex.proxy.program.sync import SyncResult
 from narthex.runtime.logs import LOGGER, data
-
-
-class ConnectionTable(Protocol):
-    """Interface of `narthex.linux.conntrack.ConntrackTable`."""
-
-    def entries(self, family: IPFamily, towards: Collection[tuple[net.Protocol, int]]) -> list[ConntrackEntry]:
-        """Return the tracked connections of a family to these protocols and ports."""
-
-    def remove(self, family: IPFamily, entries: Sequence[ConntrackEntry]) -> list[bool]:
-        """Remove entries. Returns for each whether it existed."""
 
 
 class _Half:
@@ -50,7 +39,7 @@ class StaleFlowRemover:
 
     def __init__(
         self,
-        table: ConnectionTable,
+        table: ConntrackTable,
         own_addresses: Callable[[], Collection[str]],
         clock: Clock,
         metrics: ProxyMetrics,

@@ -20,11 +20,12 @@ from narthex.model.net import IPFamily
 from narthex.model.objects import AnyObject, EndpointSlice, NamespacedName
 from narthex.model.store import Delete, Event, Snapshot, Store, Synced, Upsert
 from narthex.proxy.plan.ir import Plan
+from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.metrics import ProgrammingLatency, ProxyMetrics
 from narthex.proxy.program.report import SyncReporter
 from narthex.proxy.program.schedule import FamilySchedule, SyncPeriods
-from narthex.proxy.program.sync import FamilyPlanner, FamilySync, SyncResult
+from narthex.proxy.program.sync import FamilySync, SyncResult
 from narthex.runtime.reconciler import Reconciler
 
 
@@ -80,7 +81,7 @@ class Proxy:
         self._programming = ProgrammingLatency(clock.wall())
         self._store = Store()
         self._loop = Reconciler(clock)
-        self._other: tuple[Callable[[IPFamily], FamilyPlanner], SyncPeriods] | None = None
+        self._other: tuple[Callable[[IPFamily], Planner], SyncPeriods] | None = None
 
     @property
     def snapshot(self) -> Snapshot:
@@ -107,7 +108,7 @@ class Proxy:
         """Wake the loop, since the inbox has events. Safe from any thread."""
         self._clock.wake()
 
-    def use(self, planner: Callable[[IPFamily], FamilyPlanner], periods: SyncPeriods) -> None:
+    def use(self, planner: Callable[[IPFamily], Planner], periods: SyncPeriods) -> None:
         """Replace the planner and the periods at the next turn. Safe from any thread."""
         self._other = planner, periods
         self._clock.wake()
@@ -135,7 +136,6 @@ class Proxy:
         )
 
     def _go_over(self) -> None:
-        """Apply what `use` requested."""
         other, self._other = self._other, None
         if other is None:
             return
@@ -171,7 +171,6 @@ class Proxy:
             self.metrics.queued(half.sync.family, self._clock.wall())
 
     def _count(self, event: Event, before: AnyObject | None) -> None:
-        """Count the change of an object."""
         if isinstance(event, Synced):
             return
         if isinstance(event, Upsert) and isinstance(event.object, EndpointSlice):
@@ -180,7 +179,6 @@ class Proxy:
         self.metrics.changed(kind)
 
     def _sync(self, half: FamilySchedule, snapshot: Snapshot) -> None:
-        """Sync one family."""
         family = half.sync.family
         read_back = self._clock.now() >= half.read_back_at
         try:

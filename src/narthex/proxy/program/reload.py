@@ -60,7 +60,6 @@ class ConfigurationFile:
             stop()
 
     def _go_over(self, present: ProxySettings, take: ApplySettings) -> ProxySettings:
-        """Apply the present content of the file; return the settings in force."""
         try:
             fresh = self._read()
         except SettingsError as error:

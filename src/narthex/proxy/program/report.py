@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from narthex.linux.run import ApplyError
-from narthex.model.net import IPFamily, join_port
+from narthex.model.net import IPFamily
 from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.model.store import Snapshot
 from narthex.proxy.backends.iptables.rules import XtablesChanges
@@ -15,7 +15,7 @@ from narthex.proxy.backends.ipvs.rules import IpvsChanges
 from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.backends.userspace.rules import UserspaceChanges
 from narthex.proxy.plan.ir import FrontendConflict
-from narthex.proxy.plan.show import counted
+from narthex.proxy.plan.show import claim_text, counted
 from narthex.proxy.program.sync import SyncResult
 from narthex.runtime.logs import LOGGER, ProblemLog, data
 
@@ -133,7 +133,7 @@ class SyncReporter:
                 LOGGER.warning("%s", _claimed_twice(conflict), extra=data(winner=str(conflict.winner)))
         for conflict in before:
             if conflict not in present and conflict not in others:
-                LOGGER.info("settled: %s has no rival for %s any more", conflict.loser, _place(conflict))
+                LOGGER.info("settled: %s has no rival for %s any more", conflict.loser, claim_text(conflict))
         self._conflicts[family] = present
 
 
@@ -176,15 +176,9 @@ def written(changes: Any) -> str:
 
 def _claimed_twice(conflict: FrontendConflict) -> str:
     return (
-        f"Service port {conflict.loser} cannot have {_place(conflict)}: {conflict.winner} has it; "
+        f"Service port {conflict.loser} cannot have {claim_text(conflict)}: {conflict.winner} has it; "
         f"give one of the two another address or port"
     )
-
-
-def _place(conflict: FrontendConflict) -> str:
-    address, protocol, port = conflict.match
-    where = join_port(address, port) if address else str(port)
-    return f"{conflict.kind.value} {where}/{protocol.value}"
 
 
 def _subject(done: SyncResult) -> str:
@@ -196,7 +190,6 @@ def _subject(done: SyncResult) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first few of many texts."""
     rest = len(names) - _NAMES_SHOWN
     return ", ".join(heapq.nsmallest(_NAMES_SHOWN, names)) + (f" and {rest} more" if rest > 0 else "")
 

@@ -73,7 +73,6 @@ class ProxySettings(msgspec.Struct, frozen=True, kw_only=True):
     metrics: tuple[str, int] | None = ("127.0.0.1", 10249)
     bind_address_hard_fail: bool = False
     oom_score_adj: int = -999
-    profiling: bool = False
     logging: LoggingConfiguration = LoggingConfiguration()
     own: OwnConfiguration = OwnConfiguration()
     feature_gates: tuple[tuple[str, bool], ...] = ()
@@ -151,7 +150,6 @@ def _settings(
         metrics=None if METRICS in off else split_port(configuration.metrics_bind_address),
         bind_address_hard_fail=configuration.bind_address_hard_fail,
         oom_score_adj=configuration.oom_score_adj,
-        profiling=configuration.enable_profiling,
         logging=configuration.logging,
         own=configuration.own,
         feature_gates=configuration.feature_gates,

@@ -6,7 +6,7 @@ A proxy that runs alone gives kube-proxy's answers. Those of a node also list th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -20,17 +20,7 @@ from narthex.runtime.metrics import Collector, metrics_reply
 from narthex.runtime.status import PartReport, RouteHandler, Routes, StatusListener, StatusServer
 
 
-class HealthReporter(Protocol):
-    """A source of health states as HTTP status and body."""
-
-    def healthz(self) -> tuple[int, dict[str, Any]]:
-        """Return HTTP status and body for `/healthz`."""
-
-    def livez(self) -> tuple[int, dict[str, Any]]:
-        """Return HTTP status and body for `/livez`."""
-
-
-def health_routes(health: HealthReporter, metrics: ProxyMetrics) -> Routes:
+def health_routes(health: ProcessHealth, metrics: ProxyMetrics) -> Routes:
     """Return the routes `/healthz` and `/livez` of the health port; both are counted (row 17.9)."""
 
     def answer(name: str, ask: Callable[[], tuple[int, dict[str, Any]]]) -> HttpResponse:
@@ -42,7 +32,7 @@ def health_routes(health: HealthReporter, metrics: ProxyMetrics) -> Routes:
 
 
 def metrics_routes(
-    metrics: ProxyMetrics, health: HealthReporter, mode: str, configurations: Mapping[str, Any]
+    metrics: ProxyMetrics, health: ProcessHealth, mode: str, configurations: Mapping[str, Any]
 ) -> Routes:
     """Return the routes of the metrics port (row 20.25). `configurations` is the content of `/configz`, by name."""
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.model.store import Snapshot
 from narthex.proxy.backends.base import Backend, Target
 from narthex.proxy.plan.ir import Plan
+from narthex.proxy.plan.planner import Planner
 
 R = TypeVar("R")
 C = TypeVar("C")
@@ -22,13 +23,6 @@ PHASES = ("read", "plan", "render", "apply")
 
 Changed = frozenset[NamespacedName] | None
 """Services that may differ since the last call; None: any may."""
-
-
-class FamilyPlanner(Protocol):
-    """The planner of one family."""
-
-    def plan(self, snapshot: Snapshot, changed: Changed = None) -> Plan:
-        """Return the plan of a snapshot."""
 
 
 class SyncResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +58,7 @@ class FamilySync(Generic[R, C]):
     """
 
     def __init__(
-        self, family: IPFamily, planner: FamilyPlanner, backend: Backend[R, C], target: Target[R, C], clock: Clock
+        self, family: IPFamily, planner: Planner, backend: Backend[R, C], target: Target[R, C], clock: Clock
     ) -> None:
         self.family = family
         self.backend = backend
@@ -101,7 +95,7 @@ class FamilySync(Generic[R, C]):
         """
         return self._target.tend() if self._synced is not None else None
 
-    def use(self, planner: FamilyPlanner) -> None:
+    def use(self, planner: Planner) -> None:
         """Replace the planner at the next sync."""
         self._planner = planner
         self._planner_known = False

@@ -73,11 +73,6 @@ class Relay:
         """The ports in service."""
         return RelayTable(tuple(self._entries.values()), self.counts)
 
-    @property
-    def clients_remembered(self) -> int:
-        """Number of clients with session affinity."""
-        return sum(map(len, self._affinities.values()))
-
     def port_of(self, key: Key) -> int:
         """Return the port in use, which differs from the requested one if that was 0."""
         return self._listeners[key].port

@@ -202,7 +202,6 @@ class TcpListener:
             task.add_done_callback(self._dialling.discard)
 
     async def _serve(self, client: socket.socket, who: str) -> None:
-        """Find an endpoint for a client, and connect both."""
         try:
             endpoint = await self._reach(who)
             if endpoint is not None:

@@ -75,7 +75,6 @@ class _Writer:
         self._firewalls: dict[tuple[Row, tuple[str, ...]], str] = {}
 
     def fragment(self) -> IptablesFragment:
-        """Return the rules of the Service port."""
         lines: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
         # External ways first: their policy has the plain KUBE-EXT- name.
         for frontend in sorted(self._service.frontends, key=lambda each: each.kind is FrontendKind.CLUSTER_IP):
@@ -138,7 +137,6 @@ class _Writer:
         return names.svc(self._name) if scope is Scope.CLUSTER else names.svl(self._name)
 
     def _policy(self, row: Row) -> str:
-        """Return the KUBE-EXT- chain of a row of decisions."""
         if row not in self._policies:
             variant = f" {row}" if self._policies else ""
             self._policies[row] = chain = names.ext(self._name, variant)
@@ -171,7 +169,6 @@ class _Writer:
         yield rule(*match, Jump(self._endpoint_chain(decision.scope)), comment=comment_text(text))
 
     def _ranges(self, row: Row, allow_from: tuple[str, ...], policy: str) -> str:
-        """Return the KUBE-FW- chain of a row and its source ranges."""
         key = row, allow_from
         if key not in self._firewalls:
             variant = f" {allow_from} {row}" if self._firewalls else ""

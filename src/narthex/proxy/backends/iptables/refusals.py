@@ -132,7 +132,6 @@ class _Writer:
         self._allowing = allowing
 
     def refused(self, service: ServicePlan) -> RefusalRules:
-        """Return the refusals of the Service port."""
         refusals: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
         firewall: dict[bool, list[Rule]] = {True: [], False: []}
         leaks: dict[tuple[Protocol, int], Rules] = {}

@@ -175,11 +175,6 @@ def restore_series(
             yield itertools.chain((first,), blocks)
 
 
-def restore_inputs(changes: XtablesChanges, found: KernelChains | None = None, *, in_pieces: bool = False) -> list[str]:
-    """Return the inputs of `restore_series` as whole texts."""
-    return ["".join(blocks) for blocks in restore_series(changes, found, in_pieces=in_pieces)]
-
-
 def _without(changes: XtablesChanges, early: set[str], found: KernelChains | None) -> XtablesChanges:
     """Return the remaining changes after some chains of table nat were written."""
     removed = changes.removed
@@ -193,15 +188,10 @@ def _without(changes: XtablesChanges, early: set[str], found: KernelChains | Non
     return msgspec.structs.replace(changes, replace=False, written={**changes.written, "nat": rest}, removed=removed)
 
 
-def restore_input(changes: XtablesChanges, found: KernelChains | None = None) -> str:
-    """Return the text for `iptables-restore --noflush`; empty if there is nothing to do."""
-    return "".join(restore_blocks(changes, found))
-
-
 def restore_blocks(changes: XtablesChanges, found: KernelChains | None = None) -> Iterator[str]:
-    """Yield this text in blocks of whole lines, each made on demand, so that the tool can read meanwhile.
+    """Yield the text for `iptables-restore --noflush` in blocks of whole lines; nothing if there is nothing to do.
 
-    Within a table, chains are created or flushed, jumps corrected, rules written, and unused chains removed last, when
+    Each block is made on demand, so that the tool can read meanwhile. Within a table, chains are created or flushed, jumps corrected, rules written, and unused chains removed last, when
     no rule refers to them (row 21.11). `found` is required if `needs_look` returns True.
     """
     assert found is not None or not needs_look(changes)

@@ -83,30 +83,6 @@ def from_table(table: Table) -> NftRules:
     return NftRules(spelled=[table])
 
 
-def render(plan: Plan) -> NftRules:
-    """Return the rules of a plan, from scratch, with the table already spelled out."""
-    rules, table = _rendered(NftSettings.of(plan), plan, Map())
-    rules.spelled.append(table)
-    return rules
-
-
-def advance(previous: NftRules | None, plan: Plan) -> tuple[NftRules, NftChanges]:
-    """Return the rules of a plan and the changes that lead to them.
-
-    Costs as much as Service ports changed since `previous`; all of them without it, when a setting changed, or when
-    `previous` was read from a kernel.
-    """
-    settings = NftSettings.of(plan)
-    if previous is None:
-        rules, table = _rendered(settings, plan, Map())
-        return rules, replacement(table)
-    if previous.settings == settings:
-        return _advanced(previous, settings, plan)
-    same_family = previous.settings is not None and previous.settings.family is settings.family
-    rules, table = _rendered(settings, plan, previous.fragments if same_family else Map())
-    return rules, between(previous.spell_out(), table)
-
-
 def _rendered(settings: NftSettings, plan: Plan, before: Map[ServicePortName, NftFragment]) -> tuple[NftRules, Table]:
     """Render all Service ports, with the slots that they had. Returns the table, too, which the rules do not keep."""
     fragments: Map[ServicePortName, NftFragment] = Map(
@@ -219,7 +195,6 @@ def _declared(settings: NftSettings, counts: frozenset[EndpointCount]) -> Mappin
 def _spelled(
     settings: NftSettings, part: TablePart, rows: frozenset[DecisionRow], counts: frozenset[EndpointCount]
 ) -> Table:
-    """Return the whole table."""
     for name, addresses in part.shared.items():
         if addresses:
             part.of(name).update(dict.fromkeys(map(SHARED[name], addresses)))
@@ -240,12 +215,25 @@ class NftablesBackend(Backend[NftRules, NftChanges]):
     traits = NFTABLES
 
     def advance(self, previous: NftRules | None, plan: Plan) -> tuple[NftRules, NftChanges]:
-        """Return the rules for a plan and the changes. Endpoints keep their slots, unchanged Services cost nothing."""
-        return advance(previous, plan)
+        """Return the rules for a plan and the changes. Endpoints keep their slots, unchanged Services cost nothing.
+
+        All Services are rendered without `previous`, when a setting changed, or when `previous` was read from a kernel.
+        """
+        settings = NftSettings.of(plan)
+        if previous is None:
+            rules, table = _rendered(settings, plan, Map())
+            return rules, replacement(table)
+        if previous.settings == settings:
+            return _advanced(previous, settings, plan)
+        same_family = previous.settings is not None and previous.settings.family is settings.family
+        rules, table = _rendered(settings, plan, previous.fragments if same_family else Map())
+        return rules, between(previous.spell_out(), table)
 
     def render(self, plan: Plan) -> NftRules:
-        """Return the rules for a plan, from scratch."""
-        return render(plan)
+        """Return the rules for a plan, from scratch, with the table already spelled out."""
+        rules, table = _rendered(NftSettings.of(plan), plan, Map())
+        rules.spelled.append(table)
+        return rules
 
     def diff(self, have: NftRules | None, want: NftRules) -> NftChanges:
         """Return the changes between any two rules; compares the whole tables."""

@@ -85,7 +85,6 @@ class _Writer:
         self._chains: dict[str, Rules] = {}
 
     def fragment(self, service: ServicePlan) -> UserspaceFragment:
-        """Return the rules of the Service port."""
         lines: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
         for frontend in self._service.frontends:
             cells = self._cells(row_of(frontend, self._frame))
@@ -108,7 +107,6 @@ class _Writer:
         return pod, node, other
 
     def _entry(self, frontend: Frontend, cells: _Cells) -> Expression:
-        """Return what the rule of a frontend does."""
         then = Redirect(cells[0]) if len(set(cells)) == 1 else self._by_sender(cells)
         return then if frontend.allow_from is None else self._within_ranges(frontend.allow_from, cells, then)
 
