@@ -8,7 +8,7 @@ from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter.ast import Compare, Field, Jump, Rule, Unprintable
 from narthex.netfilter.xtables import parse
 from narthex.netfilter.xtables.print import chain_lines
-from narthex.proxy.backends.iptables.lazy import DrawRules, EndpointRules
+from narthex.proxy.backends.iptables.chains import DrawRules, EndpointRules
 from narthex.proxy.plan.ir import Endpoint
 
 protocols = st.sampled_from([Protocol.TCP, Protocol.UDP, Protocol.SCTP])

@@ -135,20 +135,20 @@ def has_kubelet(chains: Iterable[tuple[str, str]]) -> bool:
 
 def save_chains(text: str) -> Iterator[tuple[str, str]]:
     """Yield table and name of each chain in the output of iptables-save."""
-    table = ""
-    for line in text.splitlines():
-        if line.startswith("*"):
-            table = line[1:]
-        elif line.startswith(":"):
-            yield table, line[1:].split(" ", 1)[0]
+    return ((table, chain) for table, chains, _ in _saved_tables(text) for chain in chains)
 
 
 def find(text: str, family: IPFamily, kubelet: bool, owned: Owned = is_leftover_chain) -> list[Leftovers]:
     """Return the leftovers in the output of iptables-save, limited to chains that are `owned`. Raises SaveTextError."""
+    found = [_in_table(*saved, family, kubelet, owned) for saved in _saved_tables(text)]
+    return [one for one in found if one]
+
+
+def _saved_tables(text: str) -> Iterator[tuple[str, list[str], list[tuple[str, str]]]]:
+    """Yield name, chains, and rules (chain and text) of each table."""
     table = ""
     chains: list[str] = []
     rules: list[tuple[str, str]] = []
-    found = []
     for line in text.splitlines():
         if line.startswith("*"):
             table, chains, rules = line[1:], [], []
@@ -158,8 +158,7 @@ def find(text: str, family: IPFamily, kubelet: bool, owned: Owned = is_leftover_
             _, chain, *rule = line.split(" ", 2)
             rules.append((chain, "".join(rule)))
         elif line == "COMMIT":
-            found.append(_in_table(table, chains, rules, family, kubelet, owned))
-    return [one for one in found if one]
+            yield table, chains, rules
 
 
 def _in_table(

@@ -395,22 +395,16 @@ class UserspaceDataplane(Dataplane):
 
     def target(self, family: IPFamily, namespace: str | None = None) -> Target[Any, Any]:
         """Return the Target of the relay and the rules that lead to it."""
-        target: Target[Any, Any] = self._target(family, namespace)
-        return target
-
-    def rules_in_force(self, family: IPFamily, namespace: str | None = None) -> Any:
-        """Return the rules, and the table of the relay that runs there."""
-        return self._target(family, namespace).look()
-
-    def _target(self, family: IPFamily, namespace: str | None) -> Any:
         from narthex.proxy.kernel.userspace import UserspaceTarget
 
         seconds = self.options.udp_idle_seconds
-        return (
-            UserspaceTarget(family, namespace)
-            if seconds is None
-            else UserspaceTarget(family, namespace, udp_idle_seconds=seconds)
-        )
+        return UserspaceTarget(family, namespace, **({} if seconds is None else {"udp_idle_seconds": seconds}))
+
+    def rules_in_force(self, family: IPFamily, namespace: str | None = None) -> Any:
+        """Return the rules, and the table of the relay that runs there."""
+        from narthex.proxy.kernel.userspace import UserspaceTarget
+
+        return UserspaceTarget(family, namespace).look()
 
 
 DATAPLANES: Mapping[str, type[Dataplane]] = {

@@ -56,14 +56,7 @@ class ConnectionCollector:
         clock: Clock,
         configuration: OwnConfiguration,
     ) -> None:
-        """Create the collector.
-
-        Args:
-            readers: Counter readers by family.
-            plans: Returns the plans in force.
-            clock: The clock.
-            configuration: The configuration; the attribute may be replaced at any time.
-        """
+        """Create the collector. `plans` returns those in force; `configuration` may be replaced at any time."""
         self._readers = readers
         self._plans = plans
         self._clock = clock

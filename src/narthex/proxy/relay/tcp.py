@@ -61,6 +61,23 @@ class RelayShared:
         self.freed: list[Callable[[], object]] = []
         """To be called when a connection has ended: listeners that wait for that."""
 
+    def bound(self, kind: socket.SocketKind, host: str, port: int, *options: tuple[int, int]) -> socket.socket:
+        """Return a listening socket with these options (level and name) switched on. Raises OSError."""
+        sock = socket.socket(self.family, kind)
+        try:
+            sock.setblocking(False)
+            if self.family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            for level, option in options:
+                sock.setsockopt(level, option, 1)
+            sock.bind((host, port))
+            if kind is socket.SOCK_STREAM:
+                sock.listen(BACKLOG)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
     @property
     def full(self) -> bool:
         """True if another connection would exceed the available files."""
@@ -132,17 +149,7 @@ class TcpListener:
         self.affinity: Affinity | None = None
         self._connections: set[RelayedConnection] = set()
         self._dialling: set[asyncio.Task[None]] = set()
-        self._socket = socket.socket(shared.family, socket.SOCK_STREAM)
-        try:
-            self._socket.setblocking(False)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if shared.family == socket.AF_INET6:
-                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            self._socket.bind((host, port))
-            self._socket.listen(BACKLOG)
-        except OSError:
-            self._socket.close()
-            raise
+        self._socket = shared.bound(socket.SOCK_STREAM, host, port, (socket.SOL_SOCKET, socket.SO_REUSEADDR))
         self.port: int = self._socket.getsockname()[1]
         self._open = True
         self._listen()

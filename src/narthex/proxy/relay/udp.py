@@ -22,6 +22,11 @@ DATAGRAMS = 64
 _IP_PKTINFO = 8
 _SO_RCVBUFFORCE = 33
 _BUFFER = 4 << 20
+_TELL_DESTINATION = {
+    socket.AF_INET: (socket.IPPROTO_IP, _IP_PKTINFO),
+    socket.AF_INET6: (socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO),
+}
+"""The option by which a datagram comes with the address that it was sent to."""
 _PKTINFO4 = struct.Struct("=I4s4s")
 _PKTINFO6 = struct.Struct("=16sI")
 
@@ -58,19 +63,10 @@ class UdpListener:
         self._idle_seconds = idle_seconds
         self._sessions: OrderedDict[_Client, _Session] = OrderedDict()
         """The one that was idle for longest comes first."""
-        self._socket = socket.socket(shared.family, socket.SOCK_DGRAM)
-        try:
-            self._socket.setblocking(False)
-            if shared.family == socket.AF_INET6:
-                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
-            else:
-                self._socket.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
-            _widen(self._socket)
-            self._socket.bind((host, port))
-        except OSError:
-            self._socket.close()
-            raise
+        self._socket = shared.bound(
+            socket.SOCK_DGRAM, host, port, _TELL_DESTINATION[socket.AddressFamily(shared.family)]
+        )
+        _widen(self._socket)
         self.port: int = self._socket.getsockname()[1]
         shared.loop.add_reader(self._socket.fileno(), self._readable)
 
