@@ -24,7 +24,7 @@ from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.ir import Drop, FrontendKind, Plan
 from narthex.proxy.plan.stale import StaleReason
 from narthex.proxy.program.sync import PHASES, FamilySync, SyncResult
-from narthex.runtime.metrics import Collector, Values, counter, gauge
+from narthex.runtime.metrics import Collector, counter, gauge
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -69,6 +69,7 @@ class LatencyHistogram:
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
 
 
+_Labelled = Mapping[tuple[str, ...], float]
 _Histograms = Mapping[tuple[str, ...], LatencyHistogram]
 """By the values of the labels."""
 
@@ -190,8 +191,8 @@ class ProxyMetrics:
         """Return label and counters of each family, IPv4 first."""
         return [(family.label, self._families[family]) for family in FAMILIES if family in self._families]
 
-    def _field(self, name: str) -> Values:
-        return {(label,): getattr(held, name) or 0.0 for label, held in self._each()}
+    def _field(self, name: str) -> Mapping[str, float]:
+        return {label: getattr(held, name) or 0.0 for label, held in self._each()}
 
     def _sync_metrics(self) -> Iterable[Metric]:
         yield self._histogram("sync_proxy_rules_duration_seconds", "Time one sync took.", "duration")
@@ -217,7 +218,7 @@ class ProxyMetrics:
             yield gauge(f"{name}_pending", f"{kind} changes not written yet.", self._pending[kind])
             yield counter(name, f"{kind} changes seen.", self._total[kind])
         for endpoint in ("healthz", "livez"):
-            codes: Values = {(str(code),): self._codes[endpoint, code] for code in (200, 503)}
+            codes = {str(code): self._codes[endpoint, code] for code in (200, 503)}
             yield counter(f"{_PREFIX}proxy_{endpoint}", f"Answers of /{endpoint}.", codes, "code")
 
     def _mode_metrics(self) -> Iterable[Metric]:
@@ -239,10 +240,10 @@ class ProxyMetrics:
     def _flow_metrics(self) -> Iterable[Metric]:
         name, text = "conntrack_reconciler_sync_duration_seconds", "Time one search for stale connections took."
         yield self._histogram(name, text, "flow_searches")
-        total: Values = {(label,): held.flows_removed.total() for label, held in self._each()}
+        total = {label: held.flows_removed.total() for label, held in self._each()}
         name = f"{_PREFIX}conntrack_reconciler_deleted_entries"
         yield counter(name, "Stale connections removed.", total, _FAMILY)
-        reasons: Values = {
+        reasons: _Labelled = {
             (reason.value, label): held.flows_removed[reason] for label, held in self._each() for reason in StaleReason
         }
         text = "Stale connections removed, by reason."
@@ -258,18 +259,18 @@ class ProxyMetrics:
         labels = {"git_version": f"v{narthex.__version__}", "major": version[0], "minor": version[1]}
         labels["platform"] = f"{platform.system()}/{platform.machine()}".lower()
         yield gauge("kubernetes_build_info", "What runs here.", {tuple(labels.values()): 1}, *labels)
-        gates: Values = {(name, ""): on for name, on in sorted(self._gates.items())}
+        gates: _Labelled = {(name, ""): on for name, on in sorted(self._gates.items())}
         yield gauge("kubernetes_feature_enabled", "Feature gates: 1 is on.", gates, "name", "stage")
 
     def _by_table(self, name: str, text: str, count: Callable[[_FamilyMetrics], dict[str, int]]) -> Metric:
         counts = [(label, count(held)) for label, held in self._each()]
-        values: Values = {(table, label): held.get(table, 0) for label, held in counts for table in OWN_TABLES}
+        values: _Labelled = {(table, label): held.get(table, 0) for label, held in counts for table in OWN_TABLES}
         return gauge(name, text, values, "table", _FAMILY)
 
     def _no_local_endpoints(self) -> Metric:
         """Count Services without local endpoints at each scrape, since it takes too long for each sync."""
         found = [(label, _without_local(held.plan)) for label, held in self._each()]
-        values: Values = {(policy, label): count for label, counts in found for policy, count in counts.items()}
+        values: _Labelled = {(policy, label): count for label, counts in found for policy, count in counts.items()}
         text = "Services with traffic policy Local and endpoints, but none on this node."
         name = f"{_PREFIX}sync_proxy_rules_no_local_endpoints_total"
         return gauge(name, text, values, "traffic_policy", _FAMILY)
