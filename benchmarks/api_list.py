@@ -30,7 +30,7 @@ from frame.server import Server
 from narthex.kube.access import Access
 from narthex.kube.resources import ENDPOINT_SLICES, SERVICES, of_a_proxy
 from narthex.kube.source import KubeSource
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.testing.build import NODE
 
 LIST_BAR, BURST_BAR = 2.0, 1.0
@@ -95,14 +95,14 @@ def main() -> int:
     sizes = [tuple(map(int, each.split("x"))) for each in given.size or ()]
     report = Report("api_list", given)
     namespace = f"nxbench-{os.getpid()}-api"
-    netns.create(namespace)
+    create_namespace(namespace)
     try:
-        with netns.entered(namespace):
+        with in_namespace(namespace):
             for services, endpoints in sizes or ([(1000, 10)] if given.quick else [(5000, 10), (10_000, 10)]):
                 measure(report, services, endpoints, given)
                 subprocess.run(["nft", "flush", "ruleset"], check=True)
     finally:
-        netns.delete(namespace)
+        delete_namespace(namespace)
     return report.end()
 
 

@@ -17,7 +17,7 @@ import time
 from frame.proxy import Proxy
 from frame.report import Report, parser
 from frame.server import Server
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
 
 RATE = 100
@@ -38,10 +38,10 @@ def main() -> int:
     seconds = asked.seconds or (5 if asked.quick else 60)
     report = Report("churn", asked)
     name = f"nxbench-{os.getpid()}-churn"
-    netns.create(name)
+    create_namespace(name)
     try:
         run(["ip", "link", "set", "lo", "up"], namespace=name)
-        with netns.entered(name), Server(services, asked.endpoints) as server:
+        with in_namespace(name), Server(services, asked.endpoints) as server:
             proxy = Proxy(server.url, asked.mode, "node")
             try:
                 proxy.wait_for("ready: the first sync is done")
@@ -50,7 +50,7 @@ def main() -> int:
             finally:
                 proxy.end()
     finally:
-        netns.delete(name)
+        delete_namespace(name)
     return report.end()
 
 

@@ -28,8 +28,8 @@ import msgspec
 
 from frame.report import Report, parser
 from narthex.cni.program.install import install
-from narthex.linux import links
-from narthex.linux import namespaces as netns
+from narthex.linux.links import ip_batch, set_sysctls
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace, namespace_names
 
 PREFIX = f"ncb{os.getpid()}"
 GROWTH = 1.1
@@ -72,7 +72,7 @@ class Kind(msgspec.Struct):
 
     def add(self, number: int) -> tuple[float, dict[str, Any]]:
         """Seconds that ADD of the chain takes, and its result."""
-        with netns.entered(self.node):
+        with in_namespace(self.node):
             begin = time.perf_counter()
             result = self.call("ADD", "bridge", number, {})
             result = self.call("ADD", "portmap", number, {"prevResult": result})
@@ -80,7 +80,7 @@ class Kind(msgspec.Struct):
 
     def delete(self, number: int, result: dict[str, Any]) -> float:
         """Seconds that DEL of the chain takes."""
-        with netns.entered(self.node):
+        with in_namespace(self.node):
             begin = time.perf_counter()
             self.call("DEL", "portmap", number, {"prevResult": result})
             self.call("DEL", "bridge", number, {"prevResult": result})
@@ -94,21 +94,21 @@ class Floor(Kind):
         inside, place = pod(self, number), number + 2
         mac = f"02:00:00:00:{place >> 8:02x}:{place & 255:02x}"
         begin = time.perf_counter()
-        links.batch(
+        ip_batch(
             self.node,
             [
                 f"link add v{number} type veth peer name eth0 address {mac} netns {inside}",
                 f"link set v{number} master cni0 up",
             ],
         )
-        links.set_sysctls(inside, {"net/ipv4/conf/eth0/arp_notify": "1"})
+        set_sysctls(inside, {"net/ipv4/conf/eth0/arp_notify": "1"})
         address = f"address add 10.99.{place >> 8}.{place & 255}/16 dev eth0"
-        links.batch(inside, [address, "link set eth0 up", f"link set eth0 address {mac}"])
+        ip_batch(inside, [address, "link set eth0 up", f"link set eth0 address {mac}"])
         return time.perf_counter() - begin, {}
 
     def delete(self, number: int, result: dict[str, Any]) -> float:  # noqa: ARG002 - as those of programs
         begin = time.perf_counter()
-        links.batch(self.node, [f"link delete v{number}"])
+        ip_batch(self.node, [f"link delete v{number}"])
         return time.perf_counter() - begin
 
 
@@ -122,11 +122,11 @@ def measure(kinds: list[Kind], rounds: int) -> dict[str, dict[bool, Times]]:
     for _ in range(rounds):
         for kind in kinds:
             number = kind.pods
-            netns.create(pod(kind, number))
+            create_namespace(pod(kind, number))
             seconds, result = kind.add(number)
             times[kind.node][0].append(seconds)
             times[kind.node][1].append(kind.delete(number, result))
-            netns.delete(pod(kind, number))
+            delete_namespace(pod(kind, number))
     found: dict[str, dict[bool, Times]] = {}
     for kind in kinds:
         found.setdefault(kind.name, {})[kind.pods > 0] = times[kind.node]
@@ -140,7 +140,7 @@ Times = tuple[list[float], list[float]]
 def fill(kind: Kind, pods: int) -> None:
     """Put pods on the node that stay."""
     while kind.pods < pods:
-        netns.create(pod(kind, kind.pods))
+        create_namespace(pod(kind, kind.pods))
         kind.add(kind.pods)
         kind.pods += 1
 
@@ -190,7 +190,7 @@ def agent(kind: Kind) -> subprocess.Popen[str]:
     """Start the agent of a node, and wait until it listens."""
     options = ["--socket", str(kind.state / "cni.sock"), "--state-dir", str(kind.state / "state")]
     argv = [sys.executable, "-m", "narthex", "cni", "agent", *options]
-    with netns.entered(kind.node):
+    with in_namespace(kind.node):
         started = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
     started.stdout.readline()
@@ -219,9 +219,9 @@ def main() -> int:
         agents = []
         try:
             for kind in kinds:
-                netns.create(kind.node)
+                create_namespace(kind.node)
                 if kind.name == FLOOR:
-                    links.batch(
+                    ip_batch(
                         kind.node,
                         ["link add cni0 type bridge", "address add 10.99.0.1/16 dev cni0", "link set cni0 up"],
                     )
@@ -236,9 +236,9 @@ def main() -> int:
             for one in agents:
                 one.send_signal(signal.SIGTERM)
                 one.wait(timeout=30)
-            for name in netns.names():
+            for name in namespace_names():
                 if name.startswith(PREFIX):
-                    netns.delete(name)
+                    delete_namespace(name)
     return report.end()
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from frame.cluster import LAST, TARGETS, here
 from frame.path import CALLER, ENDPOINTS, SHORT, leading
 from frame.report import Report, Row, Table, parser
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 
 SIZES = {
     "nftables": (1, 100, 1000, 5000, 20_000),
@@ -67,7 +67,7 @@ def _in_turns(direct: tuple[str, int], through: tuple[str, int], count: int) -> 
     """Microseconds of connects, by both ways."""
     times: dict[Any, list[float]] = {direct: [], through: []}
     order = random.Random(1)
-    with netns.entered(CALLER):
+    with in_namespace(CALLER):
         gc.disable()
         for turn in range(count + _WARM):
             ways = [direct, through]

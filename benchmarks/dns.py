@@ -33,7 +33,7 @@ from typing import NamedTuple
 import msgspec
 
 from frame.report import Report, parser
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
 from narthex.model.objects import EndpointSlice, Service
 from narthex.testing.apiserver import FaultyApiServer
@@ -115,13 +115,13 @@ def main() -> int:
         return 0
     report = Report("dns", told)
     name = f"nxdnsb-{os.getpid()}"
-    netns.create(name)
+    create_namespace(name)
     try:
         run(["ip", "link", "set", "lo", "up"], namespace=name)
-        with tempfile.TemporaryDirectory() as folder, netns.entered(name):
+        with tempfile.TemporaryDirectory() as folder, in_namespace(name):
             _measure(report, Path(folder), told.services, told.seconds, told.workers)
     finally:
-        netns.delete(name)
+        delete_namespace(name)
     return report.end()
 
 

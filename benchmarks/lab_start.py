@@ -21,8 +21,8 @@ from pathlib import Path
 from frame.report import Report, Row, parser
 from narthex.lab import topology
 from narthex.lab.program.network import make_network
-from narthex.linux import links
-from narthex.linux import namespaces as netns
+from narthex.linux.links import ip_batch
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import with_package
 
 NAME = f"ncb{os.getpid()}"
@@ -56,7 +56,7 @@ def narthex(*words: str) -> None:
 
 def answer() -> bytes:
     """What a client outside is told by the Service."""
-    with netns.entered(topology.outside_namespace(NAME)):
+    with in_namespace(topology.outside_namespace(NAME)):
         sock = socket.socket()
     with sock:
         sock.settimeout(10)
@@ -91,16 +91,16 @@ def floor(nodes: int, pods: int) -> tuple[float, float]:
         for index, node in enumerate(members):
             mine = [f"nx-{NAME}.bench.pod-{number}" for number in range(index, pods, nodes)]
             names += mine
-            links.batch(node.namespace, ["link add cni0 type bridge", "link set cni0 up"])
+            ip_batch(node.namespace, ["link add cni0 type bridge", "link set cni0 up"])
             for number, pod in enumerate(mine):
-                netns.create(pod)
+                create_namespace(pod)
                 host = f"veth{number}"
-                links.batch(
+                ip_batch(
                     node.namespace,
                     [f"link add {host} type veth peer name eth0 netns {pod}", f"link set {host} master cni0 up"],
                 )
                 four, six = (cidr.partition("/")[0] for cidr in node.pod_cidrs)
-                links.batch(
+                ip_batch(
                     pod,
                     [
                         f"address add {four[:-1]}{number + 2}/24 dev eth0",
@@ -113,7 +113,7 @@ def floor(nodes: int, pods: int) -> tuple[float, float]:
     finally:
         begin = time.perf_counter()
         for name in names:
-            netns.delete(name)
+            delete_namespace(name)
     return up, time.perf_counter() - begin
 
 

@@ -21,7 +21,7 @@ from frame.report import Report, Table, parser
 from narthex.linux.run import run
 from narthex.model.net import IPFamily
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.netfilter.dump.read import read
+from narthex.netfilter.dump.read import read_dump
 from narthex.netfilter.walk.walk import walk
 
 _CHILD = "--child"
@@ -44,7 +44,7 @@ def measure(path: Path, destination: str) -> Measured:
     floor = time.process_time() - begin
     del data, lines
     begin = time.process_time()
-    dump = read(path.read_bytes(), path.name)
+    dump = read_dump(path.read_bytes(), path.name)
     rules = dump.for_family(IPFamily.IPV4)
     packet = Packet(source="192.0.2.1", destination=destination, port=80, iif="eth0")
     trace = walk(rules.ruleset, packet, Host(addresses=("192.0.2.9",)), objects=rules.objects)

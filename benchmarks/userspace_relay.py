@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from frame.path import BULK, ENDPOINTS, FAR, NODE, SHORT, Endpoints, bulk, connect, world
 from frame.report import Report, parser
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.model.net import IPFamily
 from narthex.proxy.backends.userspace.backend import UserspaceBackend
 from narthex.proxy.kernel.userspace import UserspaceTarget
@@ -125,7 +125,7 @@ def company(
     """Times of connect, answer and close through a relay while this process is busy, and of this process' rounds, in
     ms. Clients are processes of their own."""
     entry = RelayPort("tcp", 61000, ("shop", "web", ""), ((ENDPOINTS[0], SHORT),))
-    with netns.entered(NODE):
+    with in_namespace(NODE):
         end, port = make(entry)
     ended = threading.Event()
     rounds: list[float] = []

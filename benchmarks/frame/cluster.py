@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from narthex.linux import namespaces as netns
 from narthex.linux.clock import SystemClock
+from narthex.linux.namespaces import create_namespace, delete_namespace
 from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointSlice
 from narthex.model.store import Store, Synced, Upsert
@@ -109,11 +109,11 @@ def sync_of(mode: str, namespace: str) -> tuple[FamilySync[Any, Any], Any]:
 def fresh(label: str) -> Iterator[str]:
     """A network namespace for one measurement."""
     name = f"nxbench-{os.getpid()}-{label}"
-    netns.create(name)
+    create_namespace(name)
     try:
         yield name
     finally:
-        netns.delete(name)
+        delete_namespace(name)
 
 
 @contextmanager

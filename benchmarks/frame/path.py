@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from frame.cluster import store_with_last, sync_of
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
 
 CALLER, NODE, FAR = (f"nxbench-{os.getpid()}-{name}" for name in ("call", "node", "far"))
@@ -31,7 +31,7 @@ class Endpoints(threading.Thread):
         super().__init__(daemon=True)
         self._selector = selectors.DefaultSelector()
         self._ended = False
-        with netns.entered(namespace):
+        with in_namespace(namespace):
             for address in ENDPOINTS:
                 for port in (BULK, SHORT):
                     server = socket.create_server((address, port), backlog=4096)
@@ -71,7 +71,7 @@ class Endpoints(threading.Thread):
 def world() -> Iterator[None]:
     """Client, node and endpoints, each in a namespace; all ways lead through the node."""
     for name in (CALLER, NODE, FAR):
-        netns.create(name)
+        create_namespace(name)
     try:
         for name, link, net in ((CALLER, "in0", "198.51.100"), (FAR, "out0", "10.64.2")):
             run(["ip", "link", "add", link, "netns", NODE, "type", "veth", "peer", "name", "eth0", "netns", name])
@@ -82,7 +82,7 @@ def world() -> Iterator[None]:
         yield
     finally:
         for name in (CALLER, NODE, FAR):
-            netns.delete(name)
+            delete_namespace(name)
 
 
 def ip(namespace: str, *commands: str) -> None:
@@ -91,7 +91,7 @@ def ip(namespace: str, *commands: str) -> None:
 
 
 def connect(where: tuple[str, int]) -> socket.socket:
-    with netns.entered(CALLER):
+    with in_namespace(CALLER):
         sock = socket.socket()
     sock.settimeout(10)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -117,7 +117,7 @@ def leading(mode: str, services: int, port: int) -> Iterator[None]:
         ends = Endpoints(FAR)
         ends.start()
         sync, target = sync_of(mode, NODE)
-        with netns.entered(NODE):
+        with in_namespace(NODE):
             sync.sync(store_with_last(services, ENDPOINTS[0], port).snapshot, None)
         yield
         ends.end()

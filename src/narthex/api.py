@@ -15,7 +15,7 @@ import msgspec
 
 from narthex.cli.output import json_text
 from narthex.model.net import IPFamily
-from narthex.netfilter.dump.read import DumpError, read_all
+from narthex.netfilter.dump.read import DumpError, read_dumps
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
 from narthex.trace.causes.catalogue import CauseFinding, findings_text
@@ -124,7 +124,7 @@ def trace(cluster: NodeInputs, source: str, destination: str, *, rules: tuple[Du
             cluster,
             cluster.host,
             others={address: AddressName("outside", "") for address in OUTSIDE},
-            dump=(lambda family: read_all(texts, family).for_family(family)) if texts else None,
+            dump=(lambda family: read_dumps(texts, family).for_family(family)) if texts else None,
         )
     except (TraceError, DumpError) as error:
         raise InputError(str(error)) from error

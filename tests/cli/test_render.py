@@ -8,7 +8,9 @@ from click.testing import CliRunner
 
 from narthex.cli import main
 from narthex.model.net import IPFamily
-from narthex.netfilter import nft, xtables
+from narthex.netfilter.nft.parse import parse_ruleset
+from narthex.netfilter.xtables.parse import parse_save_text
+from narthex.netfilter.xtables.print import save_text
 from narthex.proxy.backends import BACKENDS
 
 SHOP = """
@@ -56,13 +58,13 @@ def test_one_family(shop: Path) -> None:
 
 def test_iptables_text_reads_back(shop: Path) -> None:
     text = run("--manifests", shop, "--mode", "iptables", "--family", "4")
-    parsed = xtables.parse(text, IPFamily.IPV4)
-    assert xtables.save_text(parsed) == text
+    parsed = parse_save_text(text, IPFamily.IPV4)
+    assert save_text(parsed) == text
     assert "-d 10.96.0.5/32" in text
 
 
 def test_nft_text_reads_back(shop: Path) -> None:
-    (table,) = nft.parse(run("--manifests", shop, "--family", "4")).tables
+    (table,) = parse_ruleset(run("--manifests", shop, "--family", "4")).tables
     assert ("10.96.0.5", "tcp", 80) in table.sets["services"].elements
 
 

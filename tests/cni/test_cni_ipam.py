@@ -7,7 +7,7 @@ import pytest
 from narthex.cni import request
 from narthex.cni.errors import CniError
 from narthex.cni.plugins import host_local as ipam
-from narthex.model import packed_addresses as address
+from narthex.model.packed_addresses import address_text, packed_address
 
 
 def configured(ipam_config, version="1.1.0", args="", **more):
@@ -52,15 +52,15 @@ def test_the_last_ipv6_address_is_given():
 
 def test_a_freed_address_comes_last():
     config = configured(ranges(["10.0.0.0/29"]))
-    taken = {address.packed(f"10.0.0.{number}") for number in (3, 4)}
+    taken = {packed_address(f"10.0.0.{number}") for number in (3, 4)}
     for last, expected in (("10.0.0.4", "10.0.0.5"), ("10.0.0.6", "10.0.0.2"), ("10.9.9.9", "10.0.0.2")):
-        assert str(ipam.choose(config, taken, {0: address.packed(last)}).ips[0].network) == f"{expected}/29"
+        assert str(ipam.choose(config, taken, {0: packed_address(last)}).ips[0].network) == f"{expected}/29"
 
 
 def test_ranges_of_a_set_are_used_in_turn_and_sets_at_once():
     config = configured(ranges(["10.0.0.0/30", "10.0.1.0/30"], ["fd00::/64"]))
     assert drawn(config, 2) == ["10.0.0.2/30 fd00::2/64", "10.0.1.2/30 fd00::3/64"]
-    assert address.text(ipam.choose(config, set(), {}).ips[1].gateway) == "fd00::1"
+    assert address_text(ipam.choose(config, set(), {}).ips[1].gateway) == "fd00::1"
 
 
 def test_bounds_and_gateway():
@@ -123,7 +123,7 @@ def test_an_address_that_is_asked_for(more):
     config = configured(ranges(["10.0.0.0/24"], ["fd00::/64"]), **more)
     assert drawn(config, 1) == ["10.0.0.7/24 fd00::2/64"]
     with pytest.raises(CniError, match="not available") as caught:
-        ipam.choose(config, {address.packed("10.0.0.7")}, {})
+        ipam.choose(config, {packed_address("10.0.0.7")}, {})
     assert caught.value.code == 100
 
 

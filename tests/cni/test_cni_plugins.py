@@ -12,8 +12,8 @@ from narthex.cni.plugins import bridge, portmap, ptp
 from narthex.cni.plugins import iptables as chains
 from narthex.cni.program import flannel, run
 from narthex.cni.result import CniResult, IPConfig
-from narthex.model import packed_addresses as address
 from narthex.model.links import AddAddress, AddRoute, DeleteAddress, SetHardwareAddress
+from narthex.model.packed_addresses import address_number, packed_address, packed_network
 
 MADE = bridge.VethIdentity(
     "veth01", bytes.fromhex("020000000001"), bytes.fromhex("020000000002"), bytes.fromhex("020000000003")
@@ -28,8 +28,8 @@ def asked(plugin, **config):
 def given(*cidrs, routes=()):
     ips = []
     for cidr in cidrs:
-        network = address.network(cidr)
-        ips.append(IPConfig(network, (address.number(network.first) + 1).to_bytes(len(network.address), "big")))
+        network = packed_network(cidr)
+        ips.append(IPConfig(network, (address_number(network.first) + 1).to_bytes(len(network.address), "big")))
     return CniResult((), tuple(ips), routes)
 
 
@@ -68,7 +68,7 @@ def test_neighbours_by_the_node():
     wanted = bridge.plan(config, done, bridge.BridgeState(), MADE, "eth0")
     assert not any(one.connected for one in wanted.pod if isinstance(one, AddAddress))
     routes = [(str(one.destination), one.gateway) for one in wanted.pod if isinstance(one, AddRoute)]
-    four, six = address.packed("10.0.0.1"), address.packed("fd00::1")
+    four, six = packed_address("10.0.0.1"), packed_address("fd00::1")
     assert routes == [
         *(("10.0.0.1/32", b""), ("10.0.0.0/24", four)),
         *(("fd00::1/128", b""), ("fd00::/64", six)),
@@ -81,7 +81,7 @@ def test_neighbours_by_the_node():
 
 def test_a_default_route_of_ipam_stays_the_only_one():
     req = asked("bridge", isDefaultGateway=True, ipam={"type": "host-local"})
-    route = result.PodRoute(address.network("0.0.0.0/0"), address.packed("10.0.0.9"))
+    route = result.PodRoute(packed_network("0.0.0.0/0"), packed_address("10.0.0.9"))
     done = bridge.completed(bridge.read(req), given("10.0.0.5/24", routes=(route,)), req)
     assert done.routes == (route,)
 
@@ -89,15 +89,15 @@ def test_a_default_route_of_ipam_stays_the_only_one():
 def test_another_address_on_the_bridge():
     req = asked("bridge", isGateway=True, ipam={"type": "host-local"})
     done = bridge.completed(bridge.read(req), given("10.0.0.5/24", "fd00::5/64"), req)
-    near = bridge.BridgeState("bridge", b"123456", 1500, (address.network("fd01::1/64"),))
+    near = bridge.BridgeState("bridge", b"123456", 1500, (packed_network("fd01::1/64"),))
     assert len(bridge.plan(bridge.read(req), done, near, MADE, "eth0").node) == 5
     for has in ("10.1.0.1/24", "fd00::9/48"):
-        state = bridge.BridgeState("bridge", b"123456", 1500, (address.network(has),))
+        state = bridge.BridgeState("bridge", b"123456", 1500, (packed_network(has),))
         with pytest.raises(bridge.AddressConflict, match=has.partition("/")[0]):
             bridge.plan(bridge.read(req), done, state, MADE, "eth0")
         forced = bridge.read(asked("bridge", isGateway=True, forceAddress=True, ipam={"type": "host-local"}))
         wanted = bridge.plan(forced, done, state, MADE, "eth0").node
-        assert DeleteAddress("cni0", address.network(has)) in wanted
+        assert DeleteAddress("cni0", packed_network(has)) in wanted
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_ptp_routes_all_by_the_gateway():
     done = ptp.completed(given("10.0.0.5/24"), req)
     wanted = ptp.plan(ptp.read(req), done, MADE, "eth0")
     routes = [(str(one.destination), one.gateway) for one in wanted.pod if isinstance(one, AddRoute)]
-    assert routes == [("10.0.0.1/32", b""), ("10.0.0.0/24", address.packed("10.0.0.1"))]
+    assert routes == [("10.0.0.1/32", b""), ("10.0.0.0/24", packed_address("10.0.0.1"))]
     with pytest.raises(CniError, match="gateway"):
-        ptp.completed(CniResult((), (IPConfig(address.network("10.0.0.5/24")),)), req)
+        ptp.completed(CniResult((), (IPConfig(packed_network("10.0.0.5/24")),)), req)
 
 
 def ports(*mappings, **config):
@@ -158,7 +158,7 @@ def ports(*mappings, **config):
 
 WEB = {"hostPort": 8080, "containerPort": 80}
 POD = portmap.PortmapTarget(
-    (address.packed("10.0.0.5"), address.packed("fd00::5")), ("10.0.0.0/24", "fd00::/64"), ("cni0",)
+    (packed_address("10.0.0.5"), packed_address("fd00::5")), ("10.0.0.0/24", "fd00::/64"), ("cni0",)
 )
 
 
@@ -282,8 +282,8 @@ def test_results_are_read_back_in_every_version(version):
     where = 0 if interfaces else None
     ips = tuple(IPConfig(ip.network, ip.gateway, where) for ip in given("10.0.0.5/24", "fd00::5/64").ips)
     routes = (
-        result.PodRoute(address.network("0.0.0.0/0"), address.packed("10.0.0.1")),
-        result.PodRoute(address.network("::/0")),
+        result.PodRoute(packed_network("0.0.0.0/0"), packed_address("10.0.0.1")),
+        result.PodRoute(packed_network("::/0")),
     )
     one = CniResult(interfaces, ips, routes, result.DNSConfig(("10.0.0.10",), "", ("a.example",), ("ndots:5",)))
     assert result.read(json.loads(json.dumps(result.write(one, version))), "") == one

@@ -18,8 +18,8 @@ from narthex.kube.origin import EventPoster
 from narthex.lab.api.reads import ServerFeatures
 from narthex.lb.program.controller import CONTROLLER, LoadBalancerController, LoadBalancerSettings
 from narthex.linux.clock import SystemClock
-from narthex.model import documents
 from narthex.model.decode.objects import decode
+from narthex.model.documents import MalformedDocument, read_documents
 from narthex.model.objects import Object
 from narthex.model.wire import WireIPAddressPoolSpec, WireL2AdvertisementSpec, WireServiceAllocation
 from narthex.runtime.configuration.values import ClientConnection
@@ -31,8 +31,8 @@ LIMIT = 40.0
 
 
 def values(name):
-    found = list(documents.read((DEPLOY / name).read_text()))
-    assert not [each for each in found if isinstance(each, documents.MalformedDocument)]
+    found = list(read_documents((DEPLOY / name).read_text()))
+    assert not [each for each in found if isinstance(each, MalformedDocument)]
     return [each.value for each in found]
 
 

@@ -19,7 +19,7 @@ from narthex.kube.access import Access
 from narthex.kube.events import event_object, starting
 from narthex.kube.origin import api_origin
 from narthex.lab.api.reads import ServerFeatures
-from narthex.model import documents
+from narthex.model.documents import MalformedDocument, read_documents
 from narthex.model.net import FAMILIES, split_port
 from narthex.proxy.kernel.dataplanes import DATAPLANES, dataplane
 from narthex.runtime.configuration.file import read
@@ -32,8 +32,8 @@ DEPLOY = ROOT / "deploy"
 
 def values(text):
     """The documents of a text, read by our own reader, which bears no key twice."""
-    found = list(documents.read(text))
-    assert not [each for each in found if isinstance(each, documents.MalformedDocument)]
+    found = list(read_documents(text))
+    assert not [each for each in found if isinstance(each, MalformedDocument)]
     return [each.value for each in found]
 
 

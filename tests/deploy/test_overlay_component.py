@@ -6,7 +6,7 @@ from lightkube import codecs
 
 from narthex.cli.node import command
 from narthex.kube.access import Access
-from narthex.model import documents
+from narthex.model.documents import MalformedDocument, read_documents
 from narthex.overlay.net_conf import parse
 from narthex.overlay.program.annotate import NodeWriter
 from narthex.runtime.configuration.values import OverlayConfiguration
@@ -18,8 +18,8 @@ USUAL = OverlayConfiguration()
 
 
 def values(name):
-    found = list(documents.read((DEPLOY / "overlay" / name).read_text()))
-    assert not [each for each in found if isinstance(each, documents.MalformedDocument)]
+    found = list(read_documents((DEPLOY / "overlay" / name).read_text()))
+    assert not [each for each in found if isinstance(each, MalformedDocument)]
     return [each.value for each in found]
 
 
@@ -67,7 +67,7 @@ def test_the_arguments_are_those_of_the_other_manifest_and_the_switch():
     first, *rest = found["args"]
     given = command.make_context(first, rest).params
     assert given["overlay"] is True
-    (base,) = [each.value for each in documents.read((DEPLOY / "daemonset.yaml").read_text())]
+    (base,) = [each.value for each in read_documents((DEPLOY / "daemonset.yaml").read_text())]
     (usual,) = base["spec"]["template"]["spec"]["containers"]
     assert [word for word in found["args"] if word != "--overlay"] == usual["args"]
     assert (found["name"], set(usual["securityContext"]["capabilities"]["add"])) == (usual["name"], {"NET_ADMIN"})

@@ -29,7 +29,7 @@ from narthex.dns.corefile.settings import (
     Upstream,
     UpstreamTlsSettings,
 )
-from narthex.model import selector
+from narthex.model.selector import parse_selector
 
 FILES = Path(__file__).parent / "corefiles"
 NAMES = sorted(path.name for path in FILES.iterdir())
@@ -139,7 +139,7 @@ def test_all_options_of_the_cluster():
         zones=("cluster.local.", "10.in-addr.arpa."),
         kubeconfig="/etc/narthex/kubeconfig",
         namespaces=("shop", "billing"),
-        labels=selector.parse("tier in (edge, front), !canary"),
+        labels=parse_selector("tier in (edge, front), !canary"),
         pods="verified",
         endpoint_pod_names=True,
         endpoints=False,

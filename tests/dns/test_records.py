@@ -9,7 +9,7 @@ from narthex.dns.server.dispatcher import PendingQuery
 from narthex.dns.zone.changes import ZoneTracker
 from narthex.dns.zone.records import service_records
 from narthex.model.objects import Namespace, NamespacedName, Pod
-from narthex.model.selector import parse
+from narthex.model.selector import parse_selector
 from narthex.model.store import Delete, Store, Synced, Upsert
 from narthex.testing.build import endpoint, endpoint_slice, service
 
@@ -245,14 +245,14 @@ def test_s19_selection():
     assert code(by_name.ask(f"web.{Z}")) == NX
     assert code(by_name.ask("shop.svc.cluster.local")) == NX
     assert code(by_name.ask("kube-dns.kube-system.svc.cluster.local")) == OK
-    by_labels = Served(*OBJECTS, namespace_labels=parse("team=a"))
+    by_labels = Served(*OBJECTS, namespace_labels=parse_selector("team=a"))
     assert code(by_labels.ask(f"web.{Z}")) == OK
     assert code(by_labels.ask("kube-dns.kube-system.svc.cluster.local")) == NX
     by_labels.store.apply(Upsert(Namespace(name="kube-system", labels=(("team", "a"),))))
     by_labels.update()
     assert code(by_labels.ask("kube-dns.kube-system.svc.cluster.local")) == OK
     labelled = service("shop/tagged", "10.110.3.3", labels=(("dns", "yes"),))
-    by_label = Served(*OBJECTS, labelled, labels=parse("dns=yes"))
+    by_label = Served(*OBJECTS, labelled, labels=parse_selector("dns=yes"))
     assert code(by_label.ask(f"tagged.{Z}")) == OK
     assert code(by_label.ask(f"web.{Z}")) == NX
 

@@ -18,7 +18,7 @@ from narthex.kube.watch import Watch
 from narthex.lab.api.api import error_response
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.reads import expired
-from narthex.model.decode import objects as decode
+from narthex.model.decode.objects import _KINDS
 from narthex.model.objects import NamespacedName
 from narthex.model.store import Delete, Upsert
 
@@ -711,14 +711,14 @@ def test_a_broken_object_is_reported_and_the_others_are_used():
 
 
 def test_an_object_that_the_decoder_breaks_on_is_reported_and_the_others_are_used(monkeypatch):
-    kind = decode._KINDS["ServiceCIDR"]
+    kind = _KINDS["ServiceCIDR"]
 
     def make(raw, report):
         if raw.metadata.name == "cursed":
             raise ZeroDivisionError("division by zero")
         return kind.make(raw, report)
 
-    monkeypatch.setitem(decode._KINDS, "ServiceCIDR", msgspec.structs.replace(kind, make=make))
+    monkeypatch.setitem(_KINDS, "ServiceCIDR", msgspec.structs.replace(kind, make=make))
     table = watching(5, cidr("a"), cidr("cursed"), cidr("c"))
     assert list(table.held) == ["a", "c"]
     (problem,) = table.watch.cache.problems

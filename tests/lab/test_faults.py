@@ -18,8 +18,8 @@ from narthex.lab.faults import (
     rules,
     validate_fault,
 )
-from narthex.linux import namespaces as netns
 from narthex.linux.libnftables import run_nft
+from narthex.linux.namespaces import create_namespace, delete_namespace
 
 PLACES = {
     **{f"node-{n}": FaultTarget(namespace="fabric", device=f"node-{n}", node=True) for n in (1, 2, 3)},
@@ -111,9 +111,9 @@ def test_words(given, said):
 @pytest.fixture
 def namespace():
     name = f"nxt-faults-{os.getpid()}"
-    netns.create(name)
+    create_namespace(name)
     yield name
-    netns.delete(name)
+    delete_namespace(name)
 
 
 @pytest.mark.kernel

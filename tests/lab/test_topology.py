@@ -6,7 +6,7 @@ import pytest
 
 from narthex.cni.request import is_name
 from narthex.lab import pod_network, topology
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import namespace_path
 from narthex.model.net import address, contains, network
 from narthex.model.objects import NamespacedName
 
@@ -46,7 +46,7 @@ def all_namespaces(lab):
 @pytest.mark.parametrize("lab", LABS)
 def test_a_namespace_belongs_to_one_lab_only(lab):
     for name in all_namespaces(lab):
-        netns.path_of(name)
+        namespace_path(name)
         assert [other for other in LABS if topology.owns(other, name)] == [lab]
         assert topology.lab_of(name) == lab
 

@@ -8,7 +8,7 @@ from narthex.lb.pools import validate_pools
 from narthex.lb.service_status import PREFIX, required_changes
 from narthex.model.net import Protocol
 from narthex.model.objects import IPAddressPool, LoadBalancerIngress, NamespacedName, ServiceAllocation, ServicePort
-from narthex.model.selector import parse
+from narthex.model.selector import parse_selector
 from narthex.testing import build
 
 V4, V6 = "10.110.0.1", "fd6e::1"
@@ -355,13 +355,13 @@ def allocation(**fields):
         (allocation(), True),
         (allocation(namespaces=("shop",)), True),
         (allocation(namespaces=("other",)), False),
-        (allocation(namespaces=("other",), namespace_selectors=(parse("team=a"),)), True),
-        (allocation(namespace_selectors=(parse("team=b"), parse("team in (a)"))), True),
-        (allocation(namespace_selectors=(parse("team=b"),)), False),
-        (allocation(service_selectors=(parse("tier=front"),)), True),
-        (allocation(service_selectors=(parse("tier=back"),)), False),
-        (allocation(namespaces=("shop",), service_selectors=(parse("tier=back"),)), False),
-        (allocation(namespaces=("other",), service_selectors=(parse("tier=front"),)), False),
+        (allocation(namespaces=("other",), namespace_selectors=(parse_selector("team=a"),)), True),
+        (allocation(namespace_selectors=(parse_selector("team=b"), parse_selector("team in (a)"))), True),
+        (allocation(namespace_selectors=(parse_selector("team=b"),)), False),
+        (allocation(service_selectors=(parse_selector("tier=front"),)), True),
+        (allocation(service_selectors=(parse_selector("tier=back"),)), False),
+        (allocation(namespaces=("shop",), service_selectors=(parse_selector("tier=back"),)), False),
+        (allocation(namespaces=("other",), service_selectors=(parse_selector("tier=front"),)), False),
     ],
 )
 def test_whom_a_pool_is_for(wanted, serves):

@@ -4,8 +4,7 @@ import os
 import subprocess
 import sys
 
-from narthex.linux import processes
-from narthex.linux.processes import ProcessIdentity
+from narthex.linux.processes import ProcessIdentity, identify_process, is_alive, kill_processes, processes_inside
 
 
 def sleeper():
@@ -13,34 +12,34 @@ def sleeper():
 
 
 def test_this_process_is_alive_and_another_with_its_number_is_not():
-    own = processes.identify(os.getpid())
+    own = identify_process(os.getpid())
     assert own is not None
-    assert processes.alive(own)
-    assert not processes.alive(ProcessIdentity(own.pid, own.started + 1))
+    assert is_alive(own)
+    assert not is_alive(ProcessIdentity(own.pid, own.started + 1))
 
 
 def test_kill_ends_only_the_process_that_was_meant():
     child = sleeper()
     try:
-        meant = processes.identify(child.pid)
+        meant = identify_process(child.pid)
         assert meant is not None
-        processes.kill([ProcessIdentity(meant.pid, meant.started - 1)])
+        kill_processes([ProcessIdentity(meant.pid, meant.started - 1)])
         assert child.poll() is None
-        processes.kill([meant])
-        assert not processes.alive(meant)
+        kill_processes([meant])
+        assert not is_alive(meant)
         # Nobody has collected it yet, so its number is still taken.
-        assert processes.identify(child.pid) is None
-        processes.kill([meant])
+        assert identify_process(child.pid) is None
+        kill_processes([meant])
     finally:
         child.kill()
         child.wait()
 
 
 def test_numbers_that_nobody_has():
-    assert processes.identify(2**22 + 1) is None
-    processes.kill([ProcessIdentity(2**22 + 1, 1)])
+    assert identify_process(2**22 + 1) is None
+    kill_processes([ProcessIdentity(2**22 + 1, 1)])
 
 
 def test_no_namespace_holds_no_process():
-    assert processes.inside([]) == []
-    assert processes.inside(["no-such-namespace"]) == []
+    assert processes_inside([]) == []
+    assert processes_inside(["no-such-namespace"]) == []

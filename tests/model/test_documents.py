@@ -2,11 +2,11 @@
 
 import pytest
 
-from narthex.model.documents import MAX_DEPTH, Document, MalformedDocument, read
+from narthex.model.documents import MAX_DEPTH, Document, MalformedDocument, read_documents
 
 
 def values(text: str) -> list:
-    return [item.value if isinstance(item, Document) else item for item in read(text)]
+    return [item.value if isinstance(item, Document) else item for item in read_documents(text)]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_one_bad_document_spares_the_others():
 
 
 def test_lines_of_fields():
-    (document,) = read("# comment\na:\n  b:\n  - c: 1\n    d: 2\n  - c: 3\n")
+    (document,) = read_documents("# comment\na:\n  b:\n  - c: 1\n    d: 2\n  - c: 3\n")
     assert document.line == 2
     lines = {
         path: document.line_of(document.value, path, 2) for path in [("a",), ("a", "b", 0, "d"), ("a", "b", 1, "c")]
@@ -121,11 +121,11 @@ def test_lines_of_fields():
 
 
 def test_line_of_a_field_that_is_not_there_is_its_parents():
-    (document,) = read("a:\n  b:\n  - c: 1\n")
+    (document,) = read_documents("a:\n  b:\n  - c: 1\n")
     assert document.line_of(document.value, ("a", "b", 0, "port"), 1) == 3
     assert document.line_of(document.value, ("x", "y"), 1) == 1
 
 
 def test_doubled_keys_can_be_borne():
-    (document,) = read("a: 1\na: 2\n", allow_duplicate_keys=True)
+    (document,) = read_documents("a: 1\na: 2\n", allow_duplicate_keys=True)
     assert (document.value, document.duplicate_keys) == ({"a": 2}, (("a", 2),))

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from narthex.model import net, validate
+from narthex.model import net
 from narthex.model.net import IPFamily
-from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, cached_syntax
+from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, cached_syntax, family_address, host_address, special_use
 
 ADDRESSES = st.one_of(
     st.ip_addresses().map(str),
@@ -28,19 +28,19 @@ def by_hand(text):
         address = net.address(text)
     except ValueError:
         return None
-    return None if validate.special_use(address) else address
+    return None if special_use(address) else address
 
 
 @given(ADDRESSES)
 def test_an_address_is_read_the_same_by_the_quick_way(text):
     try:
-        found = validate.host_address(text)
+        found = host_address(text)
     except ValueError:
         found = None
     assert found == by_hand(text)
     for family in IPFamily:
         try:
-            of_family = validate.family_address(text, family)
+            of_family = family_address(text, family)
         except ValueError:
             of_family = None
         assert of_family == (found if found is not None and net.family_of(found) is family else None)
@@ -63,12 +63,12 @@ def test_an_address_is_read_the_same_by_the_quick_way(text):
 )
 def test_special_addresses_are_refused(text):
     with pytest.raises(ValueError, match="which no other host can reach"):
-        validate.host_address(text)
+        host_address(text)
 
 
 @pytest.mark.parametrize("text", ["0.1.2.3", "169.253.1.1", "223.1.1.1", "240.0.0.1", "::2", "fe00::1"])
 def test_their_neighbours_are_not(text):
-    assert validate.host_address(text) == text
+    assert host_address(text) == text
 
 
 @given(st.text("ab-.0\n", max_size=8) | st.text(max_size=5))

@@ -13,7 +13,7 @@ import pytest
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.ast import Ruleset
-from narthex.netfilter.dump.read import Flavour, merge_dumps, read
+from narthex.netfilter.dump.read import Flavour, merge_dumps, read_dump
 from narthex.netfilter.walk.walk import HookPoint, HookWalk, walk
 
 DUMPS = Path(__file__).parents[1] / "dumps"
@@ -23,7 +23,7 @@ HALF = Fraction(1, 2)
 
 
 def held(*names):
-    return merge_dumps(read((DUMPS / name).read_bytes(), name) for name in names)
+    return merge_dumps(read_dump((DUMPS / name).read_bytes(), name) for name in names)
 
 
 def trace(names, destination, port, source="198.51.100.7", protocol=Protocol.TCP, iif="eth0", table=""):
@@ -228,7 +228,7 @@ def test_the_node_port_that_two_pods_share():
         .split("| grep 31103")[1]
         .split("KUBE-SVC-TII5GQPKXWC65SRC | column -t")
     )
-    again = read("# iptables -t nat -L X -n\n" + after[-1])
+    again = read_dump("# iptables -t nat -L X -n\n" + after[-1])
     scaled = again.tables[0].table.chains["KUBE-SVC-TII5GQPKXWC65SRC"].rules
     assert len(scaled) == 3
 

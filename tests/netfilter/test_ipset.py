@@ -4,7 +4,7 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Field, Unprintable
-from narthex.netfilter.ipset import IpSet, IpsetTextError, entry_line, parse, save_text
+from narthex.netfilter.ipset import IpSet, IpsetTextError, entry_line, ipset_save_text, parse_ipsets
 from narthex.netfilter.walk.lookup import ipset_fields, ipset_index
 
 V4, V6 = IPFamily
@@ -17,11 +17,11 @@ def test_what_is_printed_is_read_back():
         IpSet("KUBE-6-LOAD-BALANCER-SOURCE-CID", "hash:ip,port,net", V6, frozenset({"fd6e::1,udp:53,fd00::/8"})),
         IpSet("KUBE-NODE-PORT-TCP", "bitmap:port", V4, frozenset({"31005", "31006"})),
     ]
-    assert parse(save_text(sets)) == {held.name: held for held in sets}
+    assert parse_ipsets(ipset_save_text(sets)) == {held.name: held for held in sets}
 
 
 def test_what_kernels_of_all_ages_print():
-    held = parse(
+    held = parse_ipsets(
         "create A hash:ip,port family inet hashsize 1024 maxelem 65536 bucketsize 12 initval 0xc0ffee\n"
         "add A 10.0.0.1,tcp:80\n"
         "create B hash:net family inet6 hashsize 64 maxelem 9 counters comment\n"
@@ -45,7 +45,7 @@ def test_what_kernels_of_all_ages_print():
 )
 def test_errors_name_the_line(text, line):
     with pytest.raises(IpsetTextError) as caught:
-        parse(text)
+        parse_ipsets(text)
     assert str(caught.value).startswith(line)
 
 
@@ -60,7 +60,7 @@ def test_errors_name_the_line(text, line):
 )
 def test_what_is_not_understood_is_kept_and_says_so(text, why):
     with pytest.raises(ValueError, match="is not understood") as caught:
-        ipset_fields(parse(text)["A"], BOTH)
+        ipset_fields(parse_ipsets(text)["A"], BOTH)
     assert why in str(caught.value)
 
 
@@ -73,7 +73,7 @@ def test_no_entry_becomes_syntax(entry):
 @pytest.mark.parametrize("name", ["A B", "-X", "a" * 32, "A\nflush"])
 def test_no_name_becomes_syntax(name):
     with pytest.raises(Unprintable):
-        save_text([IpSet(name, "hash:ip", V4)])
+        ipset_save_text([IpSet(name, "hash:ip", V4)])
 
 
 @pytest.mark.parametrize(

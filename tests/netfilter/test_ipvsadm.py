@@ -4,7 +4,7 @@ import pytest
 
 from narthex.model.net import Protocol
 from narthex.netfilter.ast import Unprintable
-from narthex.netfilter.ipvs import IpvsadmTextError, RealServer, VirtualServer, parse, save_text
+from narthex.netfilter.ipvs import IpvsadmTextError, RealServer, VirtualServer, ipvsadm_save_text, parse_ipvsadm
 
 WEB = VirtualServer(
     address="10.110.0.5",
@@ -27,11 +27,11 @@ EMPTY = VirtualServer(address="10.110.0.6", protocol=Protocol.SCTP, port=132, sc
 
 def test_what_is_printed_is_read_back():
     servers = {each.key: each for each in (WEB, STICKY, EMPTY)}
-    assert parse(save_text(servers.values())).servers == servers
+    assert parse_ipvsadm(ipvsadm_save_text(servers.values())).servers == servers
 
 
 def test_the_words():
-    assert save_text([STICKY, WEB, EMPTY]) == (
+    assert ipvsadm_save_text([STICKY, WEB, EMPTY]) == (
         "-A -t 10.110.0.5:80 -s rr\n"
         "-a -t 10.110.0.5:80 -r 10.64.1.10:8080 -m -w 1\n"
         "-a -t 10.110.0.5:80 -r 10.64.2.10:8080 -m -w 0\n"
@@ -42,7 +42,7 @@ def test_the_words():
 
 
 def test_other_peoples_virtual_servers():
-    dump = parse(
+    dump = parse_ipvsadm(
         "-A -t 192.0.2.1:0 -s sh -p 360 -M 255.255.255.0\n"
         "-a -t 192.0.2.1:0 -r 192.0.2.7:0 -g -w 100\n"
         "-A -f 7 -s wrr\n"
@@ -68,11 +68,11 @@ def test_other_peoples_virtual_servers():
 )
 def test_errors_name_the_line(text, why):
     with pytest.raises(IpvsadmTextError) as caught:
-        parse(text)
+        parse_ipvsadm(text)
     assert why in str(caught.value)
 
 
 @pytest.mark.parametrize("scheduler", ["rr -p 5", "", "r\nr"])
 def test_no_scheduler_becomes_syntax(scheduler):
     with pytest.raises(Unprintable):
-        save_text([VirtualServer(address="10.0.0.1", protocol=Protocol.TCP, port=80, scheduler=scheduler)])
+        ipvsadm_save_text([VirtualServer(address="10.0.0.1", protocol=Protocol.TCP, port=80, scheduler=scheduler)])

@@ -3,7 +3,6 @@
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.netfilter import nft
 from narthex.netfilter.ast import (
     Accept,
     AnyOf,
@@ -39,12 +38,13 @@ from narthex.netfilter.ast import (
     UpdateSet,
     VerdictMap,
 )
+from narthex.netfilter.nft.parse import parse_ruleset
 
 FRONTEND = (Field.DADDR, Field.L4PROTO, Field.DPORT)
 
 
 def rule(text, family="ip"):
-    parsed = nft.parse(f"table {family} t {{\n\tchain c {{\n\t\t{text}\n\t}}\n}}\n")
+    parsed = parse_ruleset(f"table {family} t {{\n\tchain c {{\n\t\t{text}\n\t}}\n}}\n")
     (one,) = parsed.tables[0].chains["c"].rules
     return one
 
@@ -122,7 +122,7 @@ table ip t { # handle 1
 \t}
 }
 """
-    (table,) = nft.parse(text).tables
+    (table,) = parse_ruleset(text).tables
     assert table.chains["c"].hook == Hook(type="filter", hook="input", priority=-5, policy="drop")
     assert table.chains["c"].rules == (Rule((Accept(),)),)
 
@@ -163,7 +163,7 @@ table inet f {
 \t}
 }
 """
-    (table,) = nft.parse(text).tables
+    (table,) = parse_ruleset(text).tables
     assert table.family is None
     assert [(one.name, set(one.elements)) for one in table.sets.values()] == [("ports", {("80-90",)})]
     assert table.chains["input"].hook == Hook(type="filter", hook="input", priority=0, policy="drop")
@@ -171,18 +171,20 @@ table inet f {
 
 
 def test_one_line_forms():
-    (table,) = nft.parse("table ip t { chain c { ip saddr 10.0.0.1 accept; drop; }; }").tables
+    (table,) = parse_ruleset("table ip t { chain c { ip saddr 10.0.0.1 accept; drop; }; }").tables
     assert table.chains["c"].rules == (Rule((Compare(Field.SADDR, ("10.0.0.1",)), Accept())), Rule((DropPacket(),)))
 
 
 def test_blocks_of_one_table_are_one_table():
-    (table,) = nft.parse("table ip t {\n chain c {\n accept\n }\n}\ntable ip t {\n chain c {\n drop\n }\n}\n").tables
+    (table,) = parse_ruleset(
+        "table ip t {\n chain c {\n accept\n }\n}\ntable ip t {\n chain c {\n drop\n }\n}\n"
+    ).tables
     assert table.chains["c"].rules == (Rule((Accept(),)), Rule((DropPacket(),)))
 
 
 @pytest.mark.parametrize("text", ["", "}", "table", "table ip", "table ip t {", 'table ip t { chain c { "', "\0\x01"])
 def test_cut_text_does_not_fail(text):
-    nft.parse(text)
+    parse_ruleset(text)
 
 
 def test_elements_with_counters_ranges_and_times():
@@ -208,7 +210,7 @@ def test_elements_with_counters_ranges_and_times():
 \t}
 }
 """
-    (table,) = nft.parse(text).tables
+    (table,) = parse_ruleset(text).tables
     assert dict(table.sets["services"].elements) == {
         ("1.2.3.4", "sctp", 9): DropPacket(),
         ("10.96.0.1", "tcp", 80): Goto("send-c2"),
@@ -262,7 +264,7 @@ KUBE_PROXY = """table ip kube-proxy {
 
 
 def test_kube_proxy_layout_is_understood():
-    (table,) = nft.parse(KUBE_PROXY).tables
+    (table,) = parse_ruleset(KUBE_PROXY).tables
     assert (table.family, table.name) == (IPFamily.IPV4, "kube-proxy")
     service = "service-2QRHZV4L-default/kubernetes/tcp/https"
     assert dict(table.sets["service-ips"].elements) == {("10.96.0.1", "tcp", 443): Goto(service)}

@@ -3,7 +3,6 @@
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.netfilter import nft
 from narthex.netfilter.ast import (
     Accept,
     Chain,
@@ -40,7 +39,8 @@ from narthex.netfilter.ast import (
     UpdateSet,
     VerdictMap,
 )
-from narthex.netfilter.nft.print import duration_text, priority_text, rule_text
+from narthex.netfilter.nft.parse import parse_ruleset
+from narthex.netfilter.nft.print import duration_text, nft_script, priority_text, rule_text
 
 FRONTEND = (Field.DADDR, Field.L4PROTO, Field.DPORT)
 
@@ -90,7 +90,7 @@ def test_expression_prints_and_parses_back(expression, text):
     assert rule_text(rule, IPFamily.IPV4) == text
     chain = Chain(name="c", rules=(rule,))
     table = Table(family=IPFamily.IPV4, name="t", chains={"c": chain})
-    assert nft.parse(nft.script(table)).tables == (table,)
+    assert parse_ruleset(nft_script(table)).tables == (table,)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_priority_has_its_name_where_the_hook_has_it(priority, hook, text):
     assert priority_text(priority, hook) == text
     chain = Chain(name="c", hook=Hook(type="filter", hook=hook, priority=priority))
     table = Table(family=IPFamily.IPV4, name="t", chains={"c": chain})
-    assert nft.parse(nft.script(table)).tables[0].chains["c"] == chain
+    assert parse_ruleset(nft_script(table)).tables[0].chains["c"] == chain
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (10800, "3h"), (90061, "1d1h1m1s"), (86400, "1d")])
@@ -184,7 +184,7 @@ SETS = [
 @pytest.mark.parametrize("one", SETS, ids=lambda one: one.name)
 def test_set_prints_and_parses_back(one):
     table = Table(family=IPFamily.IPV4, name="t", sets={one.name: one})
-    assert nft.parse(nft.script(table)).tables == (table,)
+    assert parse_ruleset(nft_script(table)).tables == (table,)
 
 
 def test_table_text():
@@ -194,7 +194,7 @@ def test_table_text():
         rules=(Rule((CtState(("new",)), Jump("c")), "why"),),
     )
     table = Table(family=IPFamily.IPV6, name="t", chains={"base": chain}, sets={"s": SETS[2]})
-    assert nft.script(table) == (
+    assert nft_script(table) == (
         "table ip6 t {\n"
         "\tset clients {\n"
         "\t\ttypeof ip6 saddr\n"

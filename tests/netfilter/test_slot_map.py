@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Field, Set, Slot, Unprintable
 from narthex.netfilter.netlink.elements import encoder
-from narthex.netfilter.netlink.slot_map import SlotMap, encode
+from narthex.netfilter.netlink.slot_map import SlotMap, encode_slots
 
 V4, V6 = IPFamily.IPV4, IPFamily.IPV6
 SLOT = Slot(4294967295)
@@ -63,17 +63,17 @@ def test_the_difference_is_that_of_the_elements(one, other):
 @given(st.one_of(runs(V4).map(lambda some: (V4, some)), runs(V6).map(lambda some: (V6, some))))
 def test_bytes_are_those_of_the_elements(made):
     family, some = made
-    assert list(encode(ENDPOINTS, family, slotted(some))) == list(encoder(ENDPOINTS, family)(plain(some).items()))
+    assert list(encode_slots(ENDPOINTS, family, slotted(some))) == list(encoder(ENDPOINTS, family)(plain(some).items()))
 
 
 @given(runs(V6, node_ports=True))
 def test_bytes_of_node_ports(some):
-    assert list(encode(NODE_PORTS, V6, slotted(some))) == list(encoder(NODE_PORTS, V6)(plain(some).items()))
+    assert list(encode_slots(NODE_PORTS, V6, slotted(some))) == list(encoder(NODE_PORTS, V6)(plain(some).items()))
 
 
 def test_more_than_are_encoded_at_once():
     some = {(f"10.110.{number >> 8}.{number & 255}", "tcp", 80): (("10.64.0.1", 80),) * 3 for number in range(1000)}
-    assert list(encode(ENDPOINTS, V4, slotted(some))) == list(encoder(ENDPOINTS, V4)(plain(some).items()))
+    assert list(encode_slots(ENDPOINTS, V4, slotted(some))) == list(encoder(ENDPOINTS, V4)(plain(some).items()))
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_more_than_are_encoded_at_once():
 def test_an_element_that_does_not_fit_is_named(run):
     good = {("10.0.0.9", "tcp", 80): (("10.64.0.9", 80),)}
     with pytest.raises(Unprintable, match=r"10\.0\.0\.1.*endpoints"):
-        list(encode(ENDPOINTS, V4, slotted(good | run)))
+        list(encode_slots(ENDPOINTS, V4, slotted(good | run)))

@@ -6,7 +6,7 @@ from pathlib import Path
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.packet import Disposition, Host, Packet, Trace
 from narthex.netfilter.walk.walk import walk
-from narthex.netfilter.xtables import parse
+from narthex.netfilter.xtables.parse import parse_save_text
 
 NODE = Host(addresses=("192.168.56.11",))
 
@@ -84,7 +84,7 @@ COMMIT
 
 def walked(dump: str, source: str, destination: str, port: int, host: Host = NODE, from_host: bool = False) -> Trace:
     packet = Packet(source=source, destination=destination, port=port, protocol=Protocol.TCP, from_host=from_host)
-    return walk(parse(dump, IPFamily.IPV4), packet, host)
+    return walk(parse_save_text(dump, IPFamily.IPV4), packet, host)
 
 
 def test_node_port_from_outside() -> None:

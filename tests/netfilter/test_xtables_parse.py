@@ -39,8 +39,10 @@ from narthex.netfilter.ast import (
     UndecidableMatch,
     Unknown,
 )
-from narthex.netfilter.xtables import SaveTextError, kernel_probability, parse, parse_rules, save_text
-from narthex.netfilter.xtables.values import equal_share, plain_network
+from narthex.netfilter.xtables.lexer import SaveTextError
+from narthex.netfilter.xtables.parse import parse_rules, parse_save_text
+from narthex.netfilter.xtables.print import save_text
+from narthex.netfilter.xtables.values import equal_share, kernel_probability, plain_network
 
 V4, V6 = IPFamily.IPV4, IPFamily.IPV6
 
@@ -187,7 +189,7 @@ COMMIT
 
 
 def test_a_whole_dump():
-    ruleset = parse(DUMP, V4)
+    ruleset = parse_save_text(DUMP, V4)
     assert [table.name for table in ruleset.tables] == ["filter", "nat"]
     forward = ruleset.tables[0].chains["FORWARD"]
     assert (forward.hook.hook, forward.hook.priority, forward.hook.policy) == ("forward", 0, "drop")
@@ -195,7 +197,7 @@ def test_a_whole_dump():
     assert ruleset.tables[0].chains["DOCKER-USER"].hook is None
     assert ruleset.tables[1].chains["PREROUTING"].hook.priority == -100
     assert ruleset.tables[1].chains["POSTROUTING"].hook.type == "nat"
-    assert parse(save_text(ruleset), V4) == ruleset
+    assert parse_save_text(save_text(ruleset), V4) == ruleset
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_a_whole_dump():
 )
 def test_what_is_no_dump_says_where(text, words):
     with pytest.raises(SaveTextError, match=words):
-        parse(text, V4)
+        parse_save_text(text, V4)
 
 
 def test_a_fragment_may_stand_in_prose():
@@ -232,7 +234,7 @@ The rules are:
 
 
 def test_rules_without_a_declared_chain_are_kept():
-    table = parse("*nat\n-A PREROUTING -j A\n-A A -j RETURN\nCOMMIT\n", V4).tables[0]
+    table = parse_save_text("*nat\n-A PREROUTING -j A\n-A A -j RETURN\nCOMMIT\n", V4).tables[0]
     assert table.chains["PREROUTING"].hook is not None
     assert table.chains["A"].rules == (Rule((Return(),)),)
 

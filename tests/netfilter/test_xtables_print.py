@@ -36,8 +36,8 @@ from narthex.netfilter.ast import (
     Unknown,
     Unprintable,
 )
-from narthex.netfilter.xtables import parse, save_text
-from narthex.netfilter.xtables.print import quoted, rule_text
+from narthex.netfilter.xtables.parse import parse_save_text
+from narthex.netfilter.xtables.print import quoted, rule_text, save_text
 from narthex.netfilter.xtables.values import hook_of
 
 V4, V6 = IPFamily.IPV4, IPFamily.IPV6
@@ -119,7 +119,9 @@ def table_of(*rules: Rule, family: IPFamily = V4, chain: str = "KUBE-SERVICES") 
 )
 def test_a_rule_is_printed_as_iptables_save_prints_it(rule, family, text):
     assert rule_text(rule, family) == " " + text
-    assert parse(save_text(table_of(rule, family=family)), family).tables[0].chains["KUBE-SERVICES"].rules == (rule,)
+    assert parse_save_text(save_text(table_of(rule, family=family)), family).tables[0].chains[
+        "KUBE-SERVICES"
+    ].rules == (rule,)
 
 
 def test_a_table_is_printed_with_its_policies():
@@ -136,7 +138,7 @@ def test_a_table_is_printed_with_its_policies():
         )
     )
     assert save_text(rules) == "*filter\n:FORWARD DROP [0:0]\n:MINE - [0:0]\n-A MINE -j ACCEPT\nCOMMIT\n"
-    assert parse(save_text(rules), V4) == rules
+    assert parse_save_text(save_text(rules), V4) == rules
 
 
 HOSTILE = [
@@ -160,7 +162,7 @@ def test_a_hostile_comment_stays_a_comment(text):
     rules = table_of(Rule((DropPacket(),), text))
     printed = save_text(rules)
     assert len(printed.splitlines()) == 4
-    assert parse(printed, V4) == rules
+    assert parse_save_text(printed, V4) == rules
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ def test_any_comment_is_kept_or_refused(text):
     except Unprintable:
         assert not text.isprintable() or len(text.encode()) > 255
     else:
-        assert parse(printed, V4) == rules
+        assert parse_save_text(printed, V4) == rules
 
 
 BAD_WORDS = ["", " ", "a b", "-j", "!", "a\nb", 'a"b', "a'b", "a;b", "a$(b)", "a/../b", "x" * 300]

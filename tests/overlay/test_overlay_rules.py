@@ -5,7 +5,9 @@ import struct
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.netfilter import nft, xtables
+from narthex.netfilter.nft.parse import parse_ruleset
+from narthex.netfilter.nft.print import nft_script
+from narthex.netfilter.xtables.parse import parse_save_text
 from narthex.overlay.interfaces import InterfaceNotFound, InterfaceSelection, NodeInterface, select_interface
 from narthex.overlay.masquerade import MasqueradeRules, iptables_changes
 from narthex.overlay.program.checksums import PAYLOAD, ChecksumVerdict, datagram, verdict
@@ -40,7 +42,7 @@ def wish(family=FOUR, cluster="10.244.0.0/16", own="10.244.1.0/24", masquerade=T
 
 
 def step(told, listed):
-    return iptables_changes(told, xtables.parse(listed, told.family))
+    return iptables_changes(told, parse_save_text(listed, told.family))
 
 
 def lines(text, *beginnings):
@@ -95,8 +97,8 @@ def test_what_is_not_wanted_any_more_goes():
     ids=["IPv4", "IPv6"],
 )
 def test_nftables_says_the_same(told, multicast):
-    text = nft.script(told.table())
-    assert nft.parse(text).tables == (told.table(),)
+    text = nft_script(told.table())
+    assert parse_ruleset(text).tables == (told.table(),)
     ip = told.family.nft
     assert f"table {ip} flannel-ipv{told.family.value} {{" in text
     assert f"{ip} daddr != {multicast} masquerade fully-random" in text

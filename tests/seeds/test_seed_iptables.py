@@ -9,7 +9,8 @@ from narthex.model.objects import EndpointPort, ServicePort, ServicePortName
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.ast import RandomMatch, Unknown
 from narthex.netfilter.walk.walk import walk
-from narthex.netfilter.xtables import kernel_probability, parse, parse_rules
+from narthex.netfilter.xtables.parse import parse_rules, parse_save_text
+from narthex.netfilter.xtables.values import kernel_probability
 from narthex.proxy.backends.iptables.backend import IptablesBackend
 from narthex.proxy.backends.iptables.names import chain_hash, sep, service_id, svc
 from narthex.proxy.plan.ir import Endpoint
@@ -119,7 +120,7 @@ def test_the_node_port_walk():
         cluster_cidrs=("10.244.0.0/16",),
         node_port_addresses=None,
     )
-    theirs, mine = walk(parse(HELLO, V4), outside, NODE), BACKEND.walk(BACKEND.render(ours), outside, NODE)
+    theirs, mine = walk(parse_save_text(HELLO, V4), outside, NODE), BACKEND.walk(BACKEND.render(ours), outside, NODE)
     for trace in (theirs, mine):
         assert trace.ends() == {(Disposition.DELIVERED, ("10.244.3.81", 8080), True): 1}
     way = [step.where.rsplit(" ", 1)[-1] for step in theirs.outcomes[0].steps]
@@ -127,7 +128,7 @@ def test_the_node_port_walk():
     assert met[:4] == ["PREROUTING", "KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-MARK-MASQ"]
     assert "KUBE-SVC-5MRENC7Q6ZQR6GKR" in met and "KUBE-SEP-JNUJINTC6VOLRDUD" in met
     pod = Packet(source="10.244.7.7", destination="10.106.183.112", port=4000, iif="cni0")
-    assert walk(parse(HELLO, V4), pod, NODE).ends() == BACKEND.walk(BACKEND.render(ours), pod, NODE).ends()
+    assert walk(parse_save_text(HELLO, V4), pod, NODE).ends() == BACKEND.walk(BACKEND.render(ours), pod, NODE).ends()
 
 
 TRAEFIK = """*nat
@@ -165,16 +166,16 @@ def test_the_layout_before_1_24_is_walked():
     """KUBE-XLB- and KUBE-MARK-DROP: delivered with a local pod, dropped for outsiders without one."""
     outside = Packet(source="192.168.15.99", destination="192.168.15.1", port=80, iif="eth0")
     delivered = (Disposition.DELIVERED, ("10.244.1.5", 8000), False)
-    assert walk(parse(TRAEFIK, V4), outside, NODE).ends() == {delivered: 1}
+    assert walk(parse_save_text(TRAEFIK, V4), outside, NODE).ends() == {delivered: 1}
     without = "\n".join(
         '-A KUBE-XLB-VZFKBL2WWL2EQZ6G -m comment --comment "x has no local endpoints" -j KUBE-MARK-DROP'
         if line.startswith(LAST_RULE)
         else line
         for line in TRAEFIK.splitlines()
     )
-    assert [end[0] for end in walk(parse(without, V4), outside, NODE).ends()] == [Disposition.DROPPED]
+    assert [end[0] for end in walk(parse_save_text(without, V4), outside, NODE).ends()] == [Disposition.DROPPED]
     pod = Packet(source="10.244.9.9", destination="192.168.15.1", port=80, iif="cni0")
-    assert walk(parse(without, V4), pod, NODE).ends() == {delivered: 1}
+    assert walk(parse_save_text(without, V4), pod, NODE).ends() == {delivered: 1}
 
 
 FLANNEL = """

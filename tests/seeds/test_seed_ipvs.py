@@ -7,8 +7,8 @@ import pytest
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.ast import Accept, Compare, Field, IsLocal, Jump, MatchSet
-from narthex.netfilter.dump.read import read_all
-from narthex.netfilter.ipvs import save_text
+from narthex.netfilter.dump.read import read_dumps
+from narthex.netfilter.ipvs import ipvsadm_save_text
 from narthex.netfilter.walk.walk import walk
 from narthex.proxy.backends.ipvs.backend import IpvsBackend
 from narthex.proxy.plan.ir import IPFamily
@@ -39,7 +39,7 @@ def rules():
 def test_the_four_real_servers(rules):
     """TCP 172.31.12.98:50051 rr, four real servers, Masq, weight 1."""
     (server,) = (each for each in rules.servers.values() if each.port == 50051)
-    assert save_text([server]).splitlines() == [
+    assert ipvsadm_save_text([server]).splitlines() == [
         "-A -t 172.31.12.98:50051 -s rr",
         "-a -t 172.31.12.98:50051 -r 172.30.0.12:50051 -m -w 1",
         "-a -t 172.31.12.98:50051 -r 172.30.0.16:50051 -m -w 1",
@@ -101,8 +101,8 @@ create KUBE-LOAD-BALANCER hash:ip,port family inet hashsize 1024 maxelem 65536
 )
 def test_the_walk_of_the_text(rules, source, iif, from_host, masquerade):
     """A pod's packet is rewritten by IPVS alone; anybody else's is masqueraded, too."""
-    servers = save_text(each for each in rules.servers.values() if each.port == 50051)
-    dump = read_all([("iptables-save", DUMP), ("ipset", SETS), ("ipvsadm", servers)], IPFamily.IPV4).for_family(
+    servers = ipvsadm_save_text(each for each in rules.servers.values() if each.port == 50051)
+    dump = read_dumps([("iptables-save", DUMP), ("ipset", SETS), ("ipvsadm", servers)], IPFamily.IPV4).for_family(
         IPFamily.IPV4
     )
     asked = Packet(source=source, destination="172.31.12.98", port=50051, iif=iif, from_host=from_host)

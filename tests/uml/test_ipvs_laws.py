@@ -6,7 +6,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from tests.proxy.kernel.test_backend_kernel_laws import TURNS, plans
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace
 from narthex.model.net import IPFamily
 from narthex.proxy.backends.ipvs.backend import IpvsBackend
 from narthex.proxy.kernel.ipvs import IpvsTarget
@@ -20,9 +20,9 @@ DRAWN = (Phase.explicit, Phase.reuse, Phase.generate)
 @pytest.fixture
 def space(request):
     name = f"nx-law-{os.getpid()}-{abs(hash(request.node.name)) % 10**6}"
-    netns.create(name)
+    create_namespace(name)
     yield name
-    netns.delete(name)
+    delete_namespace(name)
 
 
 @pytest.mark.parametrize("family", list(IPFamily), ids=lambda family: family.label)

@@ -11,11 +11,11 @@ from tests.lab.kernel.requests_on_lab import Requests, ask
 from tests.proxy.kernel.small_cluster import CLUSTER_IP, HERE, NODE_IP, SOURCE, THERE, SmallCluster, service, slices
 
 from narthex.lab.program import labs as lab
-from narthex.linux import ipset
-from narthex.linux import namespaces as netns
+from narthex.linux.ipset import read_ipsets
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
 from narthex.model.net import Protocol
-from narthex.netfilter import ipvs as ipvsadm
+from narthex.netfilter.ipvs import parse_ipvsadm
 from narthex.proxy.backends.ipvs.names import LINK, SETS
 from narthex.proxy.kernel import ipvs_link
 from narthex.proxy.kernel import virtual_servers as ipvs_kernel
@@ -44,7 +44,7 @@ def load(cluster):
 
 def narthex(cluster, *words):
     """A command in the node's namespace: status, standard output and error."""
-    with netns.entered(cluster.world.node):
+    with in_namespace(cluster.world.node):
         done = subprocess.run(
             [sys.executable, "-m", "narthex", *words],
             env={**os.environ, "PYTHONPATH": str(SOURCE)},
@@ -57,7 +57,7 @@ def narthex(cluster, *words):
 
 
 def servers(cluster):
-    return ipvsadm.parse(run(["ipvsadm", "-S", "-n"], namespace=cluster.world.node)).servers
+    return parse_ipvsadm(run(["ipvsadm", "-S", "-n"], namespace=cluster.world.node)).servers
 
 
 def weights(cluster, address):
@@ -157,7 +157,9 @@ def test_what_others_change_is_mended(cluster):
     run(["ipset", "flush", "KUBE-CLUSTER-IP"], namespace=node)
     cluster.wait(lambda: servers(cluster) == before, "the virtual servers")
     cluster.wait(lambda: set(CLUSTER_IP.values()) <= ipvs_link.addresses(None, node), "the addresses")
-    cluster.wait(lambda: ipset.read(lambda name: name == "KUBE-CLUSTER-IP", node)["KUBE-CLUSTER-IP"].entries, "the set")
+    cluster.wait(
+        lambda: read_ipsets(lambda name: name == "KUBE-CLUSTER-IP", node)["KUBE-CLUSTER-IP"].entries, "the set"
+    )
     OpenConnection(cluster.from_pod(4)).close()
     OpenConnection(cluster.from_outside(6)).close()
 
@@ -189,7 +191,7 @@ def test_modes_take_over_from_each_other(cluster, load):
     cluster.start().ready()
     cluster.wait(lambda: not ipvs_link.exists(cluster.world.node), "the end of ipvs")
     assert servers(cluster) == {}
-    assert ipset.read(lambda _: True, cluster.world.node) == {}
+    assert read_ipsets(lambda _: True, cluster.world.node) == {}
     assert not {"KUBE-LOAD-BALANCER", "KUBE-IPVS-FILTER", "KUBE-NODE-PORT"} & kube_chains(cluster)
     OpenConnection(cluster.from_pod(6)).close()
     OpenConnection(cluster.from_outside(4)).close()
@@ -214,7 +216,7 @@ def test_cleanup_leaves_what_others_have(cluster):
     assert removed["link"] == {LINK}
     assert removed["ipset"] == {name for names in SETS.values() for name in names}
     assert [key[0] for key in servers(cluster)] == ["192.0.2.1"]
-    assert set(ipset.read(lambda _: True, node)) == {"mine"}
+    assert set(read_ipsets(lambda _: True, node)) == {"mine"}
     assert kube_chains(cluster) == set() and not ipvs_link.exists(node)
 
 

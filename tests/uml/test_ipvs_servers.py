@@ -5,11 +5,10 @@ import os
 import msgspec
 import pytest
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace
 from narthex.linux.run import ApplyError, run
 from narthex.model.net import IPFamily, Protocol
-from narthex.netfilter import ipvs as ipvsadm
-from narthex.netfilter.ipvs import RealServer, VirtualServer
+from narthex.netfilter.ipvs import RealServer, VirtualServer, parse_ipvsadm
 from narthex.netfilter.netlink.ipvs import IpvsTimeouts
 from narthex.proxy.backends.ipvs.rules import RealChanges
 from narthex.proxy.kernel import virtual_servers as ipvs_kernel
@@ -21,9 +20,9 @@ SCHEDULERS = ("rr", "wrr", "lc", "wlc", "dh", "sh", "sed", "nq", "mh", "fo", "ov
 @pytest.fixture
 def space():
     name = f"nx-ipvs-{os.getpid()}"
-    netns.create(name)
+    create_namespace(name)
     yield name
-    netns.delete(name)
+    delete_namespace(name)
 
 
 def server(address="10.110.0.1", port=80, *reals, protocol=Protocol.TCP, scheduler="rr", **more):
@@ -32,7 +31,7 @@ def server(address="10.110.0.1", port=80, *reals, protocol=Protocol.TCP, schedul
 
 def shown(space):
     """What ipvsadm says, read by the parser that traces use."""
-    return ipvsadm.parse(run(["ipvsadm", "-S", "-n"], namespace=space)).servers
+    return parse_ipvsadm(run(["ipvsadm", "-S", "-n"], namespace=space)).servers
 
 
 EVERYTHING = {

@@ -7,13 +7,16 @@ import struct
 
 import pytest
 
-from narthex.linux import genetlink, ipset, links, run, sysctls
-from narthex.linux import namespaces as netns
+from narthex.linux import genetlink, run
+from narthex.linux.ipset import read_ipsets
+from narthex.linux.links import ip_batch
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.privileges import kernel_release
 from narthex.linux.run import run as command
+from narthex.linux.sysctls import apply_sysctls
 from narthex.model.net import IPFamily
 from narthex.model.objects import ServicePort
-from narthex.netfilter import ipvs as ipvsadm
+from narthex.netfilter.ipvs import parse_ipvsadm
 from narthex.proxy.backends.ipvs.backend import IpvsBackend
 from narthex.proxy.backends.ipvs.names import LINK, SETS
 from narthex.proxy.kernel import ipvs_link
@@ -29,14 +32,14 @@ TWINS = [f"fd64:0:0:1::{number:x}" for number in range(10, 14)]
 @pytest.fixture
 def space():
     name = f"nx-ipvs-{os.getpid()}"
-    netns.create(name)
-    links.batch(name, ["link add name pods type dummy", "link set dev pods up"])
-    links.batch(name, [f"address add {each} dev pods" for each in (*(f"{a}/32" for a in ENDPOINTS), "10.20.0.11/32")])
-    with netns.entered(name):
-        outcomes = sysctls.apply([*ipvs_settings(kernel_release())])
+    create_namespace(name)
+    ip_batch(name, ["link add name pods type dummy", "link set dev pods up"])
+    ip_batch(name, [f"address add {each} dev pods" for each in (*(f"{a}/32" for a in ENDPOINTS), "10.20.0.11/32")])
+    with in_namespace(name):
+        outcomes = apply_sysctls([*ipvs_settings(kernel_release())])
     assert not [each for each in outcomes if each.error]
     yield name
-    netns.delete(name)
+    delete_namespace(name)
 
 
 def plan(endpoints=ENDPOINTS, twins=TWINS, family=V4, node_port=30080, **more):
@@ -51,7 +54,7 @@ def plan(endpoints=ENDPOINTS, twins=TWINS, family=V4, node_port=30080, **more):
 
 
 def servers(space):
-    return ipvsadm.parse(command(["ipvsadm", "-S", "-n"], namespace=space)).servers
+    return parse_ipvsadm(command(["ipvsadm", "-S", "-n"], namespace=space)).servers
 
 
 def reals(space, address="10.110.0.1"):
@@ -88,13 +91,13 @@ def test_all_parts_are_there_and_gone_again(space):
         assert target.read() == want
         assert not backend.diff(target.read(), want)
     assert ipvs_link.addresses(None, space) == {"10.110.0.1", "fd6e::1"}
-    assert set(ipset.read(lambda _: True, space)) == SETS[V4] | SETS[V6]
+    assert set(read_ipsets(lambda _: True, space)) == SETS[V4] | SETS[V6]
     IpvsTarget(V4, space).clean()
     assert ipvs_link.addresses(None, space) == {"fd6e::1"}, "the other family's stay"
     assert IpvsTarget(V6, space).read() == IpvsBackend().render(plan(family=V6))
     IpvsTarget(V6, space).clean()
     assert not ipvs_link.exists(space)
-    assert ipset.read(lambda _: True, space) == {} and servers(space) == {}
+    assert read_ipsets(lambda _: True, space) == {} and servers(space) == {}
     assert "KUBE" not in command(["iptables-save"], namespace=space) + command(["ip6tables-save"], namespace=space)
 
 
@@ -293,7 +296,7 @@ def test_an_idle_one_and_one_of_udp_go_at_once(space):
 
     have, want = rules(ENDPOINTS[:2]), rules(ENDPOINTS[:1])
     target.apply(backend.diff(None, have))
-    with netns.entered(space):
+    with in_namespace(space):
         caller = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with caller:
         for _ in range(2):

@@ -52,10 +52,10 @@ def install(bin_dir: Path, conf_dir: Path | None, subnet: str, socket: str, stat
     An existing configuration is kept.
     """
     from narthex.cni.program import install
-    from narthex.model.packed_addresses import network
+    from narthex.model.packed_addresses import packed_network
 
     try:
-        given = network(subnet)
+        given = packed_network(subnet)
         if given.address != given.first:
             raise ValueError(f"{subnet} has host bits set")
         done = install.install(bin_dir, conf_dir, socket=socket, state=state_dir, subnet=subnet)

@@ -21,7 +21,7 @@ from narthex.cli.inputs import (
 from narthex.cli.output import print_document
 from narthex.model.net import address
 from narthex.model.store import Snapshot
-from narthex.netfilter.dump.read import DumpError, read_all
+from narthex.netfilter.dump.read import DumpError, read_dumps
 from narthex.trace.causes.catalogue import CauseFinding, findings_text
 from narthex.trace.document import trace_document
 from narthex.trace.model import PacketPath
@@ -213,7 +213,7 @@ def _by_objects(request: TraceRequest, iif: str | None, options: dict[str, Any])
         inputs,
         inputs.host,
         others=_OUTSIDE,
-        dump=(lambda family: read_all(texts, family).for_family(family)) if texts else None,
+        dump=(lambda family: read_dumps(texts, family).for_family(family)) if texts else None,
     )
     return TraceResult(path=path, findings=findings_of_objects(path, cluster.snapshot))
 

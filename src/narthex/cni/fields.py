@@ -7,7 +7,7 @@ the CNI plugins.
 from __future__ import annotations
 
 from narthex.cni.errors import INVALID_CONFIG, CniError
-from narthex.model import packed_addresses as address
+from narthex.model.packed_addresses import packed_address, packed_network
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _items_of(fields: Fields, name: str, path: str, kind: type[T], what: str) ->
 def ip(value: str, path: str) -> bytes:
     """Return the packed form of an address."""
     try:
-        return address.packed(value)
+        return packed_address(value)
     except ValueError as error:
         raise wrong(path, str(error)) from None
 
@@ -95,7 +95,7 @@ def ip(value: str, path: str) -> bytes:
 def network(value: str, path: str) -> Network:
     """Return an address with its prefix length."""
     try:
-        return address.network(value)
+        return packed_network(value)
     except ValueError as error:
         raise wrong(path, str(error)) from None
 

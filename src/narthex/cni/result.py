@@ -5,7 +5,7 @@ from __future__ import annotations
 from narthex.cni import fields
 from narthex.cni.errors import INVALID_CONFIG, CniError
 from narthex.cni.request import VERSIONS
-from narthex.model import packed_addresses as address
+from narthex.model.packed_addresses import address_text, ip_version
 from narthex.model.values import Value
 
 TYPE_CHECKING = False
@@ -75,9 +75,9 @@ def write(result: CniResult, version: str) -> dict[str, object]:
     data: dict[str, object] = {"cniVersion": version}
     if version in _OLD:
         for family in (4, 6):
-            held = [ip for ip in result.ips if address.version(ip.network.address) == family]
+            held = [ip for ip in result.ips if ip_version(ip.network.address) == family]
             if held:
-                routes = [_route(one) for one in result.routes if address.version(one.destination.address) == family]
+                routes = [_route(one) for one in result.routes if ip_version(one.destination.address) == family]
                 data[f"ip{family}"] = _without_empty(
                     {"ip": str(held[0].network), "gateway": _text(held[0].gateway), "routes": routes}
                 )
@@ -112,12 +112,12 @@ def _interface(one: Interface) -> dict[str, object]:
 def _ip(one: IPConfig, version: str) -> dict[str, object]:
     data: dict[str, object] = {}
     if version in _WITH_FAMILY:
-        data["version"] = str(address.version(one.network.address))
+        data["version"] = str(ip_version(one.network.address))
     if one.interface is not None:
         data["interface"] = one.interface
     data["address"] = str(one.network)
     if one.gateway:
-        data["gateway"] = address.text(one.gateway)
+        data["gateway"] = address_text(one.gateway)
     return data
 
 
@@ -126,7 +126,7 @@ def _route(one: PodRoute) -> dict[str, object]:
 
 
 def _text(data: bytes) -> str:
-    return address.text(data) if data else ""
+    return address_text(data) if data else ""
 
 
 def _without_empty(data: dict[str, object]) -> dict[str, object]:

@@ -121,14 +121,14 @@ def _environment_names_proxies() -> bool:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    from narthex.model import documents
+    from narthex.model.documents import MalformedDocument, read_documents
 
     try:
-        found = next(documents.read(file.read_text("utf-8-sig"), allow_duplicate_keys=True), None)
+        found = next(read_documents(file.read_text("utf-8-sig"), allow_duplicate_keys=True), None)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise AccessError(f"{file}: {why}; give the kubeconfig's path with --kubeconfig") from error
-    if isinstance(found, documents.MalformedDocument):
+    if isinstance(found, MalformedDocument):
         raise AccessError(f"{file}:{found.line}: {found.message}")
     raw = found.value if found is not None else None
     if not isinstance(raw, dict) or not isinstance(raw.get("clusters"), list):

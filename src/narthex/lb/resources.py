@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from narthex.model import documents
 from narthex.model.decode.objects import MAX_BYTES, decode
+from narthex.model.documents import Document, MalformedDocument, read_documents
 from narthex.model.objects import IPAddressPool, L2Advertisement, Labels, NamespacedName, Selector, Service
 from narthex.model.problem import Problem, ProblemCollector, kind_of, quoted, steps
 from narthex.model.selector import matches
@@ -65,8 +65,8 @@ def read(data: bytes, origin: str) -> LoadBalancerConfiguration:
         return _failed(origin, f"is not UTF-8 text (at byte {error.start})")
     objects: list[Any] = []
     problems: list[Problem] = []
-    for document in documents.read(text):
-        if isinstance(document, documents.MalformedDocument):
+    for document in read_documents(text):
+        if isinstance(document, MalformedDocument):
             problems.append(Problem(origin=f"{origin}:{document.line}", message=document.message))
             continue
         for found in _unfold(document, origin, problems):
@@ -121,7 +121,7 @@ def _failed(origin: str, message: str) -> LoadBalancerConfiguration:
     return LoadBalancerConfiguration(problems=(Problem(origin=origin, object=KIND, message=message),))
 
 
-def _unfold(document: documents.Document, origin: str, problems: list[Problem]) -> Iterator[Any]:
+def _unfold(document: Document, origin: str, problems: list[Problem]) -> Iterator[Any]:
     """Yield the decoded objects of one document."""
     raw = document.value
 

@@ -6,25 +6,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, run
-from narthex.netfilter import ipset
 from narthex.netfilter.ast import Unprintable
-from narthex.netfilter.ipset import IpSet
+from narthex.netfilter.ipset import IpSet, IpsetTextError, entry_line, ipset_save_text, parse_ipsets
 
 _IN_USE = "in use by a kernel component"
 _DESTROY_ATTEMPTS = 20
 _DESTROY_PAUSE = 0.05
 
 
-def read(ours: Callable[[str], bool], namespace: str | None = None) -> dict[str, IpSet]:
+def read_ipsets(ours: Callable[[str], bool], namespace: str | None = None) -> dict[str, IpSet]:
     """Return the sets with our names. Raises ApplyError."""
     try:
-        held = ipset.parse(_run(["ipset", "save"], namespace=namespace))
-    except ipset.IpsetTextError as error:
+        held = parse_ipsets(_run(["ipset", "save"], namespace=namespace))
+    except IpsetTextError as error:
         raise ApplyError(f"ipset save printed what cannot be read: {error}") from error
     return {name: each for name, each in held.items() if ours(name)}
 
 
-def write(
+def write_ipsets(
     added: Sequence[IpSet] = (),
     entries_added: Mapping[str, frozenset[str]] | None = None,
     entries_removed: Mapping[str, frozenset[str]] | None = None,
@@ -35,8 +34,8 @@ def write(
     Raises ApplyError.
     """
     try:
-        text = ipset.save_text(added) + "".join(
-            ipset.entry_line(verb, name, entry) + "\n"
+        text = ipset_save_text(added) + "".join(
+            entry_line(verb, name, entry) + "\n"
             for verb, changes in (("add", entries_added or {}), ("del", entries_removed or {}))
             for name, entries in sorted(changes.items())
             for entry in sorted(entries)
@@ -47,7 +46,7 @@ def write(
         _run(["ipset", "-exist", "restore"], text, namespace)
 
 
-def destroy(names: Sequence[str], namespace: str | None = None) -> None:
+def destroy_ipsets(names: Sequence[str], namespace: str | None = None) -> None:
     """Remove sets that no rule uses; missing ones are no error. Raises ApplyError."""
     script = "".join(f"destroy {name}\n" for name in names)
     for attempt in range(1, _DESTROY_ATTEMPTS + 1 if script else 0):

@@ -6,7 +6,7 @@ import ctypes
 import threading
 from functools import lru_cache
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 
 _TERSE = 1 << 11
 # The library keeps tables of names that all contexts share.
@@ -50,7 +50,7 @@ def run_nft(text: str, namespace: str | None = None, terse: bool = False) -> str
     """
     if "\0" in text:
         raise ValueError("nft text must not hold NUL")
-    with _one_at_a_time, netns.entered(namespace):
+    with _one_at_a_time, in_namespace(namespace):
         context = _context()
         try:
             if terse:

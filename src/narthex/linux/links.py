@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import CommandError, run
 
 _FAILED_LINE = re.compile(r"Command failed -:(\d+)")
@@ -20,7 +20,7 @@ class LinkError(RuntimeError):
     """The kernel refused a change; the message names the namespace and the command."""
 
 
-def batch(namespace: str | None, commands: Sequence[str]) -> None:
+def ip_batch(namespace: str | None, commands: Sequence[str]) -> None:
     """Run `ip` commands in a namespace, in order ("link add br0 type bridge"); None is the present one.
 
     A command is one line and must not contain untrusted text. Stops at the first failure. Raises LinkError,
@@ -45,7 +45,7 @@ def set_sysctls(namespace: str | None, values: Mapping[str, str]) -> None:
     Settings that the kernel lacks are skipped, such as those of IPv6. Raises ValueError for a path outside `net/`,
     and OSError if the kernel refuses the value.
     """
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         for name, value in values.items():
             if not _SYSCTL.fullmatch(name) or ".." in name:
                 raise ValueError(f"{name!r} is not a setting below net/")

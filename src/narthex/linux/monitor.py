@@ -22,12 +22,12 @@ from typing import Protocol
 
 import msgspec
 
-from narthex.linux import namespaces as netns
-from narthex.linux import socket_filter as bpf
 from narthex.linux.background import in_background
 from narthex.linux.iptables_variants import default_variant
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.netlink import PORTS, PORTS_MASK, bind_own_port, text_attribute
 from narthex.linux.nfnetlink import FAMILY_NUMBERS, NfNetlink
+from narthex.linux.socket_filter import attach_filter
 from narthex.model.net import IPFamily
 
 _LOGGER = logging.getLogger("narthex")
@@ -143,7 +143,7 @@ class NftablesMonitor:
         self._concern = concern
         self._marks = tuple(name.encode() + b"\0" for name in concern.tables)
         self._families = frozenset(families)
-        with netns.entered(namespace):
+        with in_namespace(namespace):
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE)
@@ -265,7 +265,7 @@ class NftablesMonitor:
             (0x06, 0, 0, 0),
             (0x06, 0, 0, 0xFFFFFFFF),
         )
-        bpf.attach(self._socket, code)
+        attach_filter(self._socket, code)
 
 
 class LegacyTableSizes:
@@ -282,7 +282,7 @@ class LegacyTableSizes:
 
     def __init__(self, families: Sequence[IPFamily], namespace: str | None = None) -> None:
         """Open the sockets. Raises OSError without CAP_NET_RAW."""
-        with netns.entered(namespace):
+        with in_namespace(namespace):
             self._sockets = {
                 family: socket.socket(
                     int(FAMILY_NUMBERS[family.value]), socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW

@@ -1,6 +1,6 @@
 """Network namespaces by name, as `ip netns` has them: a file in /run/netns.
 
-`entered` moves only the calling thread. Sockets and child processes created inside stay in the namespace.
+`in_namespace` moves only the calling thread. Sockets and child processes created inside stay in the namespace.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ def _check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def path_of(name: str) -> Path:
+def namespace_path(name: str) -> Path:
     """Return the file of a namespace. Raises ValueError for a name that could leave the directory."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not a network namespace name: use letters, digits, '.', '_' and '-'")
     return RUN_DIR / name
 
 
-def exists(name: str) -> bool:
+def namespace_exists(name: str) -> bool:
     """Return True if the namespace exists."""
-    return path_of(name).exists()
+    return namespace_path(name).exists()
 
 
-def names() -> list[str]:
+def namespace_names() -> list[str]:
     """Return the names of all namespaces, sorted."""
     return sorted(entry.name for entry in RUN_DIR.iterdir()) if RUN_DIR.is_dir() else []
 
 
-def create(name: str) -> None:
+def create_namespace(name: str) -> None:
     """Create a namespace with loopback up.
 
     Raises FileExistsError if the name is taken, and PermissionError without CAP_SYS_ADMIN.
     """
-    path = path_of(name)
+    path = namespace_path(name)
     _share_run_dir()
     os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o444))
     failure: list[BaseException] = []
@@ -78,21 +78,21 @@ def create(name: str) -> None:
         raise failure[0]
 
 
-def delete(name: str) -> None:
+def delete_namespace(name: str) -> None:
     """Remove a name if it exists; the kernel frees the namespace with its last user."""
-    path = path_of(name)
+    path = namespace_path(name)
     if path.exists():
         _libc.umount2(os.fsencode(path), _MNT_DETACH)
         path.unlink(missing_ok=True)
 
 
 @contextmanager
-def entered(name: str | None) -> Iterator[None]:
+def in_namespace(name: str | None) -> Iterator[None]:
     """Run the block inside the namespace; None changes nothing. Raises FileNotFoundError."""
     if name is None:
         yield
         return
-    descriptor = open_namespace(str(path_of(name)))
+    descriptor = open_namespace(str(namespace_path(name)))
     try:
         with EnteredNamespace(descriptor):
             yield

@@ -75,9 +75,9 @@ def _opened(protocol: int) -> socket.socket:
 
 
 def _opened_in(namespace: str, protocol: int) -> socket.socket:
-    from narthex.linux import namespaces as netns
+    from narthex.linux.namespaces import in_namespace
 
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         return _opened(protocol)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import namespace_path
 
 _PROC = Path("/proc")
 
@@ -23,7 +23,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     """Clock ticks from boot to its start."""
 
 
-def identify(pid: int) -> ProcessIdentity | None:
+def identify_process(pid: int) -> ProcessIdentity | None:
     """Return the process with this number; None if there is none or it is a zombie."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
@@ -34,12 +34,12 @@ def identify(pid: int) -> ProcessIdentity | None:
     return None if fields[0] in ("Z", "X") else ProcessIdentity(pid, int(fields[19]))
 
 
-def alive(process: ProcessIdentity) -> bool:
+def is_alive(process: ProcessIdentity) -> bool:
     """Return True if this process still runs."""
-    return identify(process.pid) == process
+    return identify_process(process.pid) == process
 
 
-def kill(processes: Collection[ProcessIdentity], patience: float = 5.0) -> None:
+def kill_processes(processes: Collection[ProcessIdentity], patience: float = 5.0) -> None:
     """Kill these processes and wait for their end. Raises TimeoutError if one stays."""
     for process in processes:
         try:
@@ -48,26 +48,26 @@ def kill(processes: Collection[ProcessIdentity], patience: float = 5.0) -> None:
             continue
         try:
             # The handle is bound to the process that had the ID when it was opened, so compare afterwards.
-            if alive(process):
+            if is_alive(process):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         except ProcessLookupError:
             pass
         finally:
             os.close(handle)
     deadline = time.monotonic() + patience
-    while left := [process.pid for process in processes if alive(process)]:
+    while left := [process.pid for process in processes if is_alive(process)]:
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {left} do not end")
         time.sleep(0.002)
 
 
-def inside(namespaces: Collection[str]) -> list[ProcessIdentity]:
+def processes_inside(namespaces: Collection[str]) -> list[ProcessIdentity]:
     """Return all processes, except the calling one, in one of these named network namespaces."""
-    identities = {_identity(netns.path_of(name)) for name in namespaces} - {None}
+    identities = {_identity(namespace_path(name)) for name in namespaces} - {None}
     found = []
     for entry in _PROC.iterdir() if identities else ():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            process = identify(int(entry.name)) if _identity(entry / "ns/net") in identities else None
+            process = identify_process(int(entry.name)) if _identity(entry / "ns/net") in identities else None
             if process:
                 found.append(process)
     return found

@@ -13,7 +13,20 @@ import sys
 
 from narthex.linux.netlink import Netlink, NetlinkError
 from narthex.linux.netlink import attribute as attr
-from narthex.model import links as changes
+from narthex.model.links import (
+    AddAddress,
+    AddBridge,
+    AddRoute,
+    AddVeth,
+    DeleteAddress,
+    DeleteLink,
+    ForgetNeighbour,
+    PortFlags,
+    Promiscuous,
+    SetDown,
+    SetHardwareAddress,
+    SetUp,
+)
 from narthex.model.packed_addresses import Network
 from narthex.model.values import Value
 
@@ -136,11 +149,7 @@ class RtNetlink(Netlink):
         requests: list[tuple[LinkChange, int, int, bytes]] = []
         for change in desired:
             link = (
-                change.bridge
-                if isinstance(change, changes.AddVeth)
-                else change.link
-                if isinstance(change, _ON_A_LINK)
-                else ""
+                change.bridge if isinstance(change, AddVeth) else change.link if isinstance(change, _ON_A_LINK) else ""
             )
             if link and link not in numbers:
                 found = self.link(link)
@@ -162,14 +171,14 @@ class RtNetlink(Netlink):
                 raise LinkChangeRefused(change, error)
 
 
-_ON_A_LINK = (changes.AddAddress, changes.DeleteAddress, changes.AddRoute, changes.ForgetNeighbour)
+_ON_A_LINK = (AddAddress, DeleteAddress, AddRoute, ForgetNeighbour)
 _HARMLESS: dict[type, tuple[int, ...]] = {
-    changes.AddBridge: (errno.EEXIST,),
-    changes.AddAddress: (errno.EEXIST,),
-    changes.AddRoute: (errno.EEXIST,),
-    changes.DeleteAddress: (errno.EADDRNOTAVAIL,),
-    changes.DeleteLink: (errno.ENODEV,),
-    changes.ForgetNeighbour: (errno.ENOENT,),
+    AddBridge: (errno.EEXIST,),
+    AddAddress: (errno.EEXIST,),
+    AddRoute: (errno.EEXIST,),
+    DeleteAddress: (errno.EADDRNOTAVAIL,),
+    DeleteLink: (errno.ENODEV,),
+    ForgetNeighbour: (errno.ENOENT,),
 }
 """Errors that only say that the state exists already."""
 
@@ -194,40 +203,40 @@ def described(change: LinkChange) -> str:
 def _message(change: LinkChange, numbers: Mapping[str, int], namespace: int) -> tuple[int, int, bytes]:
     """Return type, flags, and body of the message for a change."""
     match change:
-        case changes.AddBridge():
+        case AddBridge():
             info = attr(_IFLA_LINKINFO, attr(_INFO_KIND, b"bridge"))
             head = _IFINFO.pack(0, 0, 0, _UP, _UP) + _named(change.name, change.mac, change.mtu)
             return _NEWLINK, _CREATE | _EXCL, head + info
-        case changes.AddVeth():
+        case AddVeth():
             return _NEWLINK, _CREATE | _EXCL, _veth(change, numbers, namespace)
-        case changes.PortFlags():
+        case PortFlags():
             port = attr(_BRPORT_HAIRPIN, bytes([change.hairpin])) + attr(_BRPORT_ISOLATED, bytes([change.isolated]))
             info = attr(_INFO_SLAVE_KIND, b"bridge") + attr(_INFO_SLAVE_DATA | _NESTED, port)
             return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(change.link) + attr(_IFLA_LINKINFO | _NESTED, info)
-        case changes.Promiscuous():
+        case Promiscuous():
             return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, _PROMISC, _PROMISC) + _named(change.link)
-        case changes.SetUp():
+        case SetUp():
             return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, _UP, _UP) + _named(change.link)
-        case changes.SetDown():
+        case SetDown():
             return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, _UP) + _named(change.link)
-        case changes.SetHardwareAddress():
+        case SetHardwareAddress():
             return _NEWLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(change.link, change.mac)
-        case changes.DeleteLink():
+        case DeleteLink():
             return _DELLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _named(change.link)
-        case changes.AddAddress():
+        case AddAddress():
             return _NEWADDR, _CREATE | _EXCL, _address(change, numbers[change.link])
-        case changes.DeleteAddress():
+        case DeleteAddress():
             network = change.network
             head = _IFA.pack(_FAMILIES[len(network.address)], network.prefix, 0, 0, numbers[change.link])
             return _DELADDR, 0, head + attr(_IFA_LOCAL, network.address)
-        case changes.AddRoute():
+        case AddRoute():
             return _NEWROUTE, _CREATE | (_REPLACE if change.replace else _EXCL), _route(change, numbers[change.link])
-        case changes.ForgetNeighbour():
+        case ForgetNeighbour():
             head = _ND.pack(_FAMILIES[len(change.address)], numbers[change.link], 0, 0, 0)
             return _DELNEIGH, 0, head + attr(_NDA_DST, change.address)
 
 
-def _veth(change: changes.AddVeth, numbers: Mapping[str, int], namespace: int) -> bytes:
+def _veth(change: AddVeth, numbers: Mapping[str, int], namespace: int) -> bytes:
     peer = _IFINFO.pack(0, 0, 0, 0, 0) + _named(change.peer, change.peer_mac, change.mtu)
     peer += attr(_IFLA_NET_NS_FD, struct.pack("=I", namespace))
     info = attr(_INFO_KIND, b"veth") + attr(_INFO_DATA | _NESTED, attr(_VETH_INFO_PEER | _NESTED, peer))
@@ -244,7 +253,7 @@ def _named(name: str, mac: bytes = b"", mtu: int | None = None) -> bytes:
     return parts + (attr(_IFLA_MTU, struct.pack("=I", mtu)) if mtu else b"")
 
 
-def _address(change: changes.AddAddress, index: int) -> bytes:
+def _address(change: AddAddress, index: int) -> bytes:
     network = change.network
     flags = (0 if change.detect else _IFA_F_NODAD) | (0 if change.connected else _IFA_F_NOPREFIXROUTE)
     body = _IFA.pack(_FAMILIES[len(network.address)], network.prefix, 0, 0, index)
@@ -256,7 +265,7 @@ def _address(change: changes.AddAddress, index: int) -> bytes:
     return body + attr(_IFA_FLAGS, struct.pack("=I", flags))
 
 
-def _route(change: changes.AddRoute, index: int) -> bytes:
+def _route(change: AddRoute, index: int) -> bytes:
     network, numbers = change.destination, dict(change.numbers)
     size = len(network.address)
     scope = numbers.get("scope", _SCOPE_GLOBAL if change.gateway or size == 16 else _SCOPE_LINK)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import narthex
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 
 _PIPE_BYTES = 1 << 20
 """With the default of 64 kB, two programs alternate every few hundred lines."""
@@ -47,7 +47,7 @@ def start_module(
     It inherits the files `keep` in addition to standard error. `namespace` is a named network namespace, None for the
     present one. Raises OSError if it cannot be started.
     """
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         return subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
@@ -64,7 +64,7 @@ def start_program(argv: Sequence[str], *, namespace: str | None = None) -> Start
 
     `namespace` is a named network namespace, None for the present one. Raises OSError if it cannot be started.
     """
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         return subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0
         )
@@ -95,7 +95,7 @@ def run(argv: Sequence[str], *, stdin: str = "", namespace: str | None = None, t
     `namespace` is a named network namespace, None for the present one. Raises CommandError if the program fails,
     FileNotFoundError if it is not installed, and subprocess.TimeoutExpired after `timeout` seconds.
     """
-    with netns.entered(namespace), _file_of(stdin) as file:
+    with in_namespace(namespace), _file_of(stdin) as file:
         done = subprocess.run(argv, stdin=file, capture_output=True, text=True, timeout=timeout, check=False)
     if done.returncode != 0:
         raise CommandError(argv, done.returncode, done.stderr or done.stdout)
@@ -108,7 +108,7 @@ def feed(argv: Sequence[str], blocks: Iterable[str], *, namespace: str | None = 
     Raises what `run` raises, and the exceptions of the blocks: the program is then ended before the end of its input.
     """
     with _memory("printed") as printed, _memory("complained") as complained:
-        with netns.entered(namespace):
+        with in_namespace(namespace):
             program = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=printed, stderr=complained)
         late = threading.Event()
 

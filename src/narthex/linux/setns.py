@@ -25,7 +25,7 @@ def open_namespace(path: str) -> int:
     return posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
 
 
-def is_network(descriptor: int) -> bool:
+def is_network_namespace(descriptor: int) -> bool:
     """Return True if an open file is a network namespace."""
     try:
         return fcntl.ioctl(descriptor, _NS_GET_NSTYPE) == NEW_NETWORK
@@ -33,13 +33,13 @@ def is_network(descriptor: int) -> bool:
         return False
 
 
-def identity(descriptor: int) -> tuple[int, int]:
+def namespace_identity(descriptor: int) -> tuple[int, int]:
     """Return device and inode, which no other namespace has while this one lives."""
     found = posix.fstat(descriptor)
     return found.st_dev, found.st_ino
 
 
-def own_identity() -> tuple[int, int]:
+def own_namespace_identity() -> tuple[int, int]:
     """Return the identity of the calling thread's namespace."""
     found = posix.stat(_OWN)
     return found.st_dev, found.st_ino

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 _SO_ATTACH_FILTER = 26
 
 
-def attach(sock: socket.socket, steps: Sequence[tuple[int, int, int, int]]) -> None:
+def attach_filter(sock: socket.socket, steps: Sequence[tuple[int, int, int, int]]) -> None:
     """Replace the filter of a socket. A step is code, jump if true, jump if false, operand.
 
     Raises OSError if the kernel rejects the program.

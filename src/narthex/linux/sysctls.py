@@ -23,7 +23,7 @@ class SysctlOutcome(msgspec.Struct, frozen=True):
     """Why the write failed; empty for success."""
 
 
-def read(path: str, root: Path = PROC_SYS) -> int | None:
+def read_sysctl(path: str, root: Path = PROC_SYS) -> int | None:
     """Return the value of a setting (`net/netfilter/nf_conntrack_max`); None if it is missing or not a number."""
     try:
         return int((root / path).read_text())
@@ -31,11 +31,11 @@ def read(path: str, root: Path = PROC_SYS) -> int | None:
         return None
 
 
-def apply(settings: Iterable[KernelSetting], root: Path = PROC_SYS) -> list[SysctlOutcome]:
+def apply_sysctls(settings: Iterable[KernelSetting], root: Path = PROC_SYS) -> list[SysctlOutcome]:
     """Write the settings that differ, in order. Errors are part of the result and stop nothing (row 29.8)."""
     outcomes = []
     for setting in settings:
-        was = read(setting.path, root)
+        was = read_sysctl(setting.path, root)
         if was is not None and setting.held_by(was):
             continue
         error = "" if was is not None else "this kernel does not have it (is its module loaded?)"

@@ -63,7 +63,7 @@ class _Malformed(ValueError):
         self.fault = MalformedDocument(line, message)
 
 
-def read(text: str, *, allow_duplicate_keys: bool = False) -> Iterator[Document | MalformedDocument]:
+def read_documents(text: str, *, allow_duplicate_keys: bool = False) -> Iterator[Document | MalformedDocument]:
     """Yield all documents of a file: JSON (several values in a row) or YAML (several documents).
 
     A duplicate key makes a document malformed unless `allow_duplicate_keys` is set, which configuration files need because

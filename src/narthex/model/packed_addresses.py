@@ -10,7 +10,7 @@ from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from narthex.model.values import Value
 
 
-def packed(text: str) -> bytes:
+def packed_address(text: str) -> bytes:
     """Return the packed bytes of an address; an IPv4-mapped IPv6 address becomes IPv4. Raises ValueError."""
     try:
         if ":" not in text:
@@ -21,17 +21,17 @@ def packed(text: str) -> bytes:
     return data[12:] if data.startswith(b"\0" * 10 + b"\xff\xff") else data
 
 
-def text(address: bytes) -> str:
+def address_text(address: bytes) -> str:
     """Return the canonical text of a packed address."""
     return inet_ntop(AF_INET if len(address) == 4 else AF_INET6, address)
 
 
-def version(address: bytes) -> int:
+def ip_version(address: bytes) -> int:
     """Return the IP version of a packed address, 4 or 6."""
     return 4 if len(address) == 4 else 6
 
 
-def number(address: bytes) -> int:
+def address_number(address: bytes) -> int:
     """Return a packed address as an integer."""
     return int.from_bytes(address, "big")
 
@@ -47,13 +47,13 @@ class Network(Value):
         """The network address: all host bits 0."""
         bits = 8 * len(self.address)
         mask = (1 << bits) - (1 << bits - self.prefix)
-        return (number(self.address) & mask).to_bytes(len(self.address), "big")
+        return (address_number(self.address) & mask).to_bytes(len(self.address), "big")
 
     @property
     def last(self) -> bytes:
         """The highest address: all host bits 1."""
         bits = 8 * len(self.address)
-        return (number(self.first) + (1 << bits - self.prefix) - 1).to_bytes(len(self.address), "big")
+        return (address_number(self.first) + (1 << bits - self.prefix) - 1).to_bytes(len(self.address), "big")
 
     def holds(self, address: bytes) -> bool:
         """Return True if an address is in the network."""
@@ -64,13 +64,13 @@ class Network(Value):
         return len(self.address) == len(other.address) and self.first <= other.last and other.first <= self.last
 
     def __str__(self) -> str:
-        return f"{text(self.address)}/{self.prefix}"
+        return f"{address_text(self.address)}/{self.prefix}"
 
 
-def network(cidr: str) -> Network:
+def packed_network(cidr: str) -> Network:
     """Parse an address with prefix length such as `10.0.0.1/24`. Raises ValueError."""
     address, slash, prefix = cidr.partition("/")
-    data = packed(address)
+    data = packed_address(address)
     if not slash or not (prefix.isascii() and prefix.isdigit()) or len(prefix) > 3 or int(prefix) > 8 * len(data):
         raise ValueError(f"{cidr[:64]!r} is not an address with a prefix length")
     return Network(data, int(prefix))

@@ -91,7 +91,7 @@ class FieldRequirement(msgspec.Struct, frozen=True):
         return (text == self.value or (self.value == "false" and text == "")) is self.equal
 
 
-def parse(text: str) -> tuple[Requirement, ...]:
+def parse_selector(text: str) -> tuple[Requirement, ...]:
     """Return the requirements of a label selector, all of which must be met.
 
     Raises ValueError for an empty selector, bad syntax, and keys and values that no label can have.
@@ -135,8 +135,8 @@ def parse_fields(text: str) -> Iterator[FieldRequirement]:
         yield FieldRequirement(path.rstrip("!"), value.removeprefix("="), not path.endswith("!"))
 
 
-def text(requirements: Iterable[Requirement]) -> str:
-    """Return a label selector that `parse` and the API server read as these requirements."""
+def selector_text(requirements: Iterable[Requirement]) -> str:
+    """Return a label selector that `parse_selector` and the API server read as these requirements."""
     return ",".join(str(requirement) for requirement in requirements)
 
 

@@ -181,7 +181,7 @@ def family_address(text: str, family: IPFamily) -> str:
     return address
 
 
-def network(text: str) -> str:
+def any_network(text: str) -> str:
     """Return the canonical form of a CIDR. Raises ValueError."""
     try:
         return net.network(text)

@@ -63,7 +63,7 @@ def _name(text: str) -> str:
 # ---- `ipset save` --------------------------------------------------------------------------------------------------
 
 
-def save_text(sets: Iterable[IpSet]) -> str:
+def ipset_save_text(sets: Iterable[IpSet]) -> str:
     """Return the input of `ipset restore` for these sets, in order, with sorted entries. Raises Unprintable."""
     lines = []
     for ipset in sets:
@@ -79,7 +79,7 @@ def entry_line(verb: str, name: str, entry: str) -> str:
     return f"{verb} {_name(name)} {entry}"
 
 
-def parse(text: str) -> Mapping[str, IpSet]:
+def parse_ipsets(text: str) -> Mapping[str, IpSet]:
     """Parse the output of `ipset save` into sets by name. Raises IpsetTextError.
 
     A set of an unsupported type, or with an unsupported option, is kept and has a reason in `unsupported`.
@@ -183,4 +183,4 @@ class IpsetListParser:
 
     def sets(self) -> Mapping[str, IpSet]:
         """Return the listed sets by name. Raises IpsetTextError."""
-        return parse("\n".join(self._lines))
+        return parse_ipsets("\n".join(self._lines))

@@ -116,7 +116,7 @@ class IpvsadmRules(msgspec.Struct, frozen=True, kw_only=True):
     """Packet marks that have a virtual server (`-f`). Kubernetes uses none, and their real servers are not read."""
 
 
-def save_text(servers: Iterable[VirtualServer]) -> str:
+def ipvsadm_save_text(servers: Iterable[VirtualServer]) -> str:
     """Return the input of `ipvsadm -R` for these virtual servers, sorted. Raises Unprintable."""
     lines: list[str] = []
     for server in sorted(servers, key=lambda each: (address_key(each.address), each.protocol.value, each.port)):
@@ -139,7 +139,7 @@ def _server_lines(server: VirtualServer) -> Iterator[str]:
         yield f"-a {service} -r {join_port(real.address, real.port)} {forward} -w {real.weight}"
 
 
-def parse(text: str) -> IpvsadmRules:
+def parse_ipvsadm(text: str) -> IpvsadmRules:
     """Parse the output of `ipvsadm -S -n`. Names instead of numbers are errors. Raises IpvsadmTextError."""
     if len(text) > _MAX_TEXT:
         raise IpvsadmTextError(f"the text has {len(text) >> 20} MiB; the limit is {_MAX_TEXT >> 20} MiB")

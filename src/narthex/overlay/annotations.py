@@ -9,10 +9,10 @@ from hashlib import sha256
 
 import msgspec
 
-from narthex.model import validate
 from narthex.model.net import IPFamily, address, family_of
 from narthex.model.objects import Node
 from narthex.model.problem import quoted
+from narthex.model.validate import annotation_prefix
 from narthex.overlay.net_conf import VXLAN, BackendConf
 
 PREFIX = "flannel.alpha.coreos.com"
@@ -24,7 +24,7 @@ class AnnotationKeys:
 
     def __init__(self, prefix: str = PREFIX) -> None:
         """Derive the names. Raises ValueError for an invalid prefix."""
-        validate.annotation_prefix(prefix)
+        annotation_prefix(prefix)
         begin = prefix if "/" in prefix else f"{prefix}/"
         begin = begin if begin.endswith(("/", "-")) else f"{begin}-"
         self.managed = f"{begin}kube-subnet-manager"

@@ -17,7 +17,7 @@ from types import TracebackType
 
 import msgspec
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.model.net import family_of, join_port
 from narthex.testing.kernel.client import ADDRESS_FAMILY
 
@@ -56,7 +56,7 @@ class EchoEndpoints:
     def open(self, namespace: str, address: str, port: int) -> str:
         """Serve at an address, and return the name that clients receive."""
         name = join_port(address, port)
-        with netns.entered(namespace):
+        with in_namespace(namespace):
             listener = socket.socket(ADDRESS_FAMILY[family_of(address)], socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
@@ -127,7 +127,7 @@ class OpenConnection:
 
     def __init__(self, way: ClientRoute, patience: float = PATIENCE) -> None:
         self.way = way
-        with netns.entered(way.namespace):
+        with in_namespace(way.namespace):
             self._socket = socket.socket(ADDRESS_FAMILY[family_of(way.source)], socket.SOCK_STREAM)
         # A socket is closed when its file is, too.
         self._answers = self._socket.makefile("rb")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from narthex.cni.program.install import install
-from narthex.linux import namespaces as netns
-from narthex.linux.links import batch
+from narthex.linux.links import ip_batch
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace, namespace_names
 from narthex.linux.run import run
 
 _numbers = itertools.count()
@@ -44,16 +44,16 @@ class Place:
     def __enter__(self) -> "Place":
         install(self.programs, None, socket=str(self.socket), state=str(self.state), subnet="")
         try:
-            netns.create(self.name)
-            netns.create(self.outside)
-            batch(self.name, [f"link add uplink type veth peer name uplink netns {self.outside}"])
+            create_namespace(self.name)
+            create_namespace(self.outside)
+            ip_batch(self.name, [f"link add uplink type veth peer name uplink netns {self.outside}"])
             for name, (ipv4, ipv6) in ((self.name, (NODE4, NODE6)), (self.outside, (OUTSIDE4, OUTSIDE6))):
                 addresses = [
                     f"addr add {ipv4}/24 dev uplink",
                     f"addr add {ipv6}/64 dev uplink nodad",
                     "link set uplink up",
                 ]
-                batch(name, addresses)
+                ip_batch(name, addresses)
             if self._wants_agent:
                 self.start_agent()
         except BaseException:
@@ -65,13 +65,13 @@ class Place:
         self.stop_agent()
         for server in self._servers:
             server.close()
-        for name in netns.names():
+        for name in namespace_names():
             if name.startswith(self.name):
-                netns.delete(name)
+                delete_namespace(name)
 
     def start_agent(self) -> None:
         options = ["--socket", str(self.socket), "--state-dir", str(self.state)]
-        with netns.entered(self.name):
+        with in_namespace(self.name):
             self.agent = subprocess.Popen(
                 [sys.executable, "-m", "narthex", "cni", "agent", *options],
                 stdout=subprocess.PIPE,
@@ -89,14 +89,14 @@ class Place:
 
     def pod(self, name: str) -> str:
         """Make a pod's namespace; its path."""
-        netns.create(f"{self.name}{name}")
+        create_namespace(f"{self.name}{name}")
         return f"/run/netns/{self.name}{name}"
 
     def drop_pod(self, name: str) -> None:
         """Remove a pod's namespace, and wait until the kernel has done so: it takes its time."""
         links = self.links()
         there = "eth0" in run(["ip", "-br", "link"], namespace=f"{self.name}{name}")
-        netns.delete(f"{self.name}{name}")
+        delete_namespace(f"{self.name}{name}")
         end = time.monotonic() + 30
         while there and self.links() == links and time.monotonic() < end:
             time.sleep(0.02)
@@ -143,7 +143,7 @@ class Place:
         }
         given = {name: value for name, value in everything.items() if value is not None}
         stdin = config if isinstance(config, bytes) else json.dumps(config).encode()
-        with netns.entered(self.name):
+        with in_namespace(self.name):
             done = subprocess.run(
                 [(programs or self.programs) / plugin], input=stdin, env=given, capture_output=True, timeout=60
             )
@@ -199,7 +199,7 @@ class Place:
     def serve(self, where: str, port: int, kind: int = socket.SOCK_STREAM, address: str = "::") -> None:
         """Tell everybody who asks at a port where they come from."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with netns.entered(f"{self.name}{where}"):
+        with in_namespace(f"{self.name}{where}"):
             server = socket.socket(family, kind)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((address, port))
@@ -218,7 +218,7 @@ class Place:
         source: Any = None,
     ) -> str | None:
         """Who answers, and as whom we are seen: `name address`; None when nobody does."""
-        with netns.entered(where if where == self.outside else f"{self.name}{where}"):
+        with in_namespace(where if where == self.outside else f"{self.name}{where}"):
             sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind)
         with sock:
             sock.settimeout(patience)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.cni.kernel.cni_place import NODE4, NODE6, OUTSIDE4, OUTSIDE6, Place
 
-from narthex.linux import namespaces as netns
-from narthex.linux.links import batch
+from narthex.linux.links import ip_batch
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
 
 pytestmark = pytest.mark.kernel
@@ -110,13 +110,13 @@ def test_masquerade_is_for_what_leaves(place):
     assert place.ask("a", OUTSIDE6, 7002) == f"o {NODE6}"
     assert place.ask("a", "10.77.0.3", 7001) == "b 10.77.0.2"
     assert place.ask("a", "fd77::3", 7001) == "b fd77::2"
-    batch(with_outside, [f"route add 10.77.0.0/24 via {NODE4}"])
+    ip_batch(with_outside, [f"route add 10.77.0.0/24 via {NODE4}"])
     assert place.ask(with_outside, "10.77.0.2", 7000) == f"a {OUTSIDE4}"
 
 
 def test_a_failed_add_leaves_nothing(either):
     path = either.pod("a")
-    batch(path.rpartition("/")[2], ["link add eth0 type veth peer name other"])
+    ip_batch(path.rpartition("/")[2], ["link add eth0 type veth peer name other"])
     assert "File exists" in either.bad("ADD", either.bridge(), "a")["msg"]
     either.nothing_left()
     wrong = either.bridge()
@@ -208,7 +208,7 @@ def test_others_cannot_reach_loopback_by_the_bridge(place):
     place.add("a", (8080, 80, "tcp"))
     place.serve("", 7000, address="127.0.0.1")
     path = f"{place.name}a"
-    batch(path, ["route add 127.0.0.5 via 10.77.0.1 dev eth0", "addr del 127.0.0.1/8 dev lo"])
+    ip_batch(path, ["route add 127.0.0.5 via 10.77.0.1 dev eth0", "addr del 127.0.0.1/8 dev lo"])
     rules = run(["nft", "list", "table", "inet", "narthex-hostport"], namespace=place.name)
     assert "iifname @links ip daddr 127.0.0.0/8 drop" in rules and '"cni0"' in rules
 
@@ -267,7 +267,7 @@ def test_check_finds_what_is_missing(place):
         (place.name, "addr add 10.77.0.1/24 dev cni0", None, bridge),
     ]
     for namespace, change, finds, config in changes:
-        batch(namespace, [change])
+        ip_batch(namespace, [change])
         if finds:
             assert finds in place.bad("CHECK", config, "a")["msg"], change
         elif config:
@@ -320,7 +320,7 @@ def test_status(either):
 
 
 def test_an_address_of_another_range_on_the_bridge(place):
-    batch(place.name, ["link add cni0 type bridge", "addr add 10.66.0.1/24 dev cni0", "link set cni0 up"])
+    ip_batch(place.name, ["link add cni0 type bridge", "addr add 10.66.0.1/24 dev cni0", "link set cni0 up"])
     place.add("a")
     shown = run(["ip", "-br", "-4", "addr", "show", "cni0"], namespace=place.name)
     assert shown.split()[2:] == ["10.77.0.1/24"], "a bridge without ports is put right"
@@ -331,7 +331,7 @@ def test_an_address_of_another_range_on_the_bridge(place):
     assert "already has an IP address different from" in said["msg"]
     assert place.reserved() == ["10.77.0.2", "fd77::2"]
     place.good("ADD", {**other, "forceAddress": True}, "b")
-    batch(place.name, ["link add notbridge type veth peer name nb2"])
+    ip_batch(place.name, ["link add notbridge type veth peer name nb2"])
     place.pod("c")
     assert "not a bridge" in place.bad("ADD", place.bridge(bridge="notbridge"), "c")["msg"]
 
@@ -374,7 +374,7 @@ def test_ptp(either):
 def test_loopback(either):
     either.pod("a")
     config = {"cniVersion": "1.1.0", "name": "lo", "type": "loopback"}
-    batch(f"{either.name}a", ["link set lo down"])
+    ip_batch(f"{either.name}a", ["link set lo down"])
     said = either.good("ADD", config, "a", environment={"CNI_IFNAME": "lo"})
     assert addresses(said) == ["127.0.0.1/8", "::1/128"] and said["interfaces"][0]["name"] == "lo"
     either.good("CHECK", config, "a")
@@ -478,7 +478,7 @@ def test_killed_at_any_effect(place):
         str(place.scratch),
         f"/run/netns/{place.name}a",
     ]
-    with netns.entered(place.name):
+    with in_namespace(place.name):
         done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     adds, deletes = map(int, done.stdout.split())

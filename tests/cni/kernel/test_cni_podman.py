@@ -14,7 +14,7 @@ import pytest
 from tests.cni.kernel.cni_place import Place
 
 from narthex.cni.program.install import install
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 
 pytestmark = pytest.mark.kernel
 BUSYBOX = "/bin/busybox"
@@ -58,7 +58,7 @@ class Podman:
         folders = {"root": "storage", "runroot": "run", "tmpdir": "tmp"}
         options = [f"--{name}={self.scratch}/{folder}" for name, folder in folders.items()]
         environment = {**os.environ, "CONTAINERS_CONF": str(self.scratch / "containers.conf")}
-        with netns.entered(self.namespace):
+        with in_namespace(self.namespace):
             done = subprocess.run(
                 ["podman", *options, "--storage-driver=vfs", *arguments],
                 env=environment,
@@ -75,7 +75,7 @@ def fetched(namespace, url):
     end = time.monotonic() + 60
     while True:
         try:
-            with netns.entered(namespace):
+            with in_namespace(namespace):
                 return urllib.request.urlopen(url, timeout=30).read().decode()
         except OSError:
             if time.monotonic() > end:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cni.kernel.cni_place import NODE4, NODE6, OUTSIDE4, OUTSIDE6, Place
 
-from narthex.linux.links import batch
+from narthex.linux.links import ip_batch
 from narthex.linux.run import run
 
 pytestmark = pytest.mark.kernel
@@ -85,7 +85,7 @@ def test_results_are_those_of_the_reference(place, version):
         said.append(place.good("ADD", addresses, "a", plugin="host-local", programs=programs))
         place.good("DEL", addresses, "a", plugin="host-local", programs=programs)
         place.drop_pod("a")
-        batch(place.name, ["link del cni0"])
+        ip_batch(place.name, ["link del cni0"])
         for path in (place.networks / "net").iterdir():
             path.unlink()
     theirs, their_addresses, ours, our_addresses = map(comparable, said)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from narthex.cni.json import JsonError, parse, write
 from narthex.cni.plugins import host_local as ipam
 from narthex.cni.plugins.host_local import IpamConfig, IpamRange
-from narthex.model import packed_addresses as address
+from narthex.model.packed_addresses import address_number, packed_address, packed_network
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.text(st.characters(exclude_categories=["Cs"])),
@@ -60,8 +60,8 @@ SIZES = st.integers(26, 30)
 @given(SIZES, st.lists(st.booleans(), max_size=60), st.randoms(use_true_random=False))
 def test_no_address_is_given_twice(prefix, turns, chance):
     """Over any order of coming and going: never the gateway, never one that is held, and none is missed."""
-    network = address.network(f"10.0.0.0/{prefix}")
-    first, last = address.packed("10.0.0.1"), (address.number(network.last) - 1).to_bytes(4, "big")
+    network = packed_network(f"10.0.0.0/{prefix}")
+    first, last = packed_address("10.0.0.1"), (address_number(network.last) - 1).to_bytes(4, "big")
     config = IpamConfig(((IpamRange(network, first, last, first),),), (), (), "", "/x/net")
     held, before = [], {}
     for comes in turns:

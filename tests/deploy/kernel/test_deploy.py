@@ -13,7 +13,7 @@ import yaml
 from tests.lab.kernel.container import ROOT, Container, capabilities, described, documents, pod, terminate, with_patch
 from tests.proxy.kernel.small_cluster import CLUSTER_IP, HERE, THERE, SmallCluster, node_object, service, slices
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
 from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import endpoint, endpoint_slice, node
@@ -259,9 +259,9 @@ def api(tmp_path):
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(CERTIFICATES / "server.pem", CERTIFICATES / "server.key")
     with ExitStack() as stack:
-        netns.create(name)
-        stack.callback(netns.delete, name)
-        with netns.entered(name):
+        create_namespace(name)
+        stack.callback(delete_namespace, name)
+        with in_namespace(name):
             server = stack.enter_context(FaultyApiServer(tls=tls, token=TOKEN))
         yield name, server, secrets
 
@@ -291,7 +291,7 @@ def test_over_an_api_server_with_the_service_account(tmp_path, api, mode):
         server.put(service_object("shop/cart", "10.110.0.9"), slice_object("cart", THERE[4][0]))
         listing = ["nft", "list", "ruleset"]
         until(lambda: THERE[4][0] in run(listing, namespace=namespace), "the change", also=lambda: container.log)
-        with netns.entered(namespace):
+        with in_namespace(namespace):
             sock = socket.create_connection(("127.0.0.1", 10256))
         with sock:
             sock.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import CommandError, run
 from narthex.testing.load import until
 
@@ -44,7 +44,7 @@ class DnsServer:
         self.corefile.write_text(COREFILE)
         self.log_path = folder / "log"
         self.process: Any = None
-        netns.create(self.namespace)
+        create_namespace(self.namespace)
         run(["ip", "link", "set", "lo", "up"], namespace=self.namespace)
         for address in ADDRESSES:
             bits = ["/128", "nodad"] if ":" in address else ["/32"]
@@ -54,7 +54,7 @@ class DnsServer:
         flags = flags or (f"--manifests={self.manifests}", "--workers=2")
         argv = [sys.executable, "-m", "narthex", "dns", f"--conf={self.corefile}", *flags]
         environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-        with self.log_path.open("wb") as log, netns.entered(self.namespace):
+        with self.log_path.open("wb") as log, in_namespace(self.namespace):
             self.process = subprocess.Popen(argv, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         return self
 
@@ -62,7 +62,7 @@ class DnsServer:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        netns.delete(self.namespace)
+        delete_namespace(self.namespace)
 
     @property
     def log(self) -> str:

@@ -18,7 +18,7 @@ from tests.dns.cluster import OBJECTS
 from tests.dns.kernel.dns_server import ADDRESSES, COREFILE, DnsServer
 
 from narthex.lab.encode import encode
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.model.objects import EndpointSlice, Pod
 from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import endpoint, endpoint_slice, service
@@ -150,7 +150,7 @@ def test_glibc_in_a_pods_namespace(server, tmp_path):
 
 
 def connection(server, address=ADDRESSES[0]):
-    with netns.entered(server.namespace):
+    with in_namespace(server.namespace):
         return socket.create_connection((address, 53), timeout=30)
 
 
@@ -213,7 +213,7 @@ def test_udp_garbage_ends_no_worker(server):
     rng = random.Random(7)
     seeds = [dns.message.make_query(name, "A").to_wire() for name in (WEB, f"nope.{Z}", f"crowd.{Z}", "x.y.z")]
     before = server.workers
-    with netns.entered(server.namespace):
+    with in_namespace(server.namespace):
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with sock:
         sock.connect((ADDRESSES[0], 53))
@@ -318,7 +318,7 @@ def test_edits_of_manifests_and_of_the_corefile(fresh):
 
 def test_a_port_that_is_taken(fresh):
     holder = "import socket,time; s=socket.socket(2,2); s.bind(('0.0.0.0',53)); print('x',flush=True); time.sleep(60)"
-    with netns.entered(fresh.namespace):
+    with in_namespace(fresh.namespace):
         taker = subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE)
     try:
         taker.stdout.readline()
@@ -333,7 +333,7 @@ def test_a_port_that_is_taken(fresh):
 
 @pytest.fixture
 def api(fresh):
-    with netns.entered(fresh.namespace):
+    with in_namespace(fresh.namespace):
         server = FaultyApiServer()
         server.__enter__()
     try:
@@ -352,7 +352,7 @@ def test_an_api_server_that_goes_and_comes_back(fresh, api):
     fresh.ready()
     assert "SERVFAIL" in fresh.run("kdig", f"@{ADDRESSES[0]}", WEB)
     assert fresh.dig("dns-version.cluster.local", "TXT") == ['"1.1.0"']
-    with netns.entered(fresh.namespace):
+    with in_namespace(fresh.namespace):
         api.start()
     fresh.wait(lambda: fresh.http(8181, "/ready") == (200, "OK"), "readiness")
     assert fresh.dig(WEB) == ["10.110.0.1"]
@@ -363,7 +363,7 @@ def test_an_api_server_that_goes_and_comes_back(fresh, api):
     assert fresh.dig(WEB) == ["10.110.0.1"]
     assert "narthex_dns_heard_age_seconds" in fresh.http(9153, "/metrics")[1]
     api.put(service("shop/later", "10.110.0.88"))
-    with netns.entered(fresh.namespace):
+    with in_namespace(fresh.namespace):
         api.start()
     fresh.wait(lambda: fresh.dig(f"later.{Z}") == ["10.110.0.88"], "the name that is new")
 

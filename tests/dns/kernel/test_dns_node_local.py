@@ -13,8 +13,8 @@ import yaml
 from tests.proxy.kernel.small_cluster import CALLERS, HERE, POD, SERVERS, SmallCluster, service, slices
 
 from narthex.dns.program.node_local import TABLE, NodeLocalLink, NodeLocalLinkError
-from narthex.linux import namespaces as netns
 from narthex.linux.addresses import own_addresses
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
 from narthex.model.links import NODE_LOCAL_DNS_LINK
 from narthex.testing.load import until
@@ -35,10 +35,10 @@ time.sleep(60)
 @pytest.fixture
 def node():
     name = f"nxt-{os.getpid()}-ownlink"
-    netns.create(name)
+    create_namespace(name)
     run(["ip", "link", "set", "lo", "up"], namespace=name)
     yield name
-    netns.delete(name)
+    delete_namespace(name)
 
 
 def there(node):
@@ -48,7 +48,7 @@ def there(node):
 
 
 def test_it_goes_with_its_process(node):
-    with netns.entered(node):
+    with in_namespace(node):
         holder = subprocess.Popen(
             [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(SOURCE)}
         )
@@ -67,7 +67,7 @@ def test_it_goes_with_its_process(node):
 
 
 def test_one_at_a_time_and_again(node):
-    with netns.entered(node):
+    with in_namespace(node):
         held = NodeLocalLink(ADDRESSES)
         try:
             own = {each.address for each in own_addresses()}
@@ -82,7 +82,7 @@ def test_one_at_a_time_and_again(node):
 
 
 def test_what_cannot_be_leaves_nothing(node):
-    with netns.entered(node), pytest.raises(NodeLocalLinkError):
+    with in_namespace(node), pytest.raises(NodeLocalLinkError):
         # Nobody may have all of them: the kernel refuses the second one.
         NodeLocalLink(["127.0.0.1", "ff02::1"])
     assert there(node) == (False, False)
@@ -112,7 +112,7 @@ class DnsNode(SmallCluster):
         config = self.manifests.parent / "config.yaml"
         config.write_text(yaml.safe_dump_all([{**CONFIGURATION[0], "mode": self.mode}, CONFIGURATION[1]]))
         argv = [sys.executable, "-m", "narthex", "node", "--manifests", str(self.manifests), "--config", str(config)]
-        with self.log_path.open("wb") as log, netns.entered(self.world.node):
+        with self.log_path.open("wb") as log, in_namespace(self.world.node):
             self.process = subprocess.Popen(
                 [*argv, "--hostname-override", "worker-a", "-v4", *flags],
                 stderr=log,
@@ -123,7 +123,7 @@ class DnsNode(SmallCluster):
     def asked(self, address, name="web.shop.svc.cluster.local", kind=1, patience=2.0):
         """The response to a pod's question, None when none comes within `patience` seconds."""
         labels = b"".join(bytes((len(label),)) + label.encode() for label in name.split(".")) + b"\0"
-        with netns.entered(self.world.namespace(CALLERS)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        with in_namespace(self.world.namespace(CALLERS)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.bind((POD[4], 0))
             sock.settimeout(patience)
             sock.connect((address, 53))
@@ -144,7 +144,7 @@ class Refuser:
     """The DNS pod: it refuses everything, and so can be told from the node."""
 
     def __init__(self, cluster):
-        with netns.entered(cluster.world.namespace(SERVERS)):
+        with in_namespace(cluster.world.namespace(SERVERS)):
             self._sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._sock.bind((HERE[4][0], 5353))
         self._thread = threading.Thread(target=self._answer, daemon=True)
@@ -158,7 +158,7 @@ class Refuser:
             self._sock.sendto(packet[:2] + b"\x81\x85" + packet[4:], client)
 
     def close(self, cluster):
-        with netns.entered(cluster.world.namespace(SERVERS)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        with in_namespace(cluster.world.namespace(SERVERS)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.sendto(b"end", (HERE[4][0], 5353))
         self._thread.join()
         self._sock.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
 
 ROOT = Path(__file__).parents[3]
@@ -147,7 +147,7 @@ class Container:
             *limits,
             *(sys.executable, "-m", "narthex", *arguments, *more),
         ]
-        with self.log_path.open("wb") as log, netns.entered(namespace):
+        with self.log_path.open("wb") as log, in_namespace(namespace):
             return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=log, stdout=log, env=environment)
 
     @property

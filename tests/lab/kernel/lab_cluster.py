@@ -14,8 +14,8 @@ from typing import Any
 from narthex.lab import topology
 from narthex.lab.program import labs
 from narthex.lab.program.state import StateDirectory
-from narthex.linux import namespaces as netns
-from narthex.linux import processes
+from narthex.linux.namespaces import namespace_names
+from narthex.linux.processes import processes_inside
 
 SOURCE = Path(labs.__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "NO_COLOR": "1"}
@@ -96,10 +96,10 @@ def running(suffix: str, *options: str, directory: Path | None = None, path: str
 
 def left_of(name: str) -> list[Any]:
     """Everything on this machine that belongs to a lab."""
-    namespaces = [each for each in netns.names() if topology.owns(name, each)]
+    namespaces = [each for each in namespace_names() if topology.owns(name, each)]
     directory = StateDirectory(name)
     files = [path for path in (directory.path, directory.programs) if path.exists()]
-    return [*namespaces, *processes.inside(namespaces), *files, *(each for each in mounts() if f"/{name}/" in each)]
+    return [*namespaces, *processes_inside(namespaces), *files, *(each for each in mounts() if f"/{name}/" in each)]
 
 
 def mounts() -> list[str]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 
 PATIENCE = 30.0
 PAUSE = 0.01
@@ -49,7 +49,7 @@ class Requests:
 
 def ask(namespace: str, address: str, port: int) -> str:
     """The name of the pod that answers. Raises OSError."""
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     with sock:
         sock.settimeout(PATIENCE)

@@ -11,8 +11,8 @@ from narthex.lab.containers.container import JOBS, Containers, ContainerStartErr
 from narthex.lab.containers.forks import ForkServer
 from narthex.lab.containers.log import LogReader
 from narthex.lab.containers.program import BindMount, ExecSpec, ProgramSpec
-from narthex.linux import namespaces as netns
-from narthex.linux import processes
+from narthex.linux.namespaces import create_namespace, delete_namespace
+from narthex.linux.processes import processes_inside
 from narthex.testing.load import until
 
 pytestmark = pytest.mark.kernel
@@ -27,13 +27,13 @@ def runtime():
     containers = Containers(forks)
     watch = threading.Thread(target=containers.watch, daemon=True)
     watch.start()
-    netns.create(namespace)
+    create_namespace(namespace)
     yield containers, namespace, forks
     forks.close()
     containers.stop()
     watch.join()
-    until(lambda: not processes.inside([namespace]), "the end of all")
-    netns.delete(namespace)
+    until(lambda: not processes_inside([namespace]), "the end of all")
+    delete_namespace(namespace)
 
 
 def shell(runtime, tmp_path, script, **more):
@@ -110,7 +110,7 @@ def test_the_first_process_ignores_what_it_does_not_handle_and_takes_all_others_
     assert container.wait(60) == 137
     assert container.end.signal == signal.SIGKILL
     _, namespace, _ = runtime
-    until(lambda: not processes.inside([namespace]), "the end of what it has started")
+    until(lambda: not processes_inside([namespace]), "the end of what it has started")
 
 
 def test_a_handled_signal_ends_it_as_the_program_says(runtime, tmp_path):
@@ -160,7 +160,7 @@ def test_logs(runtime, tmp_path):
 
 def test_with_its_maker_all_ends(tmp_path):
     namespace = f"nxt-{os.getpid()}-end"
-    netns.create(namespace)
+    create_namespace(namespace)
     try:
         forks = ForkServer(JOBS)
         containers = Containers(forks)
@@ -176,10 +176,10 @@ def test_with_its_maker_all_ends(tmp_path):
         container = containers.run(program)
         forks.close()
         assert container.wait(60) is not None
-        until(lambda: not processes.inside([namespace]), "the end of all")
+        until(lambda: not processes_inside([namespace]), "the end of all")
         with pytest.raises(ContainerStartError):
             containers.run(program)
         containers.stop()
         watch.join()
     finally:
-        netns.delete(namespace)
+        delete_namespace(namespace)

@@ -15,8 +15,8 @@ import pytest
 from narthex.lab import topology
 from narthex.lab.program import labs as lab
 from narthex.lab.program.state import StateDirectory
-from narthex.linux import namespaces as netns
-from narthex.linux import processes
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace, namespace_exists, namespace_names
+from narthex.linux.processes import processes_inside
 
 pytestmark = pytest.mark.kernel
 
@@ -68,13 +68,13 @@ def fresh_name(suffix):
 
 def left_of(name):
     """Everything on this machine that belongs to the lab."""
-    namespaces = [each for each in netns.names() if topology.owns(name, each)]
+    namespaces = [each for each in namespace_names() if topology.owns(name, each)]
     directory = StateDirectory(name)
     files = [path for path in (directory.path, directory.programs) if path.exists()]
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     return [
         *namespaces,
-        *processes.inside(namespaces),
+        *processes_inside(namespaces),
         *running_for(name),
         *files,
         *(mount for mount in mounts if topology.owns(name, mount.rpartition("/")[2])),
@@ -105,7 +105,7 @@ def running(name, directory, *options):
 def ask(namespace, host, port, kind=socket.SOCK_STREAM):
     """Who answers, on which node, and whom it saw: ("web-x", "node-1", "10.244.1.1"). Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         sock = socket.socket(family, kind)
     with sock:
         sock.settimeout(30)
@@ -215,7 +215,7 @@ def test_scale_up_and_down(web):
             ask(found.outside, node, 30001)
     finally:
         narthex("scale", "deployment/web", "3", "--name", found.name)
-    assert len([name for name in netns.names() if name.startswith(f"nx-{found.name}.")]) == 3
+    assert len([name for name in namespace_names() if name.startswith(f"nx-{found.name}.")]) == 3
     assert "there is no Deployment default/nope" in narthex(
         "scale", "deployment/nope", "3", "--name", found.name, status=1
     )
@@ -255,7 +255,7 @@ def test_edits_take_effect_by_themselves(web):
     eventually(lambda: ask(found.outside, node, 30002)[0].startswith("extra-"))
     extra.unlink()
     eventually(lambda: refused(found.outside, node, 30002))
-    eventually(lambda: not any("extra" in name for name in netns.names() if topology.owns(found.name, name)))
+    eventually(lambda: not any("extra" in name for name in namespace_names() if topology.owns(found.name, name)))
     assert ask(found.outside, node, 30001)[0].startswith("web-")
 
 
@@ -378,7 +378,7 @@ def test_up_clears_what_a_crash_has_left(crashing):
     os.kill(lab.read(name).controller.pid, signal.SIGKILL)
     eventually(lambda: not lab.is_running(lab.read(name)))
     assert "Removed the remains of lab" in narthex("up", str(directory), "--name", name, "--nodes", "1")
-    assert not netns.exists(f"nx-{name}-node-2")
+    assert not namespace_exists(f"nx-{name}-node-2")
     assert ask(topology.outside_namespace(name), "192.168.49.11", 30001)
 
 
@@ -408,7 +408,7 @@ def test_down_ends_what_runs_inside(crashing):
     name, directory = crashing
     narthex("up", str(directory), "--name", name, "--nodes", "1")
     sleeper = subprocess.Popen(command("exec", "--name", name, "outside", "--", "sleep", "1000"), env=ENVIRONMENT)
-    eventually(lambda: len(processes.inside([topology.outside_namespace(name)])) == 1)
+    eventually(lambda: len(processes_inside([topology.outside_namespace(name)])) == 1)
     narthex("down", "--name", name)
     assert sleeper.wait(60) == -signal.SIGKILL
 
@@ -416,16 +416,16 @@ def test_down_ends_what_runs_inside(crashing):
 def test_down_works_from_names_alone(crashing):
     name, _ = crashing
     for namespace in (topology.fabric_namespace(name), f"nx-{name}-node-7", f"nx-{name}.default.x"):
-        netns.create(namespace)
+        create_namespace(namespace)
     stranger = f"nx-{name}-b-node-1"
-    netns.create(stranger)
+    create_namespace(stranger)
     try:
         assert name in lab.all_names()
         narthex("down", "--name", name)
         assert left_of(name) == []
-        assert netns.exists(stranger)
+        assert namespace_exists(stranger)
     finally:
-        netns.delete(stranger)
+        delete_namespace(stranger)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from narthex.lab import topology
 from narthex.lab.program import labs
 from narthex.lab.program.state import StateDirectory
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import namespace_names
 from narthex.testing.load import until
 
 pytestmark = pytest.mark.kernel
@@ -183,5 +183,5 @@ def test_a_lab_without_pools_says_so_when_one_comes(tmp_path):
         )
     finally:
         labs.down(name)
-    assert not [each for each in netns.names() if topology.owns(name, each)]
+    assert not [each for each in namespace_names() if topology.owns(name, each)]
     assert not StateDirectory(name).path.exists()

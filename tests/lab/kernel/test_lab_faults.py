@@ -14,7 +14,7 @@ from tests.lab.kernel.lab_cluster import ENVIRONMENT, eventually, narthex, runni
 
 from narthex.lab.faults import TABLE
 from narthex.lab.program import labs
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace, namespace_names
 
 pytestmark = pytest.mark.kernel
 
@@ -38,7 +38,7 @@ def mended(cluster):
 
 def rules(lab):
     """Namespaces in which a fault has rules."""
-    places = [name for name in netns.names() if name.startswith(f"nx-{lab.name}")]
+    places = [name for name in namespace_names() if name.startswith(f"nx-{lab.name}")]
     return [name for name in places if TABLE in nft(name)]
 
 
@@ -55,7 +55,7 @@ def pod(cluster, name):
 
 def reaches(namespace, address, port=8080, patience=30.0):
     """Whether a connection comes about."""
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         sock = socket.socket()
     with sock:
         sock.settimeout(patience)
@@ -93,7 +93,7 @@ def test_nodes_of_a_partition_and_its_end_by_time(cluster):
 def test_packets_get_lost_as_often_as_was_said(cluster):
     client, faraway = pod(cluster, "client"), pod(cluster, "faraway")
     cluster.narthex("fault", "loss", "node-2", "--percent", "50")
-    with netns.entered(client.network_namespace):
+    with in_namespace(client.network_namespace):
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with sock:
         # Nobody listens there; what arrives is counted by the rule that passes or drops it.

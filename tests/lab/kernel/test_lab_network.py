@@ -14,7 +14,7 @@ from tests.lab.kernel.test_lab import ENVIRONMENT, ask, eventually, fresh_name, 
 from narthex.lab.program import labs
 from narthex.lab.program import node_client as status
 from narthex.lab.program.state import StateDirectory
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
 
 pytestmark = pytest.mark.kernel
@@ -139,7 +139,7 @@ def test_the_largest_packet_goes_from_pod_to_pod_whole(web):
     largest = link["mtu"]
     assert largest == (1500 if overlay == "none" else int(told(found, here.node)["FLANNEL_MTU"]))
     assert (largest < 1500) == (overlay == "vxlan")
-    with netns.entered(here.network_namespace):
+    with in_namespace(here.network_namespace):
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with sock:
         sock.setsockopt(*DONT_FRAGMENT)
@@ -159,9 +159,9 @@ def test_pods_of_an_overlay_reach_outside_by_their_nodes_address(web):
     if overlay == "none":
         assert "10.244." not in run(["ip", "route"], namespace=f"nx-{found.name}-fabric")
         return
-    with netns.entered(found.outside):
+    with in_namespace(found.outside):
         server = socket.create_server(("192.0.2.2", 0))
-    with netns.entered(pod.network_namespace):
+    with in_namespace(pod.network_namespace):
         sock = socket.socket()
     with server, sock:
         server.settimeout(20)

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from narthex.lb import l2
-from narthex.linux import namespaces as netns
-from narthex.linux.links import batch
+from narthex.linux.links import ip_batch
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
 from narthex.testing.kernel.segment import (
     CLIENT,
@@ -93,7 +93,7 @@ def test_labels_decide_and_what_would_leave_nobody_is_said(steady):
 
 def test_somebody_else_who_answers_is_found_by_asking(steady):
     foreign = {"192.0.2.201": 24, "2001:db8::201": 64}
-    batch(steady.ns(CLIENT), [f"addr add {each}/{size} dev {LINK} nodad" for each, size in foreign.items()])
+    ip_batch(steady.ns(CLIENT), [f"addr add {each}/{size} dev {LINK} nodad" for each, size in foreign.items()])
     steady.put(service("other", *foreign), endpoints("other", "a"))
     try:
         until(lambda: steady.holders("192.0.2.201"), "the holder", also=steady.logs)
@@ -105,14 +105,14 @@ def test_somebody_else_who_answers_is_found_by_asking(steady):
         assert "which no announcer has" in steady.logs()
         assert 'narthex_announcer_foreign_answers_total{ip="192.0.2.201"}' in steady.metrics(holder)
     finally:
-        batch(steady.ns(CLIENT), [f"addr del {each}/{size} dev {LINK}" for each, size in foreign.items()])
+        ip_batch(steady.ns(CLIENT), [f"addr del {each}/{size} dev {LINK}" for each, size in foreign.items()])
         steady.put(service("other"))
 
 
 def test_a_foreign_announcement_is_heard_and_answered(steady):
     holder = the_holder(steady)
     stranger = bytes.fromhex("02dead0000ff")
-    with netns.entered(steady.ns(CLIENT)):
+    with in_namespace(steady.ns(CLIENT)):
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     with sock:
         sock.bind((LINK, 0))
@@ -146,11 +146,11 @@ def test_a_dead_node_is_replaced(steady):
 def test_links_that_come_and_go(going):
     holder = the_holder(going)
     inside = going.ns(holder)
-    batch(inside, [f"link set {LINK} down"])
+    ip_batch(inside, [f"link set {LINK} down"])
     rest = others(going, holder)
     until(lambda: any(going.address(each).get("answers") for each in rest), "another node", also=going.logs)
     until(lambda: not going.state(holder)["links"], "no link", also=going.logs)
-    batch(inside, [f"link set {LINK} up"])
+    ip_batch(inside, [f"link set {LINK} up"])
     until(lambda: going.state(holder)["links"], "the link", also=going.logs)
     until(lambda: len(going.holders()) == 1, "one holder", also=going.logs)
 

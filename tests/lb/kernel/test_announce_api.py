@@ -2,7 +2,7 @@
 
 import pytest
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.kernel.segment import VIP, EthernetSegment, endpoints, node, pool, service
 from narthex.testing.load import until
@@ -18,7 +18,7 @@ def condition(server):
 
 def test_with_an_api_server(tmp_path):
     with EthernetSegment(tmp_path, "nxb", nodes=("a",)) as segment:
-        with netns.entered(segment.ns("a")):
+        with in_namespace(segment.ns("a")):
             server = FaultyApiServer()
             server.start()
         try:

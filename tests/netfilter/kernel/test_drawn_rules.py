@@ -16,7 +16,7 @@ from tests.proxy.kernel.packet_range import IIF, OIF, OWN, SENDERS, Range
 from narthex.linux.run import run
 from narthex.model.net import IPFamily, Protocol, contains
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.netfilter.dump.read import merge_dumps, read
+from narthex.netfilter.dump.read import merge_dumps, read_dump
 from narthex.netfilter.walk.walk import HookPoint, HookWalk
 
 pytestmark = pytest.mark.kernel
@@ -100,8 +100,8 @@ def test_iptables(place, draw, tool):
     run(["ipset", "restore"], stdin=IPSETS, namespace=place.node)
     run([f"{tool}-restore"], stdin=save_script(cases), namespace=place.node)
     dumps = [
-        read(run([f"{tool}-save"], namespace=place.node), "rules"),
-        read(run(["ipset", "save"], namespace=place.node), "sets"),
+        read_dump(run([f"{tool}-save"], namespace=place.node), "rules"),
+        read_dump(run(["ipset", "save"], namespace=place.node), "sets"),
     ]
     dump = merge_dumps(dumps)
     assert not dump.problems and not dump.check()
@@ -113,6 +113,6 @@ def test_nft(place, draw, form):
     cases = [NftCase(draw, number) for number in numbers(COUNT if form == "text" else COUNT // 4)]
     for script in nft_scripts(cases):
         run(["nft", "-f", "-"], stdin=script, namespace=place.node)
-    dump = read(run(["nft", *(["-j"] if form == "json" else []), "list", "ruleset"], namespace=place.node), form)
+    dump = read_dump(run(["nft", *(["-j"] if form == "json" else []), "list", "ruleset"], namespace=place.node), form)
     assert not dump.problems and not dump.check()
     judge(place, cases, dump.for_family(IPFamily.IPV4), draw)

@@ -17,7 +17,7 @@ from tests.proxy.kernel.small_cluster import HERE, SOURCE, SmallCluster, service
 
 from narthex.kube.manifests import ManifestSource
 from narthex.kube.origin import Origin
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.model.backoff import Backoff
 from narthex.node.process import NodeProgram
 from narthex.proxy.program.settings import settings
@@ -51,7 +51,7 @@ class NodeProcess(SmallCluster):
         argv = [sys.executable, "-m", "narthex", "node", *origin, "--config", str(self.config)]
         argv += ["--hostname-override", "worker-a", *flags]
         environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PATH": path}
-        with self.log_path.open("wb") as log, netns.entered(self.world.node):
+        with self.log_path.open("wb") as log, in_namespace(self.world.node):
             self.process = subprocess.Popen(argv, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         return self
 
@@ -145,7 +145,7 @@ def test_a_proxy_that_fails_while_it_runs_begins_anew_and_frees_what_it_had(clus
     poison = threading.Event()
     work = NodeProgram(told, lambda: Origin(Poisoned(cluster.manifests, poison)))
     # Threads are where the thread is that starts them.
-    with netns.entered(cluster.world.node):
+    with in_namespace(cluster.world.node):
         running = threading.Thread(target=work.run)
         running.start()
         work.status.serve(told)
@@ -201,7 +201,7 @@ def test_parts_that_the_file_switches_off_end(cluster):
 
 @pytest.mark.row("17.8", "26.4")
 def test_a_taken_port_that_must_be_had_ends_it_and_is_told(cluster):
-    with netns.entered(cluster.world.node):
+    with in_namespace(cluster.world.node):
         server = FaultyApiServer()
         server.start()
         holder = socket.create_server(("0.0.0.0", 10256))
@@ -218,7 +218,7 @@ def test_a_taken_port_that_must_be_had_ends_it_and_is_told(cluster):
 
 
 def test_an_api_server_that_comes_late(cluster):
-    with netns.entered(cluster.world.node), FaultyApiServer() as server:
+    with in_namespace(cluster.world.node), FaultyApiServer() as server:
         server.put(node())
         server.stop()
         cluster.start(origin=("--master", server.url))

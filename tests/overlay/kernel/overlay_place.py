@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from narthex.kube.messages import prepare_decoders
-from narthex.linux import namespaces as netns
-from narthex.linux.links import batch
+from narthex.linux.links import ip_batch
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace, namespace_names
 from narthex.linux.run import run
 from narthex.overlay.program.loop import OverlaySettings
 from narthex.overlay.program.part import OverlayPart, directory_origin
@@ -84,25 +84,25 @@ class OverlayPlace:
             self.end(name)
         for sock in self._sockets.values():
             sock.close()
-        for name in netns.names():
+        for name in namespace_names():
             if name == self.prefix or name.startswith(f"{self.prefix}-"):
-                netns.delete(name)
+                delete_namespace(name)
 
     def ns(self, name: str) -> str:
         """The namespace of a node ("a") or a pod ("a1")."""
         return f"{self.prefix}-{name}"
 
     def _build(self) -> None:
-        netns.create(self.ns("link"))
-        batch(self.ns("link"), ["link add br0 type bridge", "link set br0 up"])
+        create_namespace(self.ns("link"))
+        ip_batch(self.ns("link"), ["link add br0 type bridge", "link set br0 up"])
         for name, number in self.nodes.items():
             self.put(manifest(name, number, self.six))
             self._build_node(name, number)
 
     def _build_node(self, name: str, number: int) -> None:
         node = self.ns(name)
-        netns.create(node)
-        batch(
+        create_namespace(node)
+        ip_batch(
             self.ns("link"),
             [f"link add to-{name} type veth peer name eth0 netns {node}", f"link set to-{name} master br0 up"],
         )
@@ -110,11 +110,11 @@ class OverlayPlace:
         commands += ["link add cni0 type bridge", f"addr add 10.244.{number}.1/24 dev cni0", "link set cni0 up"]
         if self.six:
             commands += [f"addr add fd02::{number}/64 dev eth0 nodad", f"addr add fd44:{number}::1/64 dev cni0 nodad"]
-        batch(node, commands)
+        ip_batch(node, commands)
         for pod in range(1, self.pods + 1):
             inside = self.ns(f"{name}{pod}")
-            netns.create(inside)
-            batch(
+            create_namespace(inside)
+            ip_batch(
                 node,
                 [f"link add veth{pod} type veth peer name eth0 netns {inside}", f"link set veth{pod} master cni0 up"],
             )
@@ -126,7 +126,7 @@ class OverlayPlace:
                     f"addr add fd44:{number}::{pod + 1}/64 dev eth0 nodad",
                     f"route add default via fd44:{number}::1",
                 ]
-            batch(inside, commands)
+            ip_batch(inside, commands)
 
     def put(self, node: dict[str, Any]) -> None:
         """Write a Node."""
@@ -156,7 +156,7 @@ class OverlayPlace:
         return part
 
     def _run(self, name: str, part: OverlayPart) -> None:
-        with netns.entered(self.ns(name)):
+        with in_namespace(self.ns(name)):
             part.run()
 
     def part(self, name: str) -> Any:
@@ -181,7 +181,7 @@ class OverlayPlace:
             self.directory / f"{name}.env",
         )
         command: list[Any] = [sys.executable, "-m", "narthex", *(argv or own), "--manifests", self.manifests]
-        with netns.entered(self.ns(name)):
+        with in_namespace(self.ns(name)):
             running = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
         try:
             yield running
@@ -207,7 +207,7 @@ class OverlayPlace:
         """A UDP socket in a pod, port 7, whose packets may not be fragmented."""
         key = name, pod, family
         if key not in self._sockets:
-            with netns.entered(self.ns(f"{name}{pod}")):
+            with in_namespace(self.ns(f"{name}{pod}")):
                 sock = socket.socket(family, socket.SOCK_DGRAM)
             sock.setsockopt(*DONT_FRAGMENT[family])
             sock.bind((self.address(name, pod, family), 7))

@@ -15,8 +15,8 @@ import pytest
 from tests.overlay.kernel.overlay_place import OverlayPlace, manifest
 
 from narthex.kube.access import Access
-from narthex.linux import namespaces as netns
-from narthex.linux.links import batch
+from narthex.linux.links import ip_batch
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
 from narthex.model.decode.objects import load
 from narthex.model.store import Synced, Upsert
@@ -172,7 +172,7 @@ def test_nodes_come_change_and_leave_without_a_restart(place):
     )
     assert place.reach(nodes=("a", "b")) == set()
     # One gets another address: its Node says so, and its own overlay makes the device anew.
-    batch(
+    ip_batch(
         place.ns("b"),
         ["addr del 192.0.2.2/24 dev eth0", "addr add 192.0.2.22/24 dev eth0", "route replace default via 192.0.2.254"],
     )
@@ -220,7 +220,7 @@ def test_nodes_come_change_and_leave_without_a_restart(place):
     until(lambda: place.part("a").ready, "the range", AT_ONCE)
     assert place.ip("a", "-br link show flannel.1") == mac
     # The link between the nodes takes less.
-    batch(place.ns("a"), ["link set eth0 mtu 1400"])
+    ip_batch(place.ns("a"), ["link set eth0 mtu 1400"])
     environment = place.directory / "a" / "subnet.env"
     until(lambda: "FLANNEL_MTU=1350\n" in environment.read_text(), "the narrower link", AT_ONCE)
     assert "mtu 1350" in place.ip("a", "link show flannel.1")[0]
@@ -234,8 +234,8 @@ def test_nodes_come_change_and_leave_without_a_restart(place):
 
 @pytest.mark.parametrize("place", [{"pods": 1}], indirect=True)
 def test_an_incompatible_device_is_made_anew_and_a_good_one_kept(place):
-    batch(place.ns("a"), ["link add flannel.1 type bridge"])
-    batch(place.ns("b"), ["link add flannel.1 type vxlan id 1 local 192.0.2.2 dev eth0 dstport 4789 nolearning"])
+    ip_batch(place.ns("a"), ["link add flannel.1 type bridge"])
+    ip_batch(place.ns("b"), ["link add flannel.1 type vxlan id 1 local 192.0.2.2 dev eth0 dstport 4789 nolearning"])
     place.start()
     assert place.reach() == set()
     index = place.ip("a", "-br link show flannel.1"), place.ip("a", "-o link show flannel.1")[0].split(":")[0]
@@ -272,7 +272,7 @@ def test_two_families(tmp_path, backend):
 @pytest.mark.parametrize("nftables", [False, True], ids=["iptables", "nftables"])
 def test_who_is_masqueraded(tmp_path, nftables):
     with OverlayPlace(tmp_path, nodes=("a", "b"), pods=1, EnableNFTables=nftables) as place:
-        batch(place.ns("link"), ["addr add 192.0.2.254/24 dev br0", "route add 10.244.1.0/24 via 192.0.2.1"])
+        ip_batch(place.ns("link"), ["addr add 192.0.2.254/24 dev br0", "route add 10.244.1.0/24 via 192.0.2.1"])
         place.start()
         if nftables:
             listed = run(["nft", "list", "table", "ip", "flannel-ipv4"], namespace=place.ns("a"))
@@ -283,7 +283,7 @@ def test_who_is_masqueraded(tmp_path, nftables):
         one, other = place.udp("a", 1), place.udp("b", 1)
 
         def sender(source, namespace, destination, receiver):
-            with netns.entered(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            with in_namespace(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
                 sock.bind((source, 0))
                 for _ in range(100):
                     sock.sendto(b"who?", (destination, 7))
@@ -295,7 +295,7 @@ def test_who_is_masqueraded(tmp_path, nftables):
         assert sender("192.0.2.1", place.ns("a"), "10.244.2.2", other) == "10.244.1.0"
         assert sender("192.0.2.254", place.ns("link"), "10.244.1.2", one) == "192.0.2.254"
         assert sender("10.244.1.2", place.ns("a1"), "10.244.2.2", other) == "10.244.1.2"
-        with netns.entered(place.ns("link")), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outside:
+        with in_namespace(place.ns("link")), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outside:
             outside.bind(("192.0.2.254", 7))
             assert sender("10.244.1.2", place.ns("a1"), "192.0.2.254", outside) == "192.0.2.1"
 
@@ -315,7 +315,7 @@ def test_a_node_has_it_as_a_part(place):
         assert place.reach() == set()
 
         def get(port, path):
-            with netns.entered(place.ns("a")), socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+            with in_namespace(place.ns("a")), socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
                 sock.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
                 return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
 
@@ -402,7 +402,7 @@ def test_nodes_tell_each_other_by_annotations(place):
 def server(place):
     with contextlib.ExitStack() as stack:
         # Its thread is in the node's namespace, and so is where it listens.
-        with netns.entered(place.ns("a")):
+        with in_namespace(place.ns("a")):
             made = stack.enter_context(FaultyApiServer())
         yield made
 
@@ -441,7 +441,7 @@ def test_an_api_server_that_comes_and_goes(place, server):
     assert not part.ready
     # It comes back, and a node has left meanwhile.
     server.do(lambda data: data.delete("Node", "", "d"))
-    with netns.entered(place.ns("a")):
+    with in_namespace(place.ns("a")):
         server.start()
     until(lambda: part.ready, "the list", 60.0)
     assert not place.fdb("a")
@@ -452,7 +452,7 @@ def test_an_api_server_that_comes_and_goes(place, server):
 def a_link_that_forgets_checksums(place, name):
     """Between a node and the others: it completes the checksum of the outer packet, as links do, and not of the inner."""
     link = place.ns("link")
-    batch(
+    ip_batch(
         link,
         [
             f"link set to-{name} nomaster",
@@ -461,7 +461,7 @@ def a_link_that_forgets_checksums(place, name):
             "link set in0 up",
         ],
     )
-    with netns.entered(link):
+    with in_namespace(link):
         socks = [socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) for _ in range(2)]
         for sock, device in zip(socks, (f"to-{name}", "in0"), strict=True):
             sock.bind((device, 0))
@@ -508,5 +508,5 @@ def test_a_link_that_does_not_complete_checksums_is_found_and_worked_around(plac
         until(lambda: all(place.part(name).metrics.repaired for name in "ab"), "the repair", 60.0)
         assert place.reach() == set()
         until(lambda: place.part("a").metrics.checksums["flannel.1"] is ChecksumVerdict.FINE, "the second test", 60.0)
-        with netns.entered(place.ns("a")):
+        with in_namespace(place.ns("a")):
             assert not offloaded("flannel.1")

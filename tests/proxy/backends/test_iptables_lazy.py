@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter.ast import Compare, Field, Jump, Rule, Unprintable
-from narthex.netfilter.xtables import parse
+from narthex.netfilter.xtables.parse import parse_save_text
 from narthex.netfilter.xtables.print import chain_lines
 from narthex.proxy.backends.iptables.chains import DrawRules, EndpointRules
 from narthex.proxy.plan.ir import Endpoint
@@ -56,7 +56,7 @@ def test_the_text_is_read_as_the_typed_rules(made):
     lines = "\n".join(chain_lines("KUBE-X", rules, family))
     targets = {"KUBE-MARK-MASQ", *(rule.expressions[-1].chain for rule in rules if type(rule.expressions[-1]) is Jump)}
     declared = "\n".join(f":{chain} - [0:0]" for chain in ("KUBE-X", *sorted(targets)))
-    (table,) = parse(f"*nat\n{declared}\n{lines}\nCOMMIT\n", family).tables
+    (table,) = parse_save_text(f"*nat\n{declared}\n{lines}\nCOMMIT\n", family).tables
     assert table.chains["KUBE-X"].rules == rules
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from narthex.model.net import IPFamily, Protocol
-from narthex.netfilter import ipset
+from narthex.netfilter.ipset import parse_ipsets
 from narthex.proxy.backends.iptables.backend import IptablesBackend
 from narthex.proxy.backends.leftovers import (
     find,
@@ -138,7 +138,7 @@ def test_tables_and_sets_by_name():
 
 
 def test_virtual_servers_are_known_by_their_address_or_by_a_set():
-    sets = ipset.parse(
+    sets = parse_ipsets(
         "create KUBE-NODE-PORT-TCP bitmap:port range 0-65535\nadd KUBE-NODE-PORT-TCP 30080\n"
         "create mine hash:ip,port family inet\nadd mine 192.0.2.1,tcp:80\n"
         "create KUBE-6-EXTERNAL-IP hash:ip,port family inet6\nadd KUBE-6-EXTERNAL-IP fd20::11,udp:53\n"

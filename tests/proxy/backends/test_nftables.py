@@ -26,7 +26,6 @@ from tests.proxy.backends.nft_plans import (
 
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import NamespacedName, ServicePortName
-from narthex.netfilter import nft
 from narthex.netfilter.ast import (
     Accept,
     Compare,
@@ -43,6 +42,8 @@ from narthex.netfilter.ast import (
     Slot,
     Unknown,
 )
+from narthex.netfilter.nft.parse import parse_ruleset
+from narthex.netfilter.nft.print import chain_text
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.nftables.backend import NftablesBackend
 from narthex.proxy.plan.ir import Plan, PodDetector
@@ -273,7 +274,7 @@ def test_nothing_is_accepted_over_the_heads_of_other_tables():
 
 def test_text_is_what_the_parser_reads():
     rules = BACKEND.render(plan(everything(), everything_sticky()))
-    assert nft.parse(BACKEND.text(rules)).tables == (rules.table(),)
+    assert parse_ruleset(BACKEND.text(rules)).tables == (rules.table(),)
 
 
 def test_all_names_that_rules_use_are_there():
@@ -317,7 +318,7 @@ def test_clients_are_remembered_per_endpoint_for_all_frontends():
     assert {(one.timeout, one.dynamic, one.key) for one in clients.values()} == {(3600, True, (Field.SADDR,))}
     assert elements(rules, "endpoints") == {}
     local_chains = [chain for name, chain in rules.chains.items() if re.fullmatch(r"sticky-.*-[0-9a-f]{12}-l", name)]
-    asked = {name for chain in local_chains for name in re.findall(r"@(\S+)", nft.chain_text(chain, rules.family))}
+    asked = {name for chain in local_chains for name in re.findall(r"@(\S+)", chain_text(chain, rules.family))}
     # The only local endpoint needs no question: whoever comes is sent there.
     assert asked == set()
 
@@ -348,7 +349,7 @@ def test_hostile_names_never_become_syntax(text):
     hostile = msgspec.structs.replace(everything(affinity=60), name=name)
     twin = msgspec.structs.replace(everything_sticky(), name=other)
     rules = BACKEND.render(plan(hostile, twin))
-    assert nft.parse(BACKEND.text(rules)).tables == (rules.table(),)
+    assert parse_ruleset(BACKEND.text(rules)).tables == (rules.table(),)
     sticky = [name for name in (*rules.table().chains, *rules.table().sets) if "stick" in name or "affinity" in name]
     assert all(re.fullmatch(r"[a-z0-9./-]{1,127}", name) for name in sticky)
     assert len(sets_of(rules.table())) == 6

@@ -5,8 +5,8 @@ import pytest
 from tests.proxy.backends.nft_plans import INTERNAL, after, everything, frontend, plan, pool, port_name, service
 
 from narthex.model.net import IPFamily
-from narthex.netfilter import nft
 from narthex.netfilter.ast import DropPacket
+from narthex.netfilter.nft.print import chain_text
 from narthex.proxy.backends.nftables.backend import NftablesBackend
 from narthex.proxy.plan.ir import Lineage
 
@@ -31,7 +31,7 @@ def test_an_endpoint_that_leaves_takes_its_clients_along():
     (gone,) = changes.removed_sets
     assert gone.endswith("-10.64.1.11/8080")
     assert changes.element_count() == 0
-    rewritten = "\n".join(nft.chain_text(chain, IPFamily.IPV4) for chain in changes.chains)
+    rewritten = "\n".join(chain_text(chain, IPFamily.IPV4) for chain in changes.chains)
     assert gone not in rewritten
     script = changes.last_script()
     assert script.index("flush chain") < script.index("delete chain") < script.index("delete set")

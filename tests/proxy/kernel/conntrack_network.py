@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.proxy.kernel.small_cluster import HERE, POD, PORT, THERE, service, slices
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
 
 UDP, TCP, SCTP = "UDP", "TCP", "SCTP"
@@ -48,7 +48,7 @@ class Network:
     def bound(self, site: Any, address: str, kind: int, port: int = 0) -> socket.socket:
         """A bound socket in a site's namespace, None is the node."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with netns.entered(self.world.node if site is None else self.world.namespace(site)):
+        with in_namespace(self.world.node if site is None else self.world.namespace(site)):
             made = self._open.enter_context(socket.socket(family, kind))
         made.settimeout(30)
         made.bind((address, port))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
 
 _numbers = itertools.count()
@@ -93,11 +93,11 @@ class Range:
 
     def __exit__(self, *_: object) -> None:
         for name in self._made:
-            netns.delete(name)
+            delete_namespace(name)
 
     def _lay(self) -> None:
         for name in (self.sender, self.node, self.receiver):
-            netns.create(name)
+            create_namespace(name)
             self._made.append(name)
         self._ip(
             self.node,
@@ -121,7 +121,7 @@ class Range:
             f"route add default via {OWN[0]}",
         )
         self._ip(self.receiver, "link set s0 up")
-        with netns.entered(self.node):
+        with in_namespace(self.node):
             for path, value in _SETTINGS.items():
                 Path(f"/proc/sys/{path}").write_text(value)
 
@@ -135,7 +135,7 @@ class Range:
         os.sched_setaffinity(0, {min(before)})
         sockets: list[Any] = [*self._ears()]
         try:
-            with netns.entered(self.sender):
+            with in_namespace(self.sender):
                 gun = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
             sockets.append(gun)
             for number, shot in enumerate(shots, 1):
@@ -158,7 +158,7 @@ class Range:
 
     def _ears(self) -> Iterator["Ear"]:
         for namespace, where in ((self.receiver, "there"), (self.node, "here"), (self.sender, "refused")):
-            with netns.entered(namespace):
+            with in_namespace(namespace):
                 if where == "here":
                     made = [socket.socket(socket.AF_INET, socket.SOCK_RAW, number) for number in _PROTOCOLS.values()]
                 else:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
 from narthex.testing.kernel.world import Layout, Site, World
 from narthex.testing.load import ClientRoute, EchoEndpoints, until
@@ -175,7 +175,7 @@ class SmallCluster:
         argv += ["--hostname-override", "worker-a", "--proxy-mode", self.mode]
         argv += ["--cluster-cidr", "10.64.0.0/12,fd64::/48", *flags]
         environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-        with self.log_path.open("wb") as log, netns.entered(self.world.node):
+        with self.log_path.open("wb") as log, in_namespace(self.world.node):
             self.process = subprocess.Popen(argv, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         return self
 
@@ -214,7 +214,7 @@ class SmallCluster:
 
     def get(self, port: int, path: str) -> tuple[int, str]:
         """GET of a status port; status and body."""
-        with netns.entered(self.world.node):
+        with in_namespace(self.world.node):
             sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with sock:
             sock.settimeout(30)

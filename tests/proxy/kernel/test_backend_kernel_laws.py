@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.proxy.kernel.modes import MODES_HERE
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace
 from narthex.linux.run import run
 from narthex.model.net import IPFamily
 from narthex.model.store import Store
@@ -25,11 +25,11 @@ TURNS = st.lists(st.lists(some.events(), max_size=6), min_size=1, max_size=4)
 @pytest.fixture
 def namespace(request):
     name = f"nxl-{os.getpid()}-{abs(hash(request.node.name)) % 10**6}"
-    netns.create(name)
+    create_namespace(name)
     try:
         yield name
     finally:
-        netns.delete(name)
+        delete_namespace(name)
 
 
 def plans(config: NodeConfig, family: IPFamily, turns):
@@ -86,7 +86,7 @@ def test_nft_lists_what_nft_can_read(family, namespace):
     """`nft list ruleset` of our tables parses back in an empty namespace, whatever the cluster looks like."""
     backend, target = BACKENDS["nftables"], dataplane("nftables").target(family, namespace)
     empty = f"{namespace}-e"
-    netns.create(empty)
+    create_namespace(empty)
 
     @settings(max_examples=25)
     @given(some.configs, TURNS)
@@ -101,7 +101,7 @@ def test_nft_lists_what_nft_can_read(family, namespace):
     try:
         law()
     finally:
-        netns.delete(empty)
+        delete_namespace(empty)
 
 
 @pytest.mark.parametrize("mode", MODES_HERE)

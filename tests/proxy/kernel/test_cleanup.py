@@ -11,7 +11,7 @@ import pytest
 from tests.proxy.kernel.small_cluster import HERE, THERE, SmallCluster, slices
 from tests.proxy.kernel.small_cluster import service as service_object
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.nfnetlink import NfNetlink
 from narthex.linux.run import run
 from narthex.model.net import FAMILIES, IPFamily
@@ -89,9 +89,9 @@ table FAMILY kube-proxy {
 @pytest.fixture
 def namespace():
     name = f"nxt-{os.getpid()}-clean"
-    netns.create(name)
+    create_namespace(name)
     yield name
-    netns.delete(name)
+    delete_namespace(name)
 
 
 def commands(variant):
@@ -116,7 +116,7 @@ def dump(namespace):
 
 def narthex(namespace, *argv):
     """The program, in the namespace."""
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         return subprocess.run(
             [sys.executable, "-m", "narthex", *argv],
             capture_output=True,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.proxy.kernel.small_cluster import HERE, THERE, SmallCluster, service, slices
 
-from narthex.linux import namespaces as netns
 from narthex.linux.monitor import LegacyTableSizes, NftablesMonitor, RulePoller, RuleScope
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.nfnetlink import NfNetlink
 from narthex.linux.run import run
 from narthex.model.net import FAMILIES, IPFamily
@@ -179,7 +179,7 @@ def test_our_own_writes_are_not_taken_for_others(tmp_path, mode):
 def storm(namespace, text):
     """Somebody runs an nft script again and again, some hundred times a second."""
     ended, made = threading.Event(), []
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         nft = subprocess.Popen(
             ["nft", "-i"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True
         )
@@ -256,9 +256,9 @@ def test_a_storm_among_our_own_rules_is_looked_at_seldom(iptables):
 @pytest.fixture
 def namespace():
     name = f"nxt-{os.getpid()}-mon"
-    netns.create(name)
+    create_namespace(name)
     yield name
-    netns.delete(name)
+    delete_namespace(name)
 
 
 def test_more_than_the_queue_holds_is_noticed_too(namespace, monkeypatch):
@@ -279,7 +279,7 @@ def test_a_change_while_we_write_is_noticed(namespace):
             run(["nft", "add table ip narthex"], namespace=namespace)
             own.transactions += 1
         assert not monitor.look()
-        with monitor.writing(), netns.entered(namespace):
+        with monitor.writing(), in_namespace(namespace):
             subprocess.run(["nft", "add chain ip narthex c"], check=True)
         assert monitor.look() == {IPFamily.IPV4: 1}
     monitor.close()

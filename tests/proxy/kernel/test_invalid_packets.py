@@ -26,7 +26,7 @@ from tests.proxy.kernel.small_cluster import (
     slices,
 )
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
 
 pytestmark = [pytest.mark.kernel, pytest.mark.row("19.7", "23.8", "30.9")]
@@ -84,10 +84,10 @@ class Conversation:
         family = socket.AF_INET6 if ":" in source else socket.AF_INET
         beyond = cluster.world.namespace(cluster.world.layout.homes[endpoint])
         caller = cluster.world.node if site is None else cluster.world.namespace(site)
-        with netns.entered(beyond):
+        with in_namespace(beyond):
             listener = socket.socket(family, socket.SOCK_STREAM)
             self.raw = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_TCP)
-        with netns.entered(caller):
+        with in_namespace(caller):
             self.client = socket.socket(family, socket.SOCK_STREAM)
         with listener:
             listener.bind((endpoint, PORT))

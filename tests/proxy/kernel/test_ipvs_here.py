@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.program.dataplane import check_machine, refusal
 from narthex.runtime.process import StartError
@@ -22,7 +22,7 @@ def working_modes():
 
 
 def narthex(namespace, *words):
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         return subprocess.run(
             [sys.executable, "-m", "narthex", *words],
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
@@ -36,9 +36,9 @@ def narthex(namespace, *words):
 @pytest.fixture
 def space():
     name = f"nx-noipvs-{os.getpid()}"
-    netns.create(name)
+    create_namespace(name)
     yield name
-    netns.delete(name)
+    delete_namespace(name)
 
 
 def test_a_kernel_without_it_names_the_modes_that_work(space):

@@ -10,7 +10,7 @@ import pytest
 from tests.proxy.kernel.small_cluster import CALLERS, CLUSTER_IP, HERE, POD, PORT, SOURCE, SmallCluster, service, slices
 from tests.uml.machine import Machine
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
 
 pytestmark = [pytest.mark.kernel, pytest.mark.row("19.1", "19.3", "19.5", "29.8")]
@@ -28,14 +28,14 @@ def values(namespace):
 @pytest.fixture
 def namespace():
     name = f"nxt-{os.getpid()}-settings"
-    netns.create(name)
+    create_namespace(name)
     yield name
-    netns.delete(name)
+    delete_namespace(name)
 
 
 def init_only(namespace, *flags):
     argv = [sys.executable, "-m", "narthex", "proxy", "--init-only", "--hostname-override", "worker-a", *flags]
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         return subprocess.run(
             argv, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(SOURCE)}
         )
@@ -89,9 +89,9 @@ def test_a_connection_in_close_wait_is_remembered_for_an_hour(tmp_path):
         cluster.put("web", service(), *slices({end: "ready"}))
         cluster.start().ready()
         assert "nf_conntrack_max could not be set" in cluster.log
-        with netns.entered(cluster.world.namespace(cluster.world.layout.homes[end])):
+        with in_namespace(cluster.world.namespace(cluster.world.layout.homes[end])):
             listener = socket.create_server((end, PORT))
-        with netns.entered(cluster.world.namespace(CALLERS)):
+        with in_namespace(cluster.world.namespace(CALLERS)):
             client = socket.socket()
         with listener, client:
             client.bind((POD[4], 0))

@@ -18,8 +18,8 @@ from tests.proxy.kernel.small_cluster import (
     slices,
 )
 
-from narthex.linux import links
-from narthex.linux import namespaces as netns
+from narthex.linux.links import ip_batch, set_sysctls
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
 from narthex.testing.load import PATIENCE, OpenConnection
 
@@ -83,7 +83,7 @@ def to_localhost(cluster, port):
 
 
 def route_localnet(cluster):
-    with netns.entered(cluster.world.node):
+    with in_namespace(cluster.world.node):
         return (Path("/proc/sys") / SETTING).read_text().strip()
 
 
@@ -158,7 +158,7 @@ def test_the_setting_comes_after_its_guard_and_is_never_taken_from_others(make):
     cluster = make(
         "iptables",
         config={"iptables": {"localhostNodePorts": False}},
-        before=lambda made: links.set_sysctls(made.world.node, {SETTING: "1"}),
+        before=lambda made: set_sysctls(made.world.node, {SETTING: "1"}),
     )
     assert route_localnet(cluster) == "1"
     assert tried(localhost(cluster)) == "refused"
@@ -171,7 +171,7 @@ def test_a_list_of_networks(make, mode):
     cluster = make(mode, "--nodeport-addresses", "10.20.1.0/24,fd20::/64")
     assert answered(cluster.from_outside(4, "10.20.1.11")) and answered(cluster.from_outside(6))
     assert tried(cluster.from_outside(4)) == "refused"
-    links.batch(cluster.world.node, ["address add 10.20.1.77/32 dev eth0", "address add 10.20.2.77/32 dev eth0"])
+    ip_batch(cluster.world.node, ["address add 10.20.1.77/32 dev eth0", "address add 10.20.2.77/32 dev eth0"])
     assert answered(cluster.from_outside(4, "10.20.1.77"))
     assert tried(cluster.from_outside(4, "10.20.2.77")) == "refused"
 

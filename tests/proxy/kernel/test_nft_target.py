@@ -21,13 +21,13 @@ from tests.proxy.backends.nft_plans import (
     service,
 )
 
-from narthex.linux import namespaces as netns
 from narthex.linux.libnftables import NftError, run_nft
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import ApplyError, run
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import NamespacedName, ServicePortName
-from narthex.netfilter import nft
 from narthex.netfilter.ast import Goto, Return
+from narthex.netfilter.nft.parse import parse_ruleset
 from narthex.proxy.backends.nftables.backend import NftablesBackend
 from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.kernel.nftables import NftablesTarget
@@ -42,11 +42,11 @@ FAMILY = IPFamily.IPV4
 @pytest.fixture
 def namespace():
     name = f"nxt-{os.getpid()}-nft"
-    netns.create(name)
+    create_namespace(name)
     try:
         yield name
     finally:
-        netns.delete(name)
+        delete_namespace(name)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_ipv6(namespace):
 def test_the_listed_text_means_the_same(target, namespace):
     want = put(target, whole())
     listed = run(["nft", "list", "ruleset"], namespace=namespace)
-    assert nft.parse(listed).tables == (want.table(),)
+    assert parse_ruleset(listed).tables == (want.table(),)
 
 
 @pytest.mark.parametrize("make", [whole, six], ids=["IPv4", "IPv6"])
@@ -138,13 +138,13 @@ def test_nft_reads_what_nft_lists(make, namespace):
     listed = run(["nft", "list", "ruleset"], namespace=namespace)
     assert "dnat" in listed
     empty = f"{namespace}-e"
-    netns.create(empty)
+    create_namespace(empty)
     try:
         run(["nft", "-c", "-f", "-"], stdin=listed, namespace=empty)
         run(["nft", "-f", "-"], stdin=listed, namespace=empty)
         assert run(["nft", "list", "ruleset"], namespace=empty) == listed
     finally:
-        netns.delete(empty)
+        delete_namespace(empty)
 
 
 def test_nft_reads_what_we_print(namespace):
@@ -317,7 +317,7 @@ def counts(target, rules):
 
 def knock(namespace, address, port):
     """One attempt to connect; nobody answers."""
-    with netns.entered(namespace), socket.socket() as sock:
+    with in_namespace(namespace), socket.socket() as sock:
         sock.settimeout(2)
         sock.connect_ex((address, port))
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from narthex.linux import namespaces as netns
 from narthex.linux.links import set_sysctls
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
 
 pytestmark = pytest.mark.kernel
@@ -59,7 +59,7 @@ class Running:
         argv = [sys.executable, "-m", "narthex", "proxy", "--manifests", str(self.manifests)]
         argv += ["--hostname-override", hostname, "--cluster-cidr", "10.64.0.0/12", *flags]
         environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-        with self.log_path.open("wb") as log, netns.entered(self.namespace):
+        with self.log_path.open("wb") as log, in_namespace(self.namespace):
             self.process = subprocess.Popen(argv, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         return self
 
@@ -68,7 +68,7 @@ class Running:
         return self.log_path.read_text()
 
     def get(self, port, path):
-        with netns.entered(self.namespace):
+        with in_namespace(self.namespace):
             sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with sock:
             sock.settimeout(30)
@@ -112,7 +112,7 @@ class Running:
 @pytest.fixture
 def proxy(tmp_path):
     name = f"nxt-{os.getpid()}-proxy"
-    netns.create(name)
+    create_namespace(name)
     manifests = tmp_path / "manifests"
     manifests.mkdir()
     (manifests / "web.yaml").write_text(WEB)
@@ -123,7 +123,7 @@ def proxy(tmp_path):
         if running.process is not None and running.process.poll() is None:
             running.process.kill()
             running.process.wait()
-        netns.delete(name)
+        delete_namespace(name)
 
 
 def content(text):
@@ -246,7 +246,7 @@ def test_json_logs(proxy):
 def test_without_root_it_says_what_to_do(proxy):
     argv = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all", sys.executable, "-m", "narthex", "proxy"]
     argv += ["--manifests", str(proxy.manifests), "--hostname-override", "worker-a"]
-    with netns.entered(proxy.namespace):
+    with in_namespace(proxy.namespace):
         done = subprocess.run(
             argv, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(SOURCE)}
         )
@@ -255,7 +255,7 @@ def test_without_root_it_says_what_to_do(proxy):
 
 
 def test_a_taken_port_ends_it_when_it_is_to_fail_hard(proxy):
-    with netns.entered(proxy.namespace):
+    with in_namespace(proxy.namespace):
         holder = socket.create_server(("0.0.0.0", 10256))
     with holder:
         proxy.start("--bind-address-hard-fail")

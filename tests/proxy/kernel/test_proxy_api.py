@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 from tests.proxy.kernel.test_proxy_surface import Running
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
 from narthex.testing.apiserver import FaultyApiServer, Refuse
 from narthex.testing.build import NODE_IPS, endpoint, endpoint_slice, node, service
@@ -55,11 +55,11 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path):
     name = f"nxapi-{os.getpid()}"
-    netns.create(name)
+    create_namespace(name)
     running = Running(name, tmp_path / "log")
     try:
         with ExitStack() as stack:
-            with netns.entered(name):
+            with in_namespace(name):
                 server = stack.enter_context(FaultyApiServer())
             server.put(node(), WEB, ends("10.64.1.5"))
             yield Cluster(server, running)
@@ -67,7 +67,7 @@ def cluster(tmp_path):
         if running.process is not None and running.process.poll() is None:
             running.process.kill()
             running.process.wait()
-        netns.delete(name)
+        delete_namespace(name)
 
 
 @pytest.mark.row("1.15")

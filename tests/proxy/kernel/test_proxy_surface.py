@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.proxy.kernel.small_cluster import HERE, THERE, SmallCluster, service, slices
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
 from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import endpoint, endpoint_slice, node
@@ -41,7 +41,7 @@ class Running:
     def start(self, *flags):
         argv = [sys.executable, "-m", "narthex", "proxy", "--hostname-override", "worker-a", *flags]
         environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-        with self.log_path.open("wb") as log, netns.entered(self.namespace):
+        with self.log_path.open("wb") as log, in_namespace(self.namespace):
             self.process = subprocess.Popen(argv, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         return self
 
@@ -67,7 +67,7 @@ class Running:
 
     def ask(self, address, port, path, method="GET"):
         """Status, headers and body."""
-        with netns.entered(self.namespace):
+        with in_namespace(self.namespace):
             sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         with sock:
             sock.settimeout(30)
@@ -85,7 +85,7 @@ class Running:
 @pytest.fixture
 def proxy(tmp_path):
     name = f"nxsurf-{os.getpid()}"
-    netns.create(name)
+    create_namespace(name)
     running = Running(name, tmp_path / "log")
     try:
         yield running
@@ -93,7 +93,7 @@ def proxy(tmp_path):
         if running.process is not None and running.process.poll() is None:
             running.process.kill()
             running.process.wait()
-        netns.delete(name)
+        delete_namespace(name)
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_new_connections_are_counted_exactly(tmp_path, mode):
 
 @pytest.mark.row("26.4", "17.3")
 def test_with_an_api_server_it_tells_events_and_needs_its_node(proxy):
-    with netns.entered(proxy.namespace):
+    with in_namespace(proxy.namespace):
         server = FaultyApiServer()
         server.start()
     try:
@@ -279,7 +279,7 @@ def test_with_an_api_server_it_tells_events_and_needs_its_node(proxy):
     [(("0.0.0.0", 10256), "FailedToStartProxierHealthcheck"), (("127.0.0.1", 10249), "FailedToStartMetricServer")],
 )
 def test_a_taken_port_that_must_be_had_is_told_before_the_end(proxy, address, reason):
-    with netns.entered(proxy.namespace):
+    with in_namespace(proxy.namespace):
         server = FaultyApiServer()
         server.start()
         holder = socket.create_server(address)
@@ -296,7 +296,7 @@ def test_a_taken_port_that_must_be_had_is_told_before_the_end(proxy, address, re
 
 @pytest.mark.row("26.4", "16.7")
 def test_a_health_check_port_that_cannot_be_had_is_told_of_the_service(proxy):
-    with netns.entered(proxy.namespace):
+    with in_namespace(proxy.namespace):
         server = FaultyApiServer()
         server.start()
         holder = socket.create_server(("0.0.0.0", 31000))
@@ -353,7 +353,7 @@ portRange: ""
 @pytest.mark.row("27.2", "27.24", "30.1")
 def test_in_the_place_of_a_kube_proxy_of_kubeadm(proxy, tmp_path):
     """Its configuration file, its kubeconfig, its flags; its port that another holds for a while."""
-    with netns.entered(proxy.namespace):
+    with in_namespace(proxy.namespace):
         server = FaultyApiServer(token="secret")
         server.start()
         holder = socket.create_server(("0.0.0.0", 10256))
@@ -386,7 +386,7 @@ def test_in_the_place_of_a_kube_proxy_of_kubeadm(proxy, tmp_path):
         assert re.search(r"-d 10\.110\.0\.1/32 .* -j KUBE-SVC-", rules)
 
         # What the file says now cannot be had, and must be: a new process ends for it.
-        with netns.entered(proxy.namespace):
+        with in_namespace(proxy.namespace):
             holder = socket.create_server(("127.0.0.1", 777))
         with holder:
             edited = config.read_text().replace('metricsBindAddress: ""', "metricsBindAddress: 127.0.0.1:777")
@@ -420,7 +420,7 @@ def test_healthy_only_while_the_rules_are_in_the_kernel(proxy, manifests):
     """Another program takes the table and does not let go: a table with an owner cannot be written by others."""
     proxy.start(f"--manifests={manifests}", "--sync-period=500ms").ready()
     assert proxy.status("/healthz") == 200
-    with netns.entered(proxy.namespace):
+    with in_namespace(proxy.namespace):
         owner = subprocess.Popen(["nft", "-i"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
         # One transaction: the proxy is not quicker.

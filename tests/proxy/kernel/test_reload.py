@@ -7,7 +7,7 @@ import pytest
 import yaml
 from tests.proxy.kernel.small_cluster import HERE, THERE, SmallCluster, service, slices
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.testing.load import Load
 
 pytestmark = [pytest.mark.kernel, pytest.mark.row("27.25", "29.12")]
@@ -30,7 +30,7 @@ class Configured(SmallCluster):
         fresh.rename(self.file)
 
     def setting(self, path):
-        with netns.entered(self.world.node):
+        with in_namespace(self.world.node):
             return Path("/proc/sys", path).read_text().strip()
 
     def configz(self):

@@ -16,7 +16,7 @@ from tests.proxy.kernel.small_cluster import (
     slices,
 )
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
 from narthex.model.net import family_of
 from narthex.testing.kernel.client import ADDRESS_FAMILY
@@ -66,7 +66,7 @@ class Answer:
 def ask(cluster, version=4, address=None, port=CHECK, request="GET / HTTP/1.1\r\nHost: node\r\n\r\n"):
     """Ask as a balancer does, from outside. Raises OSError."""
     destination = address or NODE_IP[version]
-    with netns.entered(cluster.world.namespace(CLIENTS)):
+    with in_namespace(cluster.world.namespace(CLIENTS)):
         sock = socket.socket(ADDRESS_FAMILY[family_of(destination)], socket.SOCK_STREAM)
     with sock:
         sock.settimeout(30)
@@ -171,7 +171,7 @@ def test_it_listens_on_node_port_addresses_only(cluster):
 @in_nftables_mode
 @pytest.mark.row("16.7")
 def test_a_taken_port_is_reported_and_tried_again_while_others_go_on(cluster):
-    with netns.entered(cluster.world.node):
+    with in_namespace(cluster.world.node):
         holder = socket.create_server(("0.0.0.0", CHECK))
     with holder:
         both = [balanced(), *ready(*PODS), balanced(OTHER_CHECK, "cart", number=2, node_port=30081)]

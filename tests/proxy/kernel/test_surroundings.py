@@ -12,8 +12,8 @@ from tests.proxy.kernel.small_cluster import HERE, THERE, SmallCluster, slices
 from tests.proxy.kernel.small_cluster import service as service_manifest
 
 from narthex.cli import main
-from narthex.linux import sysctls
 from narthex.linux.run import run
+from narthex.linux.sysctls import apply_sysctls
 from narthex.model.kernel_setting import KernelSetting
 from narthex.model.net import FAMILIES, ConntrackFlow, IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServiceCIDR, ServicePort
@@ -171,7 +171,7 @@ def test_clients_are_not_pinned_to_what_is_not_ready(mode):
 def test_a_setting_that_cannot_be_written_is_told_and_ends_nothing(tmp_path):
     (tmp_path / "kept").write_text("1")
     wanted = [KernelSetting("not/there", 5, "min"), KernelSetting("kept", 7, "maxPerCore")]
-    outcomes = {done.setting.path: done.error for done in sysctls.apply(wanted, tmp_path)}
+    outcomes = {done.setting.path: done.error for done in apply_sysctls(wanted, tmp_path)}
     assert outcomes["not/there"] and not outcomes["kept"]
     assert (tmp_path / "kept").read_text() == "7"
 

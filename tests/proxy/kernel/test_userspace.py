@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.proxy.kernel.small_cluster import HERE, NODE_IP, PORT, THERE, SmallCluster, service, slices
 
-from narthex.linux import namespaces as netns
-from narthex.linux import processes
+from narthex.linux.namespaces import in_namespace
+from narthex.linux.processes import processes_inside
 from narthex.linux.run import run
 from narthex.model.net import IPFamily, Protocol
 from narthex.proxy.backends.userspace.backend import FIRST, LAST
@@ -43,7 +43,7 @@ def load(cluster):
 
 def relays(cluster):
     """The relay processes of the node, by number."""
-    found = processes.inside([cluster.world.node])
+    found = processes_inside([cluster.world.node])
     return [each.pid for each in found if "proxy.relay.process" in command_of(each.pid)]
 
 
@@ -108,7 +108,7 @@ def test_datagrams_of_60_kilobytes_pass_whole(cluster, version):
     kind = socket.AF_INET6 if version == 6 else socket.AF_INET
     with ExitStack() as stack:
         where = cluster.world.namespace(cluster.world.layout.homes[server])
-        with netns.entered(where):
+        with in_namespace(where):
             echo = stack.enter_context(socket.socket(kind, socket.SOCK_DGRAM))
         echo.bind((server, 5353))
         for way, to in (
@@ -116,7 +116,7 @@ def test_datagrams_of_60_kilobytes_pass_whole(cluster, version):
             (cluster.from_pod(version), ("fd6e::9" if version == 6 else "10.110.0.9", 53)),
             (cluster.from_node(version), (NODE_IP[version], 30053)),
         ):
-            with netns.entered(way.namespace):
+            with in_namespace(way.namespace):
                 client = stack.enter_context(socket.socket(kind, socket.SOCK_DGRAM))
             client.bind((way.source, 0))
             client.connect(to)
@@ -135,7 +135,7 @@ def test_bulk_and_half_close_through_the_rules(cluster):
     """The client ends its side first and then gets the sum of all that it has sent."""
     server, size = HERE[4][4], 64 << 20
     where = cluster.world.namespace(cluster.world.layout.homes[server])
-    with netns.entered(where):
+    with in_namespace(where):
         listening = socket.create_server((server, PORT))
     cluster.put("web", service(), *slices({server: "ready"}))
     cluster.start().ready()
@@ -149,7 +149,7 @@ def test_bulk_and_half_close_through_the_rules(cluster):
                 digest.update(data)
             taken.sendall(digest.digest())
 
-    with listening, ThreadPoolExecutor(1) as pool, netns.entered(way.namespace):
+    with listening, ThreadPoolExecutor(1) as pool, in_namespace(way.namespace):
         summing = pool.submit(sums_up)
         with socket.create_connection((way.destination, way.port), 20, (way.source, 0)) as client:
             for _ in range(size // len(block)):
@@ -219,7 +219,7 @@ def test_a_port_that_somebody_has_is_left_to_them(cluster, load):
     ((_, port),) = listeners(cluster)
     cluster.kill()
     until(lambda: not relays(cluster), "the end of the relays")
-    with netns.entered(cluster.world.node):
+    with in_namespace(cluster.world.node):
         taken = socket.create_server(("0.0.0.0", port))
     with taken:
         cluster.start().ready()

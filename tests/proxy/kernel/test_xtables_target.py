@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace
 from narthex.linux.run import ApplyError, run
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
@@ -50,9 +50,9 @@ COMMIT
 @pytest.fixture
 def namespace():
     name = f"nxt-{os.getpid()}-xt"
-    netns.create(name)
+    create_namespace(name)
     yield name
-    netns.delete(name)
+    delete_namespace(name)
 
 
 def cluster(*, backends=3, family=IPFamily.IPV4, **config):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from narthex.model.packet import agree
 from narthex.model.store import Store
-from narthex.netfilter.dump.read import read_all
+from narthex.netfilter.dump.read import read_dumps
 from narthex.netfilter.walk.walk import walk
 from narthex.proxy.backends.ipvs.backend import IpvsBackend
 from narthex.proxy.plan.planner import Planner
@@ -43,7 +43,7 @@ def test_what_is_printed_is_read_back(config, family, turns, scheduler):
     backend = IpvsBackend(scheduler)
     for plan in plans(config, family, turns):
         rules = backend.render(plan)
-        dump = read_all([("text", backend.text(rules))], family).for_family(family)
+        dump = read_dumps([("text", backend.text(rules))], family).for_family(family)
         assert dump.objects.sets == rules.sets
         assert dump.objects.servers == dict(rules.servers)
         assert dump.ruleset == rules.tables.ruleset
@@ -58,7 +58,7 @@ def test_a_dump_tells_the_same_story(config, family, turns, data):
     backend = IpvsBackend()
     *_, plan = plans(config, family, turns)
     rules = backend.render(plan)
-    dump = read_all([("text", backend.text(rules))], family).for_family(family)
+    dump = read_dumps([("text", backend.text(rules))], family).for_family(family)
     for packet in data.draw(st.lists(some.packets(family), min_size=1, max_size=4)):
         walked = walk(dump.ruleset, packet, HOST, objects=dump.objects)
         assert agree(walked, backend.walk(rules, packet, HOST)), packet

@@ -79,5 +79,5 @@ def test_what_the_kernel_never_gets_is_said_at_last(log):
 @pytest.mark.parametrize(("value", "expected"), [(None, True), (0, True), (1, False), (2, False)])
 def test_where_the_kernel_is_liberal_invalid_packets_are_not_judged(monkeypatch, value, expected):
     """Row 19.7."""
-    monkeypatch.setattr(kernel_settings.sysctls, "read", lambda _: value)
+    monkeypatch.setattr(kernel_settings, "read_sysctl", lambda _: value)
     assert with_kernel(settings({}, None, "worker-a")).node.drop_invalid is expected

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import namespace_exists, namespace_names
 from narthex.linux.run import run
 from narthex.model.net import IPFamily
 from narthex.testing.findings import WitnessFinding
@@ -217,6 +217,6 @@ def test_nothing_stays_behind() -> None:
     case = scenario(4, {"from": CLIENT[4], "to": VIP[4], "port": 80, "proto": "TCP", "expect": "none"})
     with pytest.raises(ZeroDivisionError), standing(case, "") as stand:
         name = stand.world.node
-        assert netns.exists(name)
+        assert namespace_exists(name)
         raise ZeroDivisionError
-    assert not [left for left in netns.names() if left.startswith(name) and name.startswith(PREFIX)]
+    assert not [left for left in namespace_names() if left.startswith(name) and name.startswith(PREFIX)]

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from narthex.cli import main
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import namespace_names
 from narthex.proxy.program.dataplane import refusal
 from narthex.testing.kernel.world import PREFIX
 
@@ -39,7 +39,7 @@ def children(pid: int) -> set[int]:
 
 def worlds(pids: set[int]) -> list[str]:
     """Namespaces that these processes made."""
-    return [name for name in netns.names() if any(name.startswith(f"{PREFIX}{pid}-") for pid in pids)]
+    return [name for name in namespace_names() if any(name.startswith(f"{PREFIX}{pid}-") for pid in pids)]
 
 
 def wait_for(condition, seconds: float = 10) -> bool:

@@ -24,10 +24,10 @@ from tests.proxy.kernel.small_cluster import (
     layout,
 )
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.privileges import kernel_release
 from narthex.linux.run import run
-from narthex.linux.sysctls import apply as set_settings
+from narthex.linux.sysctls import apply_sysctls as set_settings
 from narthex.model.net import IPFamily, Protocol, join_port
 from narthex.model.objects import (
     EndpointPort,
@@ -204,7 +204,7 @@ class Stand:
     def __enter__(self) -> Stand:
         self.world.__enter__()
         self.answers.__enter__()
-        with netns.entered(self.world.node):
+        with in_namespace(self.world.node):
             set_settings(dataplane(self.mode).kernel_settings(kernel_release()))
         for version in (4, 6):
             for number in (0, 2, 3):
@@ -234,7 +234,7 @@ class Stand:
 
     def _echo(self, address: str) -> None:
         """A pod that answers datagrams."""
-        with netns.entered(self.site(SERVERS)):
+        with in_namespace(self.site(SERVERS)):
             sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sock.bind((address, TARGET))
         self._sockets.append(sock)
@@ -280,7 +280,7 @@ class Stand:
     def settings(self, *pairs: str) -> Iterator[None]:
         """Settings of the node, `net/… = 1`, for the time of the block."""
         before = []
-        with netns.entered(self.world.node):
+        with in_namespace(self.world.node):
             for pair in pairs:
                 name, _, value = pair.partition("=")
                 path = Path("/proc/sys") / name
@@ -289,7 +289,7 @@ class Stand:
         try:
             yield
         finally:
-            with netns.entered(self.world.node):
+            with in_namespace(self.world.node):
                 for path, value in reversed(before):
                     path.write_text(value)
 
@@ -309,7 +309,7 @@ class Stand:
         return line.endpoint
 
     def _datagram(self, way: ClientRoute, patience: float) -> str:
-        with netns.entered(self.site(SITES.get(way.source))):
+        with in_namespace(self.site(SITES.get(way.source))):
             sock = socket.socket(
                 ADDRESS_FAMILY[IPFamily.IPV6 if ":" in way.source else IPFamily.IPV4], socket.SOCK_DGRAM
             )

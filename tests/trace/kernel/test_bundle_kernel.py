@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
 from narthex.trace.node.layout import TAKEN, script
 from narthex.trace.node.view import view_of_bundle
@@ -20,7 +20,7 @@ NODE = f"nxbk{os.getpid()}"
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[str]:
-    netns.create(NODE)
+    create_namespace(NODE)
     try:
         for words in (
             "link add cni0 type bridge",
@@ -38,13 +38,13 @@ def node() -> Iterator[str]:
         run(["iptables-restore"], stdin=rules, namespace=NODE)
         yield NODE
     finally:
-        netns.delete(NODE)
+        delete_namespace(NODE)
 
 
 def test_the_script_takes_what_the_command_takes(node: str, tmp_path: Path) -> None:
     ours = gather("node-1", node)
     write_file(tmp_path / "ours.tgz", ours.table, ours.parts)
-    with netns.entered(node), (tmp_path / "theirs.tgz").open("wb") as out:
+    with in_namespace(node), (tmp_path / "theirs.tgz").open("wb") as out:
         done = subprocess.run(
             ["sh"], input=script().encode(), stdout=out, stderr=subprocess.PIPE, timeout=120, check=True
         )
@@ -80,7 +80,7 @@ def test_what_the_kernel_has_comes_out_of_a_bundle(node: str, tmp_path: Path) ->
 
 
 def test_no_secret_among_the_settings(node: str) -> None:
-    with netns.entered(node):
+    with in_namespace(node):
         Path("/proc/sys/net/ipv6/conf/cni0/stable_secret").write_text("2001:db8::5ec:1234")
     gathered = gather("node-1", node)
     assert "stable_secret" not in gathered.parts["net/sysctls.txt"]

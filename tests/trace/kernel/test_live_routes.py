@@ -5,7 +5,7 @@ import os
 import pytest
 
 from narthex.lab.program.trace import RouteHop, next_hop
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace
 from narthex.linux.run import run
 
 pytestmark = pytest.mark.kernel
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.kernel
 @pytest.fixture
 def namespace():
     name = f"nxr-{os.getpid()}"
-    netns.create(name)
+    create_namespace(name)
     try:
         run(["ip", "link", "add", "va", "type", "veth", "peer", "name", "vb"], namespace=name)
         for words in ("address add 10.9.1.1/24 dev va", "link set va up", "link set vb up",
@@ -22,7 +22,7 @@ def namespace():
             run(["ip", *words.split()], namespace=name)
         yield name
     finally:
-        netns.delete(name)
+        delete_namespace(name)
 
 
 def test_routes_of_a_namespace(namespace: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import CommandError, run
 from narthex.model.store import Snapshot
 from narthex.trace.follow.routing import RouteQuery, check_source, look_up
@@ -34,7 +34,7 @@ def ip(words: str, namespace: str = NODE) -> str:
 
 
 def setting(name: str, value: str, namespace: str = NODE) -> None:
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         (SYSCTLS / name).write_text(value)
 
 
@@ -44,7 +44,7 @@ def world() -> Iterator[None]:
     names = (NODE, A, B, OUT)
     try:
         for name in names:
-            netns.create(name)
+            create_namespace(name)
         ip("link add cni0 type bridge")
         ip("link set cni0 up")
         ip("addr add 10.244.7.1/24 dev cni0")
@@ -76,7 +76,7 @@ def world() -> Iterator[None]:
         yield
     finally:
         for name in names:
-            netns.delete(name)
+            delete_namespace(name)
 
 
 # ---- routing -------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Server:
     """Answers each datagram with its own name and the source it saw."""
 
     def __init__(self, namespace: str, name: str, address: str, port: int) -> None:
-        with netns.entered(namespace):
+        with in_namespace(namespace):
             self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind((address, port))
         self.name = name
@@ -197,7 +197,7 @@ _numbers = itertools.count(1)
 
 def send(namespace: str, to: tuple[str, int], servers: list[Server], comes: bool, port: int = 0):
     """What the servers saw of a datagram, and who answered it: ((server, source), answered by). `comes`: wait for it."""
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with client:
         if port:
@@ -307,7 +307,7 @@ CASES = {
 def place(settings: dict[str, str], extra: str) -> Iterator[None]:
     before = {}
     for name, value in settings.items():
-        with netns.entered(NODE):
+        with in_namespace(NODE):
             before[name] = (SYSCTLS / name).read_text().strip()
         setting(name, value)
     done, undo = {
@@ -344,7 +344,7 @@ def test_the_kernel_does_what_was_predicted(case: str) -> None:
             # Neighbours that the bridge has not met yet would be asked for while the view is taken.
             for pod in (A, B):
                 run(["ip", "neigh", "flush", "all"], namespace=pod)
-                with netns.entered(pod), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as hello:
+                with in_namespace(pod), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as hello:
                     hello.sendto(b"x", ("10.244.7.1", 9))
             wish = {"node": "node", "iif": "eth0"} if bound else {}
             leaves = predicted(source, destination, **wish)
@@ -371,7 +371,7 @@ def send_from(namespace: str, bound: str, to: tuple[str, int], servers: list[Ser
     if not bound:
         return send(namespace, to, servers, comes)
     # A source of its own, sent out by the other link.
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with client:
         client.bind((bound, 0))

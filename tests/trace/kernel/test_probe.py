@@ -133,8 +133,9 @@ def test_the_sender_is_found_by_its_address(stand: Stand) -> None:
 def test_only_one_probe_at_a_time_and_a_killed_one_leaves_nothing(stand: Stand) -> None:
     """The kernel takes the table away with the process, however it ends."""
     script = (
-        "import sys, time; from narthex.linux import namespaces as netns; from narthex.linux.libnftables import OwnedTables\n"
-        f"with netns.entered({stand.world.node!r}): held = OwnedTables('table ip {probe.TABLE} {{ flags owner; }}')\n"
+        "import sys, time; from narthex.linux.namespaces import in_namespace; "
+        "from narthex.linux.libnftables import OwnedTables\n"
+        f"with in_namespace({stand.world.node!r}): held = OwnedTables('table ip {probe.TABLE} {{ flags owner; }}')\n"
         "print('there', flush=True); time.sleep(600)"
     )
     source = str(Path(narthex.__file__).parents[1])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import narthex
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 
 pytestmark = pytest.mark.kernel
 
@@ -88,7 +88,7 @@ def the_kernel_does_what_the_path_says(lab: str, data) -> None:
     predicted = {each["name"].split("/")[1].split()[0]: each["source"] for each in data["ends"]}
     seen: dict[str, str] = {}
     for _ in range(REQUESTS):
-        with netns.entered(f"nx-{lab}-outside"):
+        with in_namespace(f"nx-{lab}-outside"):
             client = socket.create_connection(("192.168.49.11", 30001), timeout=30)
         with client:
             client.sendall(b"GET / HTTP/1.0\r\n\r\n")

@@ -11,7 +11,7 @@ import posix
 from narthex.cni.json import parse_object, write
 from narthex.cni.kernel import files
 from narthex.cni.request import is_attachment, is_name
-from narthex.linux import setns
+from narthex.linux.setns import namespace_identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def boot() -> str:
 
 def of_namespace(descriptor: int, path: str, link: str) -> dict[str, object]:
     """Return the record of a namespace. `link` is the node's end of the veth pair, or empty."""
-    device, inode = setns.identity(descriptor)
+    device, inode = namespace_identity(descriptor)
     return {"path": path, "device": device, "inode": inode, "boot": boot(), "link": link}
 
 

@@ -8,7 +8,6 @@ from narthex.cni.plan import AttachmentPlan, SysctlSetting
 from narthex.cni.plugins import pod
 from narthex.cni.request import ipam_of, is_interface
 from narthex.cni.result import CniResult, Interface, IPConfig, PodRoute, read_dns
-from narthex.model import packed_addresses as address
 from narthex.model.links import (
     AddAddress,
     AddBridge,
@@ -19,7 +18,7 @@ from narthex.model.links import (
     Promiscuous,
     SetHardwareAddress,
 )
-from narthex.model.packed_addresses import Network
+from narthex.model.packed_addresses import Network, address_number, ip_version
 from narthex.model.values import Value
 
 TYPE_CHECKING = False
@@ -148,7 +147,7 @@ def completed(config: BridgeConfig, given: CniResult, dns_of: CniRequest) -> Cni
     for ip in given.ips:
         gateway = ip.gateway or (_first_host(ip.network) if config.is_gateway else b"")
         ips.append(IPConfig(ip.network, gateway, 2))
-        default = pod.DEFAULTS[address.version(ip.network.address)]
+        default = pod.DEFAULTS[ip_version(ip.network.address)]
         if config.is_default_gateway and not any(route.destination == default for route in routes):
             routes.append(PodRoute(default, gateway))
     dns = read_dns(dns_of.config) if dns_of.config.get("dns") else given.dns
@@ -156,7 +155,7 @@ def completed(config: BridgeConfig, given: CniResult, dns_of: CniRequest) -> Cni
 
 
 def _first_host(network: Network) -> bytes:
-    return (address.number(network.first) + 1).to_bytes(len(network.address), "big")
+    return (address_number(network.first) + 1).to_bytes(len(network.address), "big")
 
 
 class AddressConflict(CniError):

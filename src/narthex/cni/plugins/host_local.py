@@ -9,8 +9,7 @@ from __future__ import annotations
 from narthex.cni import fields
 from narthex.cni.errors import CANNOT_ADD, INVALID_CONFIG, TAKEN, CniError
 from narthex.cni.result import IPConfig, read_routes
-from narthex.model import packed_addresses as address
-from narthex.model.packed_addresses import Network
+from narthex.model.packed_addresses import Network, address_number, address_text, ip_version
 from narthex.model.values import Value
 
 TYPE_CHECKING = False
@@ -67,7 +66,7 @@ def read(request: CniRequest) -> IpamConfig:
     if not sets:
         raise fields.wrong("ipam.ranges", "no IP ranges specified")
     _refuse_overlap(sets)
-    families = [address.version(one[0].start) for one in sets]
+    families = [ip_version(one[0].start) for one in sets]
     if request.version in _ONE_PER_FAMILY and len(families) != len(set(families)):
         raise fields.wrong("ipam.ranges", f"CNI version {request.version} does not support more than 1 per family")
     resolv_conf = fields.text(ipam, "resolvConf", "ipam.")
@@ -106,11 +105,11 @@ def _range(fields_: Fields, path: str) -> IpamRange:
     start, end, gateway = (fields.optional_ip(fields_, name, path) for name in ("rangeStart", "rangeEnd", "gateway"))
     for name, value in (("rangeStart", start), ("rangeEnd", end)):
         if value and not first <= value <= last:
-            raise fields.wrong(path + name, f"{address.text(value)} is not an address for hosts of {subnet}")
+            raise fields.wrong(path + name, f"{address_text(value)} is not an address for hosts of {subnet}")
     if gateway and len(gateway) != len(first):
         raise fields.wrong(path + "gateway", f"is not of the family of {subnet}")
     if start and end and start > end:
-        raise fields.wrong(path + "rangeStart", f"{address.text(start)} is behind rangeEnd {address.text(end)}")
+        raise fields.wrong(path + "rangeStart", f"{address_text(start)} is behind rangeEnd {address_text(end)}")
     return IpamRange(subnet, start or first, end or last, gateway or first)
 
 
@@ -154,7 +153,7 @@ def choose(ipam: IpamConfig, taken: Container[bytes], last: Mapping[int, bytes])
         else:
             ips.append(_free(number, ranges, taken, last.get(number)))
     if left:
-        names = ", ".join(map(address.text, left))
+        names = ", ".join(map(address_text, left))
         raise CniError(INVALID_CONFIG, f"failed to allocate all requested IPs: {names} is in no range")
     return AllocatedAddresses(tuple(ips))
 
@@ -162,9 +161,9 @@ def choose(ipam: IpamConfig, taken: Container[bytes], last: Mapping[int, bytes])
 def _asked(one: bytes, ranges: tuple[IpamRange, ...], taken: Container[bytes]) -> IPConfig:
     home = next(each for each in ranges if each.holds(one))
     if one == home.gateway:
-        raise CniError(INVALID_CONFIG, f"requested IP {address.text(one)} is the gateway of {home.subnet}")
+        raise CniError(INVALID_CONFIG, f"requested IP {address_text(one)} is the gateway of {home.subnet}")
     if one in taken:
-        raise CniError(TAKEN, f"requested IP address {address.text(one)} is not available in {_described(ranges)}")
+        raise CniError(TAKEN, f"requested IP address {address_text(one)} is not available in {_described(ranges)}")
     return IPConfig(Network(one, home.subnet.prefix), home.gateway)
 
 
@@ -191,7 +190,7 @@ def _free(number: int, ranges: tuple[IpamRange, ...], taken: Container[bytes], l
 
 def _first_free(first: bytes, final: bytes, gateway: bytes, taken: Container[bytes]) -> bytes | None:
     size = len(first)
-    for value in range(address.number(first), address.number(final) + 1):
+    for value in range(address_number(first), address_number(final) + 1):
         one = value.to_bytes(size, "big")
         if one != gateway and one not in taken:
             return one
@@ -207,12 +206,12 @@ class RangeExhausted(CniError):
 
 
 def _described(ranges: tuple[IpamRange, ...]) -> str:
-    return ",".join(f"{address.text(one.start)}-{address.text(one.end)}" for one in ranges)
+    return ",".join(f"{address_text(one.start)}-{address_text(one.end)}" for one in ranges)
 
 
 def _next(one: bytes) -> bytes:
-    return (address.number(one) + 1).to_bytes(len(one), "big")
+    return (address_number(one) + 1).to_bytes(len(one), "big")
 
 
 def _before(one: bytes) -> bytes:
-    return (address.number(one) - 1).to_bytes(len(one), "big")
+    return (address_number(one) - 1).to_bytes(len(one), "big")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hashlib import sha512
 
 from narthex.cni.plugins import portmap
-from narthex.model import packed_addresses as address
+from narthex.model.packed_addresses import address_text, ip_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def _chain(prefix: str, network: str, container: str) -> str:
 
 def masquerade(network: str, container: str, ips: Iterable[IPConfig], family: int) -> str:
     """Return the input that masquerades a pod's addresses of a family; empty if it has none."""
-    mine = [ip for ip in ips if address.version(ip.network.address) == family]
+    mine = [ip for ip in ips if ip_version(ip.network.address) == family]
     if not mine:
         return ""
     chain = masquerade_chain(network, container)
@@ -48,14 +48,14 @@ def masquerade(network: str, container: str, ips: Iterable[IPConfig], family: in
         lines += [
             f"-A {chain} -d {_subnet(ip)} {comment} -j ACCEPT",
             f"-A {chain} ! -d {multicast} {comment} -j MASQUERADE",
-            f"-A POSTROUTING -s {address.text(ip.network.address)} {comment} -j {chain}",
+            f"-A POSTROUTING -s {address_text(ip.network.address)} {comment} -j {chain}",
         ]
     return _table(lines)
 
 
 def ports(network: str, container: str, config: PortmapConfig, pod: PortmapTarget, family: int, listed: str) -> str:
     """Return the input that opens a pod's host ports of a family; empty if it has none. `listed` is the current table."""
-    ip = next((one for one in pod.ips if address.version(one) == family), b"")
+    ip = next((one for one in pod.ips if ip_version(one) == family), b"")
     mappings = [one for one in config.mappings if portmap.applies(one, ip)] if ip else []
     if not mappings:
         return ""
@@ -66,7 +66,7 @@ def ports(network: str, container: str, config: PortmapConfig, pod: PortmapTarge
     for mapping in mappings:
         match = f"-p {mapping.protocol} -m {mapping.protocol} --dport {mapping.host_port}"
         if any(mapping.host_ip):
-            match += f" -d {address.text(mapping.host_ip)}"
+            match += f" -d {address_text(mapping.host_ip)}"
         mark = f"-j {config.set_mark_chain or _SET_MARK}"
         if config.masquerade_all:
             lines.append(f"-A {chain} {match} {mark}")
@@ -74,7 +74,7 @@ def ports(network: str, container: str, config: PortmapConfig, pod: PortmapTarge
             lines.append(f"-A {chain} {match} -s {subnet} {mark}")
             if family == 4:
                 lines.append(f"-A {chain} {match} -s 127.0.0.1/32 {mark}")
-        aim = address.text(ip) if family == 4 else f"[{address.text(ip)}]"
+        aim = address_text(ip) if family == 4 else f"[{address_text(ip)}]"
         lines.append(f"-A {chain} {match} -j DNAT --to-destination {aim}:{mapping.port}")
     for protocol in dict.fromkeys(one.protocol for one in mappings):
         numbers = ",".join(str(one.host_port) for one in mappings if one.protocol == protocol)
@@ -123,7 +123,7 @@ def holders(listed: str, config: PortmapConfig, own: str) -> list[tuple[str, str
             words = line.split()
             if line.startswith("-A CNI-DN-") and match in line and "DNAT" in words and words[1] != own:
                 bound = words[words.index("-d") + 1].partition("/")[0] if "-d" in words else ""
-                if bound == (address.text(mapping.host_ip) if any(mapping.host_ip) else ""):
+                if bound == (address_text(mapping.host_ip) if any(mapping.host_ip) else ""):
                     found.append((str(mapping), words[1]))
     return found
 
@@ -142,7 +142,7 @@ def container_of(chain: str, listed: str) -> str:
 
 
 def _subnet(ip: IPConfig) -> str:
-    return f"{address.text(ip.network.first)}/{ip.network.prefix}"
+    return f"{address_text(ip.network.first)}/{ip.network.prefix}"
 
 
 def _comment(network: str, container: str, what: str = "name") -> str:

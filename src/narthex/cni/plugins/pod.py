@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from narthex.cni.plan import SysctlSetting
-from narthex.model import packed_addresses as address
 from narthex.model.links import AddAddress, AddRoute, SetUp
-from narthex.model.packed_addresses import Network
+from narthex.model.packed_addresses import Network, ip_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ def settings(interface: str, ips: tuple[IPConfig, ...], detect: bool) -> tuple[S
     """Return the sysctls of the pod's interface. `detect`: keep duplicate address detection enabled."""
     # As few as possible: with many pods, sysctl lookups in the kernel are slow.
     found = [SysctlSetting(f"net/ipv4/conf/{interface}/arp_notify", "1")]
-    if any(address.version(ip.network.address) == 6 for ip in ips):
+    if any(ip_version(ip.network.address) == 6 for ip in ips):
         found.append(SysctlSetting(f"net/ipv6/conf/{interface}/ndisc_notify", "1"))
         # Runtimes disable IPv6 in namespaces without IPv6 addresses; this one has some.
         found.append(SysctlSetting(f"net/ipv6/conf/{interface}/disable_ipv6", "0", required=True))
@@ -32,9 +31,9 @@ def addressed(interface: str, ips: tuple[IPConfig, ...], connected: bool, detect
     """Return the changes that add addresses and set the link up; IPv6 last, since a link that is down has no IPv6 routes."""
     adds = [AddAddress(interface, ip.network, connected, detect) for ip in ips]
     return [
-        *(add for add in adds if address.version(add.network.address) == 4),
+        *(add for add in adds if ip_version(add.network.address) == 4),
         SetUp(interface),
-        *(add for add in adds if address.version(add.network.address) == 6),
+        *(add for add in adds if ip_version(add.network.address) == 6),
     ]
 
 
@@ -74,5 +73,5 @@ def without_redirects(interface: str) -> tuple[SysctlSetting, ...]:
 def forwarding(ips: tuple[IPConfig, ...]) -> tuple[SysctlSetting, ...]:
     """Return the sysctls that enable forwarding on the node for the families of these addresses."""
     paths = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
-    families = sorted({address.version(ip.network.address) for ip in ips})
+    families = sorted({ip_version(ip.network.address) for ip in ips})
     return tuple(SysctlSetting(paths[family], "1", required=True) for family in families)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from narthex.cni import fields
 from narthex.cni.errors import UNSUPPORTED_FIELD, CniError
 from narthex.cni.plan import SetElement
-from narthex.model import packed_addresses as address
+from narthex.model.packed_addresses import address_text, ip_version
 from narthex.model.values import Value
 
 TYPE_CHECKING = False
@@ -35,7 +35,7 @@ class PortMapping(Value):
     """Empty: all addresses of the node."""
 
     def __str__(self) -> str:
-        where = f"{address.text(self.host_ip)} " if self.host_ip else ""
+        where = f"{address_text(self.host_ip)} " if self.host_ip else ""
         return f"{where}{self.protocol} {self.host_port}"
 
 
@@ -134,7 +134,7 @@ def portmap_target(result: CniResult) -> PortmapTarget:
         size = len(ip.network.address)
         if inside and size not in ips:
             ips[size] = ip.network.address
-            subnets[size] = f"{address.text(ip.network.first)}/{ip.network.prefix}"
+            subnets[size] = f"{address_text(ip.network.first)}/{ip.network.prefix}"
     # The first one is the route's interface: a bridge precedes its port.
     links = tuple(one.name for one in result.interfaces if not one.sandbox and one.name)[:1]
     return PortmapTarget(tuple(ips.values()), tuple(subnets.values()), links)
@@ -166,7 +166,7 @@ def guard(links: tuple[str, ...]) -> tuple[SetElement, ...]:
 def _elements(config: PortmapConfig, pod: PortmapTarget, mapping: PortMapping, ip: bytes) -> list[SetElement]:
     if not applies(mapping, ip):
         return []
-    family = address.version(ip)
+    family = ip_version(ip)
     protocol, host_port = bytes((PROTOCOLS[mapping.protocol], 0, 0, 0)), _port(mapping.host_port)
     aim = ip + _port(mapping.port)
     if any(mapping.host_ip):

@@ -22,8 +22,8 @@ from narthex.cni.kernel.records import STATE
 from narthex.cni.program import ipam as addresses
 from narthex.cni.program import masquerade, pods, ports, run
 from narthex.cni.program.node import NodeContext
-from narthex.linux import setns
 from narthex.linux.nfnetlink import NfNetlink
+from narthex.linux.setns import namespace_identity, own_namespace_identity
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -185,7 +185,7 @@ class Agent:
             if uid not in (0, os.geteuid()):
                 return _WRONG_NAMESPACE
             parts = _received(connection, files)
-            if not files or setns.identity(files[0]) != setns.own_identity():
+            if not files or namespace_identity(files[0]) != own_namespace_identity():
                 return _WRONG_NAMESPACE
             plugin, stdin, *pairs = parts
             texts = [part.decode("utf-8", "surrogateescape") for part in pairs]

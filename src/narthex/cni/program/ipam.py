@@ -12,7 +12,7 @@ from narthex.cni.kernel import files, records
 from narthex.cni.plugins import host_local as ipam
 from narthex.cni.request import ADDRESS_ARGUMENTS, check_arguments, ipam_of, valid_attachments
 from narthex.cni.result import CniResult, DNSConfig
-from narthex.model import packed_addresses as address
+from narthex.model.packed_addresses import address_text, packed_address
 from narthex.model.values import Value
 
 TYPE_CHECKING = False
@@ -54,7 +54,7 @@ def allocate(node: NodeContext, request: CniRequest, link: str) -> CniResult:
         _make_way(node, request, leases, everywhere=not link)
         choice = _choice(node, request, config, leases)
         given = [ip.network.address for ip in choice.ips]
-        node.records.put(records.PODS, request.attachment, pod | {"ips": [address.text(one) for one in given]})
+        node.records.put(records.PODS, request.attachment, pod | {"ips": [address_text(one) for one in given]})
         try:
             for number, one in enumerate(given):
                 leases.reserve(one, request.container, request.interface)
@@ -77,7 +77,7 @@ def _make_way(node: NodeContext, request: CniRequest, leases: IpamLeases, everyw
     if not mine:
         return
     if record is None or not records.is_gone(record, node.names()):
-        message = f"{address.text(mine[0])} has been allocated to {request.container}:{request.interface}"
+        message = f"{address_text(mine[0])} has been allocated to {request.container}:{request.interface}"
         raise CniError(TAKEN, f"{message}, duplicate allocation is not allowed", "run DEL before a second ADD")
     leases.free(mine)
 
@@ -87,7 +87,7 @@ def _addresses_of(record: Mapping[str, object] | None) -> list[bytes]:
     found = []
     for text in said if isinstance(said, list) else ():
         try:
-            found.append(address.packed(str(text)))
+            found.append(packed_address(str(text)))
         except ValueError:
             continue
     return found
@@ -260,7 +260,7 @@ class IpamLeases:
         found = set()
         for name in files.names(self._directory):
             try:
-                found.add(address.packed(name))
+                found.add(packed_address(name))
             except ValueError:
                 continue
         return found
@@ -272,7 +272,7 @@ class IpamLeases:
 
     def owner(self, one: bytes) -> LeaseOwner | None:
         """Return the owner of an address, or None; an empty file was never completed. Raises OSError."""
-        data = files.read(f"{self._directory}/{address.text(one)}")
+        data = files.read(f"{self._directory}/{address_text(one)}")
         if not data or not data.strip():
             return None
         container, _, interface = data.decode("utf-8", "replace").strip().partition("\r\n")
@@ -290,27 +290,27 @@ class IpamLeases:
         for number in range(sets):
             data = files.read(f"{self._directory}/{_LAST}{number}")
             try:
-                found[number] = address.packed((data or b"").decode("ascii", "replace").strip())
+                found[number] = packed_address((data or b"").decode("ascii", "replace").strip())
             except ValueError:
                 continue
         return found
 
     def reserve(self, one: bytes, container: str, interface: str) -> None:
         """Reserve an address for an attachment. Raises OSError."""
-        files.write(self._directory, address.text(one), f"{container}\r\n{interface}".encode(), _UNFINISHED)
+        files.write(self._directory, address_text(one), f"{container}\r\n{interface}".encode(), _UNFINISHED)
 
     def remember(self, number: int, one: bytes) -> None:
         """Store the last assigned address of a range set. Raises OSError."""
-        files.write(self._directory, f"{_LAST}{number}", address.text(one).encode(), _UNFINISHED)
+        files.write(self._directory, f"{_LAST}{number}", address_text(one).encode(), _UNFINISHED)
 
     def free(self, addresses: Iterable[bytes]) -> None:
         """Release addresses; they may be free already. Raises OSError."""
         for one in addresses:
-            files.remove(f"{self._directory}/{address.text(one)}")
+            files.remove(f"{self._directory}/{address_text(one)}")
 
     def has(self, one: bytes) -> bool:
         """Return True if an address is reserved. Raises OSError."""
-        return files.read(f"{self._directory}/{address.text(one)}") is not None
+        return files.read(f"{self._directory}/{address_text(one)}") is not None
 
     def exists(self) -> bool:
         """Return True if the network ever assigned an address. Needs no lock. Raises OSError."""

@@ -6,7 +6,7 @@ from narthex.cni import fields
 from narthex.cni.errors import TAKEN, CniError
 from narthex.cni.plugins import iptables as chains
 from narthex.linux.run import CommandError, run
-from narthex.model import packed_addresses as address
+from narthex.model.packed_addresses import ip_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def masquerade(request: CniRequest, ips: tuple[IPConfig, ...]) -> None:
 def masquerades(request: CniRequest, ips: tuple[IPConfig, ...]) -> bool:
     """Return True if a pod's rules exist."""
     chain = chains.masquerade_chain(request.network, request.container)
-    families = {address.version(ip.network.address) for ip in ips}
+    families = {ip_version(ip.network.address) for ip in ips}
     return all(chains.has_rule(chain, _listed(family)) for family in families)
 
 
@@ -39,7 +39,7 @@ def open_ports(request: CniRequest, config: PortmapConfig, pod: PortmapTarget) -
     """Open host ports. Raises CniError if another pod has one of them."""
     own = chains.ports_chain(request.network, request.container)
     for ip in pod.ips:
-        family = address.version(ip)
+        family = ip_version(ip)
         there = _listed(family)
         for port, chain in chains.holders(there, config, own):
             owner = chains.container_of(chain, there)
@@ -52,7 +52,7 @@ def open_ports(request: CniRequest, config: PortmapConfig, pod: PortmapTarget) -
 def has_ports(request: CniRequest, pod: PortmapTarget) -> bool:
     """Return True if a pod's rules exist."""
     chain = chains.ports_chain(request.network, request.container)
-    return all(chains.has_rule(chain, _listed(address.version(ip))) for ip in pod.ips)
+    return all(chains.has_rule(chain, _listed(ip_version(ip))) for ip in pod.ips)
 
 
 def close_ports(network: str, container: str) -> None:

@@ -11,7 +11,7 @@ from narthex.cni.kernel import records
 from narthex.cni.kernel.tables import owner_of
 from narthex.cni.plan import SetElement
 from narthex.cni.result import IPConfig
-from narthex.model import packed_addresses as address
+from narthex.model.packed_addresses import ip_version, packed_network
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _ips_of(record: Mapping[str, object]) -> tuple[IPConfig, ...]:
     found = []
     for text in fields.items(record, "ips"):
         try:
-            found.append(IPConfig(address.network(str(text))))
+            found.append(IPConfig(packed_network(str(text))))
         except ValueError:
             continue
     return tuple(found)
@@ -105,14 +105,13 @@ TYPE_CHECKING = False
 
 
 def _elements(ips: tuple[IPConfig, ...]) -> tuple[SetElement, ...]:
-    return tuple(SetElement(f"pods{address.version(ip.network.address)}", ip.network.address) for ip in ips)
+    return tuple(SetElement(f"pods{ip_version(ip.network.address)}", ip.network.address) for ip in ips)
 
 
 def _subnets(ips: tuple[IPConfig, ...]) -> tuple[SetElement, ...]:
     """Return the elements of the pod's networks, shared by their pods: traffic within them is not masqueraded."""
     return tuple(
-        SetElement(f"near{address.version(ip.network.address)}", 2 * ip.network.first, end=2 * ip.network.last)
-        for ip in ips
+        SetElement(f"near{ip_version(ip.network.address)}", 2 * ip.network.first, end=2 * ip.network.last) for ip in ips
     )
 
 

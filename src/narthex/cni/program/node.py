@@ -7,7 +7,13 @@ import posix
 from narthex.cni.errors import INVALID_NAMESPACE, UNKNOWN_CONTAINER, CniError
 from narthex.cni.kernel import records
 from narthex.cni.kernel.records import STATE, Records
-from narthex.linux import setns
+from narthex.linux.setns import (
+    EnteredNamespace,
+    is_network_namespace,
+    namespace_identity,
+    open_namespace,
+    own_namespace_identity,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,23 +72,23 @@ class NodeContext:
         """Return the open file of the pod's namespace. Raises CniError if it cannot be opened or is the node's own."""
         if self._pod is None:
             try:
-                self._pod = setns.open_namespace(request.namespace)
+                self._pod = open_namespace(request.namespace)
             except FileNotFoundError:
                 message = f"there is no network namespace {request.namespace[:256]}"
                 raise CniError(UNKNOWN_CONTAINER, message) from None
             except (OSError, ValueError) as error:
                 message = f"cannot open network namespace {request.namespace[:256]!r}: {error}"
                 raise CniError(INVALID_NAMESPACE, message) from None
-        if not setns.is_network(self._pod):
+        if not is_network_namespace(self._pod):
             raise CniError(INVALID_NAMESPACE, f"CNI_NETNS {request.namespace[:256]!r} is not a network namespace")
-        if setns.identity(self._pod) == setns.own_identity():
+        if namespace_identity(self._pod) == own_namespace_identity():
             message = f"CNI_NETNS {request.namespace[:256]} is the plugin's own network namespace"
             raise CniError(INVALID_NAMESPACE, message)
         return self._pod
 
-    def inside(self, request: CniRequest) -> setns.EnteredNamespace:
+    def inside(self, request: CniRequest) -> EnteredNamespace:
         """Return a context manager that enters the pod's namespace. Raises CniError."""
-        return setns.EnteredNamespace(self.pod(request))
+        return EnteredNamespace(self.pod(request))
 
     def names(self) -> frozenset[str]:
         """Return the names of all interfaces of the node."""

@@ -12,7 +12,7 @@ from narthex.cni.plugins.portmap import PortmapConfig, PortMapping, PortmapTarge
 from narthex.cni.program.node import apply_settings
 from narthex.cni.request import valid_attachments
 from narthex.cni.result import previous
-from narthex.model import packed_addresses as address
+from narthex.model.packed_addresses import address_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _named(node: NodeContext, owner: str) -> str:
 
 def _port_of(key: bytes, name: str) -> str:
     """Return the host port of an element in words."""
-    bound = address.text(key[:-8]) + " " if name.startswith("bound") else ""
+    bound = address_text(key[:-8]) + " " if name.startswith("bound") else ""
     numbers = {number: protocol for protocol, number in portmap.PROTOCOLS.items()}
     return f"{bound}{numbers.get(key[-8], key[-8])} {int.from_bytes(key[-4:-2], 'big')}"
 
@@ -206,7 +206,7 @@ def _forget_flows(config: PortmapConfig, pod: PortmapTarget, only_to_pod: bool =
         }
         if not towards:
             continue
-        text = address.text(ip)
+        text = address_text(ip)
         stale = [
             entry
             for entry in conntrack.entries(family, towards)
@@ -223,7 +223,7 @@ def _record(config: PortmapConfig, pod: PortmapTarget) -> dict[str, object]:
             "protocol": one.protocol,
             "hostPort": one.host_port,
             "containerPort": one.port,
-            "hostIP": address.text(one.host_ip) if one.host_ip else "",
+            "hostIP": address_text(one.host_ip) if one.host_ip else "",
         }
         for one in config.mappings
     ]
@@ -232,7 +232,7 @@ def _record(config: PortmapConfig, pod: PortmapTarget) -> dict[str, object]:
         "mappings": mappings,
         "snat": config.snat,
         "masqAll": config.masquerade_all,
-        "ips": [address.text(ip) for ip in pod.ips],
+        "ips": [address_text(ip) for ip in pod.ips],
         "subnets": list(pod.subnets),
         "links": list(pod.links),
     }

@@ -19,7 +19,7 @@ from narthex.cni.kernel import files
 from narthex.cni.program import delegate
 from narthex.cni.request import configuration, is_interface, is_name
 from narthex.cni.result import CniResult
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 
 _NO_VERSION = "0.1.0"
 
@@ -129,7 +129,7 @@ class Runtime:
             command, container.id, container.namespace, container.interface, _checked(container.args), self._path
         )
         # A program starts in the network namespace of the calling thread.
-        with netns.entered(self._namespace):
+        with in_namespace(self._namespace):
             return delegate.execute(str(plugin["type"]), environment, msgspec.json.encode(config))
 
     def _file(self, network: str, container: RuntimeConf) -> str:

@@ -16,8 +16,8 @@ from narthex.dns.corefile.settings import (
 )
 from narthex.dns.corefile.syntax import CorefileNode, CorefileReader
 from narthex.dns.message import names, wire
-from narthex.model import duration as durations
-from narthex.model import net
+from narthex.model.duration import duration, duration_text
+from narthex.model.net import address as canonical_address
 from narthex.model.problem import one_of, quoted
 
 _ZONE = re.compile(r"[A-Za-z0-9_./*-]+", re.ASCII)
@@ -96,13 +96,13 @@ class Directive:
     def duration(self, word: str, low: float = 0.0, high: float = 86400.0 * 365) -> float | None:
         """Parse a Go duration within bounds of seconds; None after an error."""
         try:
-            seconds = durations.duration(word)
+            seconds = duration(word)
         except ValueError as error:
             self.error(f"{quoted(word)} {error}")
             return None
         if low <= seconds <= high:
             return seconds
-        self.error(f"{quoted(word)} is outside {durations.duration_text(low)} to {durations.duration_text(high)}")
+        self.error(f"{quoted(word)} is outside {duration_text(low)} to {duration_text(high)}")
         return None
 
     def zones(self, words: Iterable[str], otherwise: Zones = ()) -> Zones:
@@ -174,7 +174,7 @@ def parse_upstream(word: str) -> Upstream | None:
     elif rest.count(":") == 1:
         host, _, port = rest.partition(":")
     try:
-        address = net.address(host)
+        address = canonical_address(host)
     except ValueError:
         if scheme:
             raise ValueError(f"{quoted(host)} is not an address") from None

@@ -35,8 +35,9 @@ from narthex.dns.corefile.settings import (
     UpstreamTlsSettings,
     Zones,
 )
-from narthex.model import net, selector
+from narthex.model.net import address
 from narthex.model.problem import one_of, quoted
+from narthex.model.selector import parse_selector
 
 _CLASSES = ("success", "denial", "error", "all")
 _LEVELS = ("debug", "info", "warning", "error")
@@ -396,7 +397,7 @@ def _kubernetes_option(option: Directive) -> dict[str, Any]:
             return {"namespaces": tuple(dict.fromkeys(words))}
         case "labels" | "namespace_labels" if option.takes(1):
             try:
-                return {option.name: selector.parse(" ".join(words))}
+                return {option.name: parse_selector(" ".join(words))}
             except ValueError as error:
                 option.error(str(error))
         case "pods" if option.takes(1, 1):
@@ -476,7 +477,7 @@ def _autopath(directive: Directive, block_zones: Zones) -> AutopathSettings | No
 
 def _is_address(word: str) -> bool:
     try:
-        net.address(word)
+        address(word)
     except ValueError:
         return False
     return True

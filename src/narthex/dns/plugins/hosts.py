@@ -11,7 +11,7 @@ from narthex.dns.corefile.settings import HostsSettings
 from narthex.dns.message import names, wire
 from narthex.dns.message.query import Query
 from narthex.dns.message.response import local_response
-from narthex.model import net
+from narthex.model.net import address
 
 _IN_ADDR, _IP6 = names.wire("in-addr.arpa"), names.wire("ip6.arpa")
 
@@ -92,7 +92,7 @@ class HostsPlugin:
 
 def _packed(word: str) -> bytes | None:
     try:
-        return ipaddress.ip_address(net.address(word.split("%", 1)[0])).packed
+        return ipaddress.ip_address(address(word.split("%", 1)[0])).packed
     except ValueError:
         return None
 

@@ -10,7 +10,7 @@ import msgspec
 from narthex.dns.corefile.settings import AutopathSettings, Upstream
 from narthex.dns.message import names
 from narthex.dns.server.event_loop import read_text
-from narthex.model import net
+from narthex.model.net import address
 
 STUBS = frozenset({"127.0.0.53", "127.0.0.54"})
 """Addresses of systemd-resolved, which may forward to this server; in a pod nothing listens there."""
@@ -95,7 +95,7 @@ def autopath_search_list(settings: AutopathSettings, warn: Callable[[str], None]
 def _address(word: str) -> list[str]:
     try:
         # The zone index of a link-local server (fe80::1%eth0) has no meaning for sockets of another process.
-        return [net.address(word)]
+        return [address(word)]
     except ValueError:
         return []
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from narthex.lab.containers.program import BindMount, ExecSpec, ProgramSpec
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import RUN_DIR, namespace_path
 from narthex.linux.setns import NEW_NETWORK, open_namespace, setns
 
 NEW_MOUNTS, NEW_HOSTNAME, NEW_IPC, NEW_PROCESSES = 0x00020000, 0x04000000, 0x08000000, 0x20000000
@@ -56,7 +56,7 @@ def unshare(what: int) -> None:
 
 def join_network(name: str) -> None:
     """Move to a named network namespace."""
-    handle = open_namespace(str(netns.path_of(name)))
+    handle = open_namespace(str(namespace_path(name)))
     try:
         setns(handle)
     finally:
@@ -97,7 +97,7 @@ def become_exec(entry: ProgramSpec | ExecSpec, executable: str, files: Sequence[
 def _mount(program: ProgramSpec) -> None:
     # Mounts made here stay here; unmounts elsewhere take effect here, too.
     _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None), "keep mounts apart")
-    _libc.umount2(os.fsencode(netns.RUN_DIR), _MNT_DETACH)
+    _libc.umount2(os.fsencode(RUN_DIR), _MNT_DETACH)
     # Open the sources first, since later mounts may hide them.
     shows = [*_of_the_program(program), *program.shows]
     sources = [os.open(show.source, os.O_PATH | os.O_CLOEXEC) for show in shows]

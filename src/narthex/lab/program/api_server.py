@@ -16,7 +16,7 @@ from narthex.lab.server import certificate
 from narthex.lab.server.pods import PodRuntime
 from narthex.lab.server.server import ApiServer
 from narthex.lab.topology import API_ADDRESS
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 
 _BACKLOG = 512
 _GATHER_SECONDS = 0.005
@@ -51,7 +51,7 @@ class LabApiServer:
         """
         made = certificate.Certificate(self._directory.certificate.read_text(), self._directory.key.read_text())
         context = made.context()
-        with netns.entered(topology.fabric_namespace(self._directory.name)):
+        with in_namespace(topology.fabric_namespace(self._directory.name)):
             fabric = socket.create_server((topology.API_ADDRESS, topology.API_PORT), backlog=_BACKLOG)
         loopback = socket.create_server((_LOOPBACK, port), backlog=_BACKLOG)
         self.server.start()

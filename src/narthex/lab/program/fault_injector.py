@@ -28,8 +28,8 @@ from narthex.lab.faults import (
 )
 from narthex.lab.program.components import LabComponents
 from narthex.lab.program.state import LabError, LabState
-from narthex.linux import namespaces as netns
 from narthex.linux.libnftables import NftError, run_nft
+from narthex.linux.namespaces import namespace_exists
 from narthex.linux.run import CommandError, run
 from narthex.model.objects import NamespacedName
 
@@ -183,7 +183,7 @@ class FaultInjector:
             self._api_up = up
 
     def _nft(self, namespace: str, text: str) -> None:
-        if not netns.exists(namespace):
+        if not namespace_exists(namespace):
             return
         try:
             run_nft(text, namespace)
@@ -192,7 +192,7 @@ class FaultInjector:
 
     def _set_delays(self, desired: Mapping[tuple[str, str], int]) -> None:
         for namespace, device in [each for each in self._delays if each not in desired]:
-            if netns.exists(namespace):
+            if namespace_exists(namespace):
                 self._tc(namespace, "del", device)
             del self._delays[namespace, device]
         for (namespace, device), milliseconds in desired.items():

@@ -42,7 +42,7 @@ from narthex.lab.program.shared_registry import RegistrySnapshot
 from narthex.lab.program.state import LabError, LabState, StateDirectory
 from narthex.lab.topology import LabNode
 from narthex.linux.clock import SystemClock
-from narthex.linux.processes import identify
+from narthex.linux.processes import identify_process
 from narthex.model.backoff import Backoff
 from narthex.model.objects import IPAddressPool, NamespacedName
 from narthex.model.problem import Problem
@@ -321,7 +321,7 @@ class LabProcess:
 
 
 def _initial_state(parts: LabComponents, source: Path, mode: str, overlay: str, forks: ForkServer) -> LabState:
-    own = identify(os.getpid())
+    own = identify_process(os.getpid())
     if own is None:
         raise LabError("this process cannot be found in /proc")
     return LabState(
@@ -331,7 +331,7 @@ def _initial_state(parts: LabComponents, source: Path, mode: str, overlay: str, 
         source=str(source),
         since=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         controller=own,
-        forks=identify(forks.pid),
+        forks=identify_process(forks.pid),
         nodes=parts.nodes,
         outside=topology.outside_namespace(parts.directory.name),
         kept=parts.persistence is not None,

@@ -23,9 +23,8 @@ from narthex.lab.program import daemon
 from narthex.lab.program.node_client import healthy as is_node_healthy
 from narthex.lab.program.state import LABS, PROGRAMS, LabError, LabState, PodRecord, StateDirectory, existing, remaining
 from narthex.lab.topology import LabNode
-from narthex.linux import namespaces as netns
-from narthex.linux import processes
-from narthex.linux.processes import ProcessIdentity
+from narthex.linux.namespaces import delete_namespace, namespace_names
+from narthex.linux.processes import ProcessIdentity, is_alive, kill_processes, processes_inside
 
 if TYPE_CHECKING:
     from narthex.kube.access import Access
@@ -114,7 +113,7 @@ def read(name: str) -> LabState:
 
 def is_running(state: LabState) -> bool:
     """Return True if the lab's own process runs."""
-    return processes.alive(state.controller)
+    return is_alive(state.controller)
 
 
 def inspect_lab(name: str) -> LabStatus:
@@ -123,7 +122,7 @@ def inspect_lab(name: str) -> LabStatus:
     recorded = {each.node: each.process for each in state.processes}
     nodes = []
     for node in state.nodes:
-        running = node.name in recorded and processes.alive(recorded[node.name])
+        running = node.name in recorded and is_alive(recorded[node.name])
         healthy = running and is_node_healthy(node.namespace)
         killed = node.name in state.killed
         nodes.append(LabNodeStatus(node=node.name, running=running, healthy=healthy, killed=killed))
@@ -140,7 +139,7 @@ def inspect_all() -> list[LabStatus]:
 
 def all_names() -> list[str]:
     """Return the names of all labs, including those of which only namespaces or files are left."""
-    left = (topology.lab_of(namespace) for namespace in netns.names())
+    left = (topology.lab_of(namespace) for namespace in namespace_names())
     return sorted({*remaining(), *(name for name in left if name is not None)})
 
 
@@ -261,8 +260,8 @@ def down(name: str, *, forget: bool = False) -> bool:
             # It may have pending writes.
             with contextlib.suppress(LabError):
                 send_command(directory, {"close": True}, _CLOSE_SECONDS)
-        processes.kill(_recorded_processes(state))
-    namespaces = [each for each in netns.names() if topology.owns(name, each)]
+        kill_processes(_recorded_processes(state))
+    namespaces = [each for each in namespace_names() if topology.owns(name, each)]
     has_files = directory.programs.is_dir() and (forget or name in remaining())
     if state is None and not namespaces and not directory.path.is_dir() and not has_files:
         return False
@@ -289,7 +288,7 @@ def _wait_for_lock(directory: StateDirectory) -> int | None:
             return lock
         state = directory.read()
         if state is not None:
-            processes.kill(_recorded_processes(state))
+            kill_processes(_recorded_processes(state))
         if time.monotonic() > deadline:
             raise LabError(f"another command holds lab {directory.name!r}; wait for it or end it, then try again")
         time.sleep(0.01)
@@ -300,13 +299,13 @@ def _remove(directory: StateDirectory, *, forget: bool = False) -> None:
     """Remove processes, namespaces, and files. The caller holds the lock, so no new ones appear."""
     while True:
         # List again each time: a process may have created a namespace just before it was killed.
-        namespaces = [name for name in netns.names() if topology.owns(directory.name, name)]
-        inside = processes.inside(namespaces)
+        namespaces = [name for name in namespace_names() if topology.owns(directory.name, name)]
+        inside = processes_inside(namespaces)
         if not inside:
             break
-        processes.kill(inside)
+        kill_processes(inside)
     for namespace in namespaces:
-        netns.delete(namespace)
+        delete_namespace(namespace)
     shutil.rmtree(directory.path, ignore_errors=True)
     for entry in directory.programs.iterdir() if directory.programs.is_dir() else ():
         if forget or entry != directory.kept:
@@ -323,7 +322,7 @@ def _remove(directory: StateDirectory, *, forget: bool = False) -> None:
 
 def _acquire_name(directory: StateDirectory) -> tuple[int, bool]:
     """Lock the name; return the lock, and True if remains of a crashed lab were removed. Raises LabError if it is in use."""
-    cleared = any(topology.owns(directory.name, name) for name in netns.names())
+    cleared = any(topology.owns(directory.name, name) for name in namespace_names())
     try:
         LABS.mkdir(mode=0o755, parents=True, exist_ok=True)
         directory.path.mkdir(mode=0o700, exist_ok=True)

@@ -12,16 +12,16 @@ from narthex.lab import topology
 from narthex.lab.pod_network import NETWORK
 from narthex.lab.program.state import StateDirectory
 from narthex.lab.topology import LabNode, Wiring
-from narthex.linux import links
-from narthex.linux import namespaces as netns
-from narthex.model import packed_addresses as address
+from narthex.linux.links import ip_batch, set_sysctls
+from narthex.linux.namespaces import create_namespace, delete_namespace, namespace_path
 from narthex.model.objects import NamespacedName
+from narthex.model.packed_addresses import address_text
 
 
 def wire(wiring: Wiring) -> None:
     """Configure one namespace."""
-    links.set_sysctls(wiring.namespace, wiring.sysctls)
-    links.batch(wiring.namespace, wiring.commands)
+    set_sysctls(wiring.namespace, wiring.sysctls)
+    ip_batch(wiring.namespace, wiring.commands)
 
 
 def make_network(lab: str, nodes: tuple[LabNode, ...], overlay: str) -> None:
@@ -29,13 +29,13 @@ def make_network(lab: str, nodes: tuple[LabNode, ...], overlay: str) -> None:
     fabric, outside = topology.wire_fabric(lab, nodes, overlay)
     own_sides = [outside, *(topology.wire_node(node, nodes, overlay) for node in nodes)]
     for wiring in (fabric, *own_sides):
-        netns.create(wiring.namespace)
+        create_namespace(wiring.namespace)
     # Set sysctls in all namespaces first: a link takes the defaults at its creation, which may happen from its peer.
     for wiring in own_sides:
-        links.set_sysctls(wiring.namespace, wiring.sysctls)
+        set_sysctls(wiring.namespace, wiring.sysctls)
     wire(fabric)
     for wiring in own_sides:
-        links.batch(wiring.namespace, wiring.commands)
+        ip_batch(wiring.namespace, wiring.commands)
 
 
 class PodNetwork:
@@ -64,13 +64,13 @@ class PodNetwork:
         if pod["spec"].get("hostNetwork"):
             return node.addresses
         namespace = self.namespace(pod)
-        netns.create(namespace)
+        create_namespace(namespace)
         try:
             made = self._runtime(node.name).add(self._network(node.name), self._container(pod))
         except BaseException:
-            netns.delete(namespace)
+            delete_namespace(namespace)
             raise
-        return tuple(address.text(ip.network.address) for ip in made.ips)
+        return tuple(address_text(ip.network.address) for ip in made.ips)
 
     def remove(self, pod: Mapping[str, Any]) -> None:
         """Remove the pod's network if it exists. Raises CniError after the namespace is removed."""
@@ -80,7 +80,7 @@ class PodNetwork:
             self._runtime(pod["spec"]["nodeName"]).delete(NETWORK, self._container(pod))
         finally:
             with contextlib.suppress(FileNotFoundError):
-                netns.delete(self.namespace(pod))
+                delete_namespace(self.namespace(pod))
 
     def _runtime(self, node: str) -> Runtime:
         paths = self._directory.node(node)
@@ -97,7 +97,7 @@ class PodNetwork:
         args = {"IgnoreUnknown": "1", "K8S_POD_NAMESPACE": key.namespace, "K8S_POD_NAME": key.name}
         return RuntimeConf(
             id=name,
-            namespace=str(netns.path_of(self.namespace(pod))),
+            namespace=str(namespace_path(self.namespace(pod))),
             args={**args, "K8S_POD_INFRA_CONTAINER_ID": name},
             capabilities={"portMappings": _host_ports(pod)},
         )

@@ -8,7 +8,7 @@ import socket
 import msgspec
 
 from narthex.lb.why import AnnouncerStatus, read_status
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 
 HEALTH_PORT = 10256
 METRICS_PORT = 10249
@@ -20,7 +20,7 @@ _TIMES = re.compile(
 
 def get(namespace: str, port: int, path: str, timeout: float = 2.0) -> tuple[int, bytes]:
     """Return HTTP status and body from a loopback port of a namespace. Raises OSError if nothing answers."""
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     with sock:
         sock.settimeout(timeout)

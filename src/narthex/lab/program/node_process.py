@@ -15,8 +15,7 @@ import msgspec
 
 from narthex.lab.containers import inside
 from narthex.lab.containers.forks import ForkServer, ProcessExit
-from narthex.linux import processes
-from narthex.linux.processes import ProcessIdentity, identify
+from narthex.linux.processes import ProcessIdentity, identify_process, kill_processes
 from narthex.linux.run import with_package
 
 NODE = "node"
@@ -105,7 +104,7 @@ class NodeProcess:
             line += part
         self.identity: ProcessIdentity | None = None
         try:
-            self.identity = identify(msgspec.json.decode(line, type=_StartedMessage).pid)
+            self.identity = identify_process(msgspec.json.decode(line, type=_StartedMessage).pid)
         except msgspec.DecodeError:
             # The process ended before it sent the message.
             self._status = _status(line)
@@ -126,7 +125,7 @@ class NodeProcess:
     def kill(self) -> None:
         """Kill the process and wait for its end."""
         if self.identity is not None:
-            processes.kill([self.identity])
+            kill_processes([self.identity])
 
 
 def _status(line: bytes) -> int:

@@ -11,8 +11,8 @@ import msgspec
 from narthex.lab.program.labs import Lab, open_lab
 from narthex.lab.program.state import LabError, StateDirectory
 from narthex.lab.topology import OUTSIDE_ADDRESSES, LabNode
-from narthex.linux import namespaces as netns
 from narthex.linux.addresses import own_addresses
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import CommandError, run
 from narthex.model.net import IPFamily, address, contains, family_of
 from narthex.model.packet import Host
@@ -57,7 +57,7 @@ def trace_lab(
     inputs = node_inputs(
         cluster, NodeOptions(node=node.name, mode=lab.mode, config_file=config_file if config_file.exists() else None)
     )
-    with netns.entered(node.namespace):
+    with in_namespace(node.namespace):
         own = tuple(each.address for each in own_addresses())
     host = Host(addresses=tuple(ip for ip in own if not contains(family_of(ip).loopback, ip)))
     others = names_of(lab)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from narthex.lb.kernel.links import HostLink, links
 from narthex.lb.l2 import ETHERTYPE_ARP, ETHERTYPE_IPV6, arp_filter, nd_filter, solicited_node
-from narthex.linux import socket_filter as bpf
+from narthex.linux.socket_filter import attach_filter
 
 _FOR_OTHERS = (socket.PACKET_OTHERHOST, socket.PACKET_OUTGOING)
 _MOST_BYTES = 2048
@@ -46,8 +46,8 @@ class LinkSockets:
         """Receive messages about these addresses, and join the solicited-node groups of the `answered` ones."""
         required = frozenset(addresses)
         if required != self._required:
-            bpf.attach(self._arp, arp_filter(required))
-            bpf.attach(self._nd, nd_filter(required))
+            attach_filter(self._arp, arp_filter(required))
+            attach_filter(self._nd, nd_filter(required))
             self._required = required
         self._groups.be_in({solicited_node(each) for each in answered if ":" in each})
 
@@ -88,7 +88,7 @@ def _opened(link: HostLink, protocol: int) -> socket.socket:
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
     try:
         sock.setblocking(False)
-        bpf.attach(sock, ((0x06, 0, 0, 0),))
+        attach_filter(sock, ((0x06, 0, 0, 0),))
         sock.bind((link.name, protocol))
         if sock.getsockname()[0] != link.name:
             raise OSError(errno.ENODEV, f"link {link.name} has gone")

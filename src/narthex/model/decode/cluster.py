@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from narthex.model import validate
 from narthex.model.decode.meta import family_pair, labels, object_fields, protocol, texts
 from narthex.model.objects import (
     Container,
@@ -16,7 +15,15 @@ from narthex.model.objects import (
     ServiceCIDR,
 )
 from narthex.model.problem import ProblemCollector, quoted
-from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, LABEL_KEY, PORT_NAME
+from narthex.model.validate import (
+    DNS_LABEL,
+    DNS_SUBDOMAIN,
+    LABEL_KEY,
+    PORT_NAME,
+    any_address,
+    any_network,
+    host_address,
+)
 from narthex.model.wire import (
     WireContainer,
     WireContainerPort,
@@ -61,11 +68,11 @@ def _pod_cidrs(spec: WireNodeSpec, report: ProblemCollector) -> tuple[str, ...]:
     if spec.podCIDR and several and spec.podCIDR != several[0]:
         report.error("spec.podCIDRs", f"the first is {quoted(several[0])}, but spec.podCIDR is {quoted(spec.podCIDR)}")
     if several or not spec.podCIDR:
-        found = texts("spec.podCIDRs", several, report, validate.network)
+        found = texts("spec.podCIDRs", several, report, any_network)
         family_pair("spec.podCIDRs", found, report, "CIDR")
         return found
     try:
-        return (validate.network(spec.podCIDR),)
+        return (any_network(spec.podCIDR),)
     except ValueError as error:
         report.error("spec.podCIDR", f"{quoted(spec.podCIDR)} {error}")
         return ()
@@ -78,7 +85,7 @@ def _addresses(type_: str, addresses: list[WireNodeAddress], report: ProblemColl
         if entry.type != type_ or not entry.address:
             continue
         try:
-            found.append(validate.any_address(entry.address))
+            found.append(any_address(entry.address))
         except ValueError as error:
             report.warning(f"status.addresses[{index}].address", f"{quoted(entry.address)} {error}, ignored")
     return tuple(found)
@@ -100,7 +107,7 @@ def service_cidr(raw: WireServiceCIDR, report: ProblemCollector) -> ServiceCIDR 
     given = raw.spec.cidrs if raw.spec is not None else None
     if not given:
         report.error("spec.cidrs", "is required: one CIDR, or one of each IP family")
-    cidrs = texts("spec.cidrs", given, report, validate.network)
+    cidrs = texts("spec.cidrs", given, report, any_network)
     family_pair("spec.cidrs", cidrs, report, "CIDR")
     return None if report.failed else ServiceCIDR(**fields, cidrs=cidrs)
 
@@ -138,7 +145,7 @@ def _pod_ips(status: WirePodStatus, report: ProblemCollector) -> tuple[str, ...]
         if not text:
             continue
         try:
-            found.append(validate.host_address(text))
+            found.append(host_address(text))
         except ValueError as error:
             report.error(field, f"{quoted(text)} {error}")
     return tuple(found)

@@ -38,7 +38,7 @@ from narthex.model.wire import (
 )
 
 if TYPE_CHECKING:
-    from narthex.model import documents
+    from narthex.model.documents import Document
 
 __all__ = [
     "MAX_BYTES",
@@ -243,10 +243,7 @@ def load(data: bytes, origin: str, decoding: DecodeFunction = decode) -> Loaded:
         return _not_text(data, error.start, origin)
     if "\0" in text:
         return _not_text(data, data.index(0), origin)
-    # Imported late: the YAML reader takes a tenth of a proxy's start-up, and is not needed with an API server.
-    from narthex.model import documents
-
-    return _collect(documents.read(text), origin, decoding)
+    return _collect(text, origin, decoding)
 
 
 def _not_text(data: bytes, at: int, origin: str) -> Loaded:
@@ -259,16 +256,15 @@ def _unreadable(origin: str, message: str) -> Loaded:
     return Loaded(problems=(Problem(origin=origin, message=message),), whole=False)
 
 
-def _collect(
-    found: Iterator[documents.Document | documents.MalformedDocument], origin: str, decoding: DecodeFunction
-) -> Loaded:
-    from narthex.model.documents import MalformedDocument
+def _collect(text: str, origin: str, decoding: DecodeFunction) -> Loaded:
+    # Imported late: the YAML reader takes a tenth of a proxy's start-up, and is not needed with an API server.
+    from narthex.model.documents import MalformedDocument, read_documents
 
     objects: list[AnyObject] = []
     problems: list[Problem] = []
     refused: set[Identity] = set()
     whole, empty = True, True
-    for document in found:
+    for document in read_documents(text):
         empty = False
         if isinstance(document, MalformedDocument):
             problems.append(Problem(origin=f"{origin}:{document.line}", message=document.message))
@@ -286,7 +282,7 @@ def _collect(
     return Loaded(tuple(objects), tuple(problems), frozenset(refused), whole)
 
 
-def _decode_document(document: documents.Document, origin: str, decoding: DecodeFunction) -> Iterator[Decoded]:
+def _decode_document(document: Document, origin: str, decoding: DecodeFunction) -> Iterator[Decoded]:
     for raw, start in _items(document.value, (), document):
 
         def locate(field: str, raw: Any = raw, start: int = start) -> str:
@@ -296,7 +292,7 @@ def _decode_document(document: documents.Document, origin: str, decoding: Decode
         yield decoding(raw, f"{origin}:{start}", locate)
 
 
-def _items(value: Any, path: tuple[str | int, ...], document: documents.Document) -> Iterator[tuple[Any, int]]:
+def _items(value: Any, path: tuple[str | int, ...], document: Document) -> Iterator[tuple[Any, int]]:
     """Yield the objects of a document with their lines: the object itself, or the items of a `List` or `ServiceList`."""
     kind = value.get("kind") if isinstance(value, dict) else None
     if not isinstance(kind, str) or not kind.endswith("List") or not isinstance(value.get("items"), list):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from narthex.model import validate
 from narthex.model.decode.meta import labels, object_fields, protocol, texts
 from narthex.model.net import IPFamily, family_of
 from narthex.model.objects import LoadBalancerIngress, Service, ServicePort
 from narthex.model.problem import ProblemCollector, quoted
-from narthex.model.validate import DNS_LABEL, EXTERNAL_NAME, LABEL_KEY, PORT_NAME
+from narthex.model.validate import DNS_LABEL, EXTERNAL_NAME, LABEL_KEY, PORT_NAME, any_network, host_address
 from narthex.model.wire import WireService, WireServicePort, WireServiceSpec, WireServiceStatus
 
 TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
@@ -36,7 +35,7 @@ def service(raw: WireService, report: ProblemCollector) -> Service | None:
         cluster_ips=cluster_ips,
         ip_families=_ip_families(spec, cluster_ips, report),
         ip_family_policy=_word("spec.ipFamilyPolicy", spec.ipFamilyPolicy, FAMILY_POLICIES, report),
-        external_ips=texts("spec.externalIPs", spec.externalIPs, report, validate.host_address),
+        external_ips=texts("spec.externalIPs", spec.externalIPs, report, host_address),
         ingress=_ingress(raw.status, report),
         ingress_names=_ingress_names(raw.status),
         source_ranges=_source_ranges(spec, report),
@@ -68,12 +67,12 @@ def _cluster_ips(spec: WireServiceSpec, report: ProblemCollector) -> tuple[str, 
         return ("None",)
     if field == "spec.clusterIP":
         try:
-            found = tuple(validate.host_address(ip) for ip in given)
+            found = tuple(host_address(ip) for ip in given)
         except ValueError as error:
             report.error(field, f"{quoted(first)} {error}; allowed: an address, None or nothing")
             return ()
     else:
-        found = texts(field, given, report, validate.host_address)
+        found = texts(field, given, report, host_address)
     if len(found) > 1 and (len(found) > 2 or family_of(found[0]) is family_of(found[1])):
         report.error(field, "at most one address of each IP family is allowed")
     return found
@@ -170,7 +169,7 @@ def _ingress(status: WireServiceStatus | None, report: ProblemCollector) -> tupl
         if not entry.ip:
             continue
         try:
-            address = validate.host_address(entry.ip)
+            address = host_address(entry.ip)
         except ValueError as error:
             report.warning(f"{field}.ip", f"{quoted(entry.ip)} {error}, ignored")
         else:
@@ -192,7 +191,7 @@ def _source_ranges(spec: WireServiceSpec, report: ProblemCollector) -> tuple[str
         "spec.loadBalancerSourceRanges",
         spec.loadBalancerSourceRanges,
         report,
-        lambda text: validate.network(text.strip()),
+        lambda text: any_network(text.strip()),
         lenient=True,
     )
 
@@ -245,7 +244,7 @@ def _load_balancer_ip(spec: WireServiceSpec, report: ProblemCollector) -> str:
     if not spec.loadBalancerIP:
         return ""
     try:
-        return validate.host_address(spec.loadBalancerIP)
+        return host_address(spec.loadBalancerIP)
     except ValueError as error:
         report.warning("spec.loadBalancerIP", f"{quoted(spec.loadBalancerIP)} {error}, ignored")
         return ""

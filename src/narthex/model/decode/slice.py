@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import repeat
 
-from narthex.model import validate
 from narthex.model.decode.meta import object_fields, protocol
 from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointPort, EndpointSlice, SliceEndpoint
@@ -17,6 +16,7 @@ from narthex.model.validate import (
     are_plain_hosts,
     are_subdomains,
     cached_syntax,
+    family_address,
     is_plain_host,
 )
 from narthex.model.wire import WireConditions, WireEndpoint, WireEndpointPort, WireEndpointSlice, WireHint
@@ -148,7 +148,7 @@ def _address(index: int, addresses: list[str] | None, family: IPFamily | None, r
             first = first or text
             continue
         try:
-            address = validate.family_address(text, family)
+            address = family_address(text, family)
         except ValueError as error:
             report.error(f"endpoints[{index}].addresses[{number}]", f"{quoted(text)} {error}")
         else:

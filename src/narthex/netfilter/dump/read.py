@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from narthex.model.net import IPFamily
-from narthex.netfilter import ipset, ipvs
 from narthex.netfilter.dump.dump import Dump, DumpProblem, DumpTable, Flavour, WalkInput, merge_dumps
 from narthex.netfilter.dump.loose_rules import LooseRules
 from narthex.netfilter.dump.transcript import ShellCommand, clean_lines, command_of
+from narthex.netfilter.ipset import IpsetListParser, parse_ipsets
+from narthex.netfilter.ipvs import IpvsadmListParser, IpvsadmRules, parse_ipvsadm
 from narthex.netfilter.lazy import IndexedTable
 from narthex.netfilter.nft import index as nft_index
 from narthex.netfilter.nft import json as nft_json
@@ -23,7 +24,17 @@ from narthex.netfilter.xtables import index as xtables_index
 from narthex.netfilter.xtables import listing
 from narthex.netfilter.xtables.parse import CHAIN_OR_RULE
 
-__all__ = ["Dump", "DumpError", "DumpProblem", "DumpTable", "Flavour", "WalkInput", "merge_dumps", "read", "read_all"]
+__all__ = [
+    "Dump",
+    "DumpError",
+    "DumpProblem",
+    "DumpTable",
+    "Flavour",
+    "WalkInput",
+    "merge_dumps",
+    "read_dump",
+    "read_dumps",
+]
 
 _TABLE = re.compile(r"\*(?:raw|mangle|nat|filter|security|broute)$")
 _IPSET = re.compile(r"(?:create|add) \S+ \S|-[NA] \S+ (?:hash|bitmap|list):")
@@ -40,7 +51,7 @@ class DumpError(ValueError):
     """A text that cannot be read. The message contains its name, the line, and the reason."""
 
 
-def read(text: str | bytes, origin: str = "", family: IPFamily | None = None) -> Dump:
+def read_dump(text: str | bytes, origin: str = "", family: IPFamily | None = None) -> Dump:
     """Read a text. Never fails; errors are in `Dump.problems`.
 
     Args:
@@ -60,9 +71,9 @@ def read(text: str | bytes, origin: str = "", family: IPFamily | None = None) ->
     return _DumpReader(clean_lines(decoded), origin, family).read()
 
 
-def read_all(texts: Iterable[tuple[str, str]], family: IPFamily | None = None) -> Dump:
+def read_dumps(texts: Iterable[tuple[str, str]], family: IPFamily | None = None) -> Dump:
     """Read pairs of a name and a complete text as one dump. Raises DumpError for the first problem."""
-    dump = merge_dumps(read(text, name, family) for name, text in texts)
+    dump = merge_dumps(read_dump(text, name, family) for name, text in texts)
     if dump.problems:
         raise DumpError(str(dump.problems[0]))
     return dump
@@ -85,8 +96,8 @@ class _DumpReader:
         self._loose_rules = LooseRules()
         self._set_lines: dict[int, str] = {}
         self._server_lines: dict[int, str] = {}
-        self._listed_sets = ipset.IpsetListParser()
-        self._listed_servers = ipvs.IpvsadmListParser()
+        self._listed_sets = IpsetListParser()
+        self._listed_servers = IpvsadmListParser()
 
     def read(self) -> Dump:
         """Read all lines."""
@@ -168,9 +179,9 @@ class _DumpReader:
         for table, notes in self._loose_rules.tables(self._family_at(0), self._flavour, self._origin):
             self._tables.append(table)
             self._notes += (DumpProblem(self._origin, line, text) for line, text in notes)
-        sets = dict(self._parsed(ipset.parse, self._set_lines) or {})
+        sets = dict(self._parsed(parse_ipsets, self._set_lines) or {})
         sets.update(self._listed_sets.sets())
-        servers = self._parsed(ipvs.parse, self._server_lines) or ipvs.IpvsadmRules()
+        servers = self._parsed(parse_ipvsadm, self._server_lines) or IpvsadmRules()
         listed = self._listed_servers.servers()
         if not (self._tables or sets or servers.servers or servers.marks or listed or self._problems):
             text = "is not what iptables-save, iptables -S or -L, nft list ruleset, ipset or ipvsadm print"

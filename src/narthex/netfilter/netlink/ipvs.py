@@ -14,7 +14,7 @@ from narthex.model.net import IPFamily, Protocol, address, family_of
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.netfilter.netlink import NESTED, attribute, attributes
 
-FAMILY = "IPVS"
+IPVS_FAMILY = "IPVS"
 
 
 class IpvsCommand(enum.IntEnum):
@@ -75,7 +75,7 @@ _PROTOCOLS = {each.number: each for each in Protocol}
 _U16, _U32, _PORT_FORM = struct.Struct("=H"), struct.Struct("=I"), struct.Struct(">H")
 
 
-def server(virtual: VirtualServer) -> bytes:
+def server_attributes(virtual: VirtualServer) -> bytes:
     """Return attributes that create or update a virtual server, without its real servers."""
     persistence = virtual.persistence_seconds
     flags = (_PERSIST if persistence is not None else 0) | (_HASH_PORTS if virtual.hash_ports else 0)
@@ -91,12 +91,12 @@ def server(virtual: VirtualServer) -> bytes:
     )
 
 
-def server_key(key: ServerKey) -> bytes:
+def server_key_attributes(key: ServerKey) -> bytes:
     """Return attributes that identify a virtual server."""
     return attribute(_SERVER | NESTED, _key(key))
 
 
-def real(key: ServerKey, server: RealServer) -> bytes:
+def real_attributes(key: ServerKey, server: RealServer) -> bytes:
     """Return attributes that identify a real server of a virtual server and define its properties."""
     body = (
         attribute(_REAL_ADDRESS, _packed(server.address))
@@ -107,10 +107,10 @@ def real(key: ServerKey, server: RealServer) -> bytes:
         + attribute(_LOWER, _U32.pack(0))
         + attribute(_REAL_AF, _U16.pack(_AF_OF[family_of(server.address)]))
     )
-    return server_key(key) + attribute(_REAL | NESTED, body)
+    return server_key_attributes(key) + attribute(_REAL | NESTED, body)
 
 
-def timeouts(values: IpvsTimeouts) -> bytes:
+def timeout_attributes(values: IpvsTimeouts) -> bytes:
     """Return attributes that set the timeouts."""
     kinds = (_TIMEOUT_TCP, _TIMEOUT_TCP_FIN, _TIMEOUT_UDP)
     return b"".join(attribute(kind, _U32.pack(value)) for kind, value in zip(kinds, values, strict=True))

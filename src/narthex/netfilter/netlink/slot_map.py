@@ -57,7 +57,7 @@ class SlotMap(Mapping[ElementKey, ElementData]):
         return found
 
 
-def encode(one: Set, family: IPFamily, slots: SlotMap) -> Iterator[bytes]:
+def encode_slots(one: Set, family: IPFamily, slots: SlotMap) -> Iterator[bytes]:
     """Encode all elements of a map to endpoints as NFTA_LIST_ELEM attributes, in order.
 
     Raises Unprintable for an element that does not fit.

@@ -14,7 +14,7 @@ import msgspec
 
 from narthex.netfilter.ast import Atom, Chain, ElementData, ElementKey, Goto, Jump, Set, Table
 from narthex.netfilter.lazy import IndexedTable, LazyChains, LazyMapping
-from narthex.netfilter.nft.parse import FAMILIES, parse, parse_chain, parse_set
+from narthex.netfilter.nft.parse import FAMILIES, parse_chain, parse_ruleset, parse_set
 from narthex.netfilter.nft.statements import VERDICTS
 
 HEAD = re.compile(r"\s*table (?:(ip|ip6|inet|arp|bridge|netdev) )?([^\s{]+) \{(?:\s*#.*)?\s*$")
@@ -121,9 +121,9 @@ def _parse_at_once(lines: Sequence[str], start: int) -> IndexedTable:
         bare = _QUOTED.sub("", lines[number]).partition("#")[0]
         depth += bare.count("{") - bare.count("}")
         if depth <= 0:
-            tables = parse("\n".join(lines[start : number + 1])).tables
+            tables = parse_ruleset("\n".join(lines[start : number + 1])).tables
             return IndexedTable(tables[0] if tables else None, _rule_count(tables), number + 1, [])
-    tables = parse("\n".join(lines[start:])).tables
+    tables = parse_ruleset("\n".join(lines[start:])).tables
     problem = (len(lines), f"the table that begins in line {start + 1} has no end: the dump is cut off")
     return IndexedTable(tables[0] if tables else None, _rule_count(tables), len(lines), [problem])
 

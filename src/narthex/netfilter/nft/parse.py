@@ -27,7 +27,7 @@ _DATATYPES: dict[str, ast.KeyPart] = {
 _ENDPOINT_KEYS = ((ast.Field.DADDR, ast.Field.DPORT), (ast.Field.SADDR, ast.Field.SPORT))
 
 
-def parse(text: str) -> ast.Ruleset:
+def parse_ruleset(text: str) -> ast.Ruleset:
     """Parse all tables of the families ip, ip6, and inet, in order. Blocks of the same table are merged."""
     lexer = Lexer(text)
     tables: dict[tuple[str, str], ast.Table] = {}

@@ -25,7 +25,7 @@ _PRIORITIES = {"raw": -300, "mangle": -150, "dstnat": -100, "filter": 0, "securi
 _ONLY_IN = {"dstnat": "prerouting", "srcnat": "postrouting"}
 
 
-def script(table: ast.Table) -> str:
+def nft_script(table: ast.Table) -> str:
     """Return a complete table with its elements as a block for `nft -f`."""
     lines = [f"table {_family_word(table.family)} {name_text(table.name)} {{"]
     lines += [set_text(one, table.family) for one in table.sets.values()]

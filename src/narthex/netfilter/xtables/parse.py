@@ -21,7 +21,7 @@ CHAIN_OR_RULE = re.compile(r"(?:\[\d+:\d+\] )?-[ANP] \S|:\S+ (?:-|[A-Z]+)(?: \[|
 """A line of a dump or of `iptables -S`, possibly after `grep`."""
 
 
-def parse(text: str, family: IPFamily) -> Ruleset:
+def parse_save_text(text: str, family: IPFamily) -> Ruleset:
     """Parse a complete dump of `iptables-save`, with or without counters. Raises SaveTextError."""
     tables: list[Table] = []
     name = ""

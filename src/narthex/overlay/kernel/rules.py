@@ -5,8 +5,11 @@ from __future__ import annotations
 from narthex.linux.iptables_variants import plain_command
 from narthex.linux.libnftables import NftError, NftMissingError, run_nft
 from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, run
-from narthex.netfilter import nft, xtables
 from narthex.netfilter.ast import Table
+from narthex.netfilter.nft.parse import parse_ruleset
+from narthex.netfilter.nft.print import nft_script
+from narthex.netfilter.xtables.lexer import SaveTextError
+from narthex.netfilter.xtables.parse import parse_save_text
 from narthex.overlay.masquerade import TABLES, MasqueradeRules, iptables_changes
 
 _LOCK_SECONDS = "5"
@@ -37,7 +40,7 @@ class MasqueradeWriter:
         command = plain_command(rules.family)
         try:
             text = "".join(run([f"{command}-save", "-t", table], timeout=_SECONDS) for table in ("nat", "filter"))
-            script = iptables_changes(rules, xtables.parse(text, rules.family))
+            script = iptables_changes(rules, parse_save_text(text, rules.family))
             if script:
                 run([f"{command}-restore", "--noflush", "--wait", _LOCK_SECONDS], stdin=script, timeout=_SECONDS)
         except FileNotFoundError:
@@ -46,7 +49,7 @@ class MasqueradeWriter:
             raise ApplyError(
                 f"{command} is not installed: install it, or set EnableNFTables in net-conf.json"
             ) from None
-        except (CommandError, TimeoutExpired, xtables.SaveTextError) as error:
+        except (CommandError, TimeoutExpired, SaveTextError) as error:
             if not needed:
                 return False
             raise ApplyError(f"masquerading rules of {rules.family.label}: {error}") from error
@@ -60,7 +63,7 @@ class MasqueradeWriter:
             if have == desired:
                 return False
             remove = f"table {where}\ndelete table {where}\n"
-            run_nft(remove + (nft.script(desired) if desired is not None else ""))
+            run_nft(remove + (nft_script(desired) if desired is not None else ""))
         except NftMissingError as error:
             if desired is None:
                 return False
@@ -75,4 +78,4 @@ def _listed(where: str) -> Table | None:
         text = run_nft(f"list table {where}")
     except NftError:
         return None
-    return next(iter(nft.parse(text).tables), None)
+    return next(iter(parse_ruleset(text).tables), None)

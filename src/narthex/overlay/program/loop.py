@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from narthex.linux import sysctls
 from narthex.linux.clock import Clock
 from narthex.linux.run import ApplyError
+from narthex.linux.sysctls import apply_sysctls
 from narthex.model.net import FAMILIES, IPFamily, contains
 from narthex.model.objects import Node
 from narthex.model.store import Delete, Event, Synced, Upsert
@@ -204,7 +204,7 @@ class Overlay:
         if full:
             self._refused = tuple(
                 f"{outcome.setting.path} could not be set to {outcome.setting.value}: {outcome.error}; set it yourself"
-                for outcome in sysctls.apply(desired.settings)
+                for outcome in apply_sysctls(desired.settings)
                 if outcome.error
             )
         text = subnet_env(conf, subnets, mtu, self._settings.masquerade)

@@ -16,8 +16,8 @@ import msgspec
 from narthex.model.net import IPFamily
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.ipvs import ServerKey
-from narthex.netfilter.xtables import parse_rules
 from narthex.netfilter.xtables.lexer import ValueWord, split_words
+from narthex.netfilter.xtables.parse import parse_rules
 from narthex.netfilter.xtables.values import builtin_chains
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import guard_rule

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.linux import ipset
-from narthex.linux import namespaces as netns
+from narthex.linux.ipset import destroy_ipsets, read_ipsets
 from narthex.linux.iptables_variants import VARIANTS, command_of, default_variant
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.netlink import NetlinkError, attribute
 from narthex.linux.nfnetlink import DELETE_TABLE, FAMILY_NUMBERS, NfNetlink
 from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, run
 from narthex.model.net import IPFamily, join_port
 from narthex.netfilter.ipset import IpSet
-from narthex.netfilter.xtables import SaveTextError
+from narthex.netfilter.xtables.lexer import SaveTextError
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.backends.iptables.names import OWN_TABLES
 from narthex.proxy.backends.ipvs.names import LINK
@@ -122,7 +122,7 @@ class Cleanup:
         return tables, [(table, name) for table, name in chains if table in ours]
 
     def _proc_net(self, name: str) -> str:
-        with netns.entered(self._namespace):
+        with in_namespace(self._namespace):
             path = _PROC_NET / name
             return path.read_text() if path.exists() else ""
 
@@ -194,7 +194,7 @@ class Cleanup:
         setting = Path("/proc/sys") / path
 
         def close() -> None:
-            with netns.entered(self._namespace):
+            with in_namespace(self._namespace):
                 if setting.read_text().strip() != "0":
                     setting.write_text("0")
                     self._add("setting", (path,))
@@ -222,7 +222,7 @@ class Cleanup:
     def _clean_ipvs(self, family: IPFamily) -> None:
         """Remove sets, virtual servers, and the link. The rules that use the sets are gone already."""
         try:
-            sets = ipset.read(is_leftover_set, self._namespace)
+            sets = read_ipsets(is_leftover_set, self._namespace)
         except ApplyError:
             # Not installed, or nothing in this kernel: then there are none.
             sets = {}
@@ -231,7 +231,7 @@ class Cleanup:
             self._try("IPVS service", family, "any", lambda: self._clean_virtual_servers(family, bound, sets))
         mine = sorted(name for name in sets if set_family(name) is family)
         destroyed = [
-            name for name in mine if self._try("ipset", family, name, partial(ipset.destroy, [name], self._namespace))
+            name for name in mine if self._try("ipset", family, name, partial(destroy_ipsets, [name], self._namespace))
         ]
         self._add("ipset", tuple(destroyed))
         if bound:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from narthex.linux import namespaces as netns
 from narthex.linux.iptables_variants import default_variant
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, feed, run
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Unprintable
-from narthex.netfilter.xtables import SaveTextError
+from narthex.netfilter.xtables.lexer import SaveTextError
 from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
@@ -114,13 +114,13 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
         if self._family is not IPFamily.IPV4:
             return ()
         path, value = ROUTE_LOCALNET
-        with netns.entered(self._namespace):
+        with in_namespace(self._namespace):
             return (ROUTE_LOCALNET,) if (PROC_SYS / path).read_text().strip() == value else ()
 
     def _set(self, path: str, value: str) -> None:
         setting = PROC_SYS / path
         try:
-            with netns.entered(self._namespace):
+            with in_namespace(self._namespace):
                 if setting.read_text().strip() != value:
                     setting.write_text(value)
         except OSError as error:

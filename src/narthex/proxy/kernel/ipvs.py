@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 from immutables import Map
 
-from narthex.linux import ipset
+from narthex.linux.ipset import destroy_ipsets, read_ipsets, write_ipsets
 from narthex.model.kernel_setting import KernelSetting
 from narthex.model.net import IPFamily, in_any
 from narthex.proxy.backends.base import Target
@@ -57,7 +57,7 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
 
     def _read_rest(self) -> IpvsRules | None:
         """Return everything except the iptables part."""
-        sets = ipset.read(self._kinds.__contains__, self._namespace)
+        sets = read_ipsets(self._kinds.__contains__, self._namespace)
         bound = ipvs_link.addresses(self._family, self._namespace)
         servers = self._servers.read(
             lambda key: not in_any(self._excluded, key[0]) and is_virtual_server(key, bound, sets)
@@ -79,13 +79,13 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
         remade = sorted({each.name for each in changes.sets_added}.intersection(changes.sets_removed))
         if remade:
             self._tables.clean()
-            ipset.destroy(remade, namespace)
-        ipset.write(changes.sets_added, {name: each.added for name, each in changes.entries.items()}, {}, namespace)
+            destroy_ipsets(remade, namespace)
+        write_ipsets(changes.sets_added, {name: each.added for name, each in changes.entries.items()}, {}, namespace)
         if changes.tables:
             self._tables.apply(changes.tables)
         self._servers.change(changes.servers_added, changes.servers_edited, changes.servers_removed, changes.reals)
-        ipset.write((), {}, {name: each.removed for name, each in changes.entries.items()}, namespace)
-        ipset.destroy([name for name in changes.sets_removed if name not in remade], namespace)
+        write_ipsets((), {}, {name: each.removed for name, each in changes.entries.items()}, namespace)
+        destroy_ipsets([name for name in changes.sets_removed if name not in remade], namespace)
         ipvs_link.unbind(changes.unbind, namespace)
 
     def tend(self) -> float | None:
@@ -102,7 +102,7 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
         self._tables.clean()
         if held is not None:
             self._servers.change(removed=list(held.servers))
-            ipset.destroy(sorted(held.sets), self._namespace)
+            destroy_ipsets(sorted(held.sets), self._namespace)
         if ipvs_link.addresses(None, self._namespace) - bound:
             # The other family's are there as well.
             ipvs_link.unbind(bound, self._namespace)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 
-from narthex.linux import links
-from narthex.linux import namespaces as netns
 from narthex.linux.addresses import addresses_on
+from narthex.linux.links import LinkError, ip_batch
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily, host_network
 from narthex.proxy.backends.ipvs.names import LINK
@@ -18,13 +18,13 @@ from narthex.proxy.backends.ipvs.names import LINK
 
 def exists(namespace: str | None = None) -> bool:
     """Return True if the link exists."""
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         return any(name == LINK for _, name in socket.if_nameindex())
 
 
 def addresses(family: IPFamily | None = None, namespace: str | None = None) -> frozenset[str]:
     """Return the addresses of the link, of one family or both; empty if the link does not exist."""
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         return frozenset(own.address for own in addresses_on(LINK) if family in (None, own.family))
 
 
@@ -54,6 +54,6 @@ def _options(address: str) -> str:
 
 def _batch(namespace: str | None, commands: list[str]) -> None:
     try:
-        links.batch(namespace, commands)
-    except (links.LinkError, FileNotFoundError) as error:
+        ip_batch(namespace, commands)
+    except (LinkError, FileNotFoundError) as error:
         raise ApplyError(f"addresses of Services: {error}") from error

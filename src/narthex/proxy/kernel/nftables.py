@@ -28,12 +28,11 @@ from narthex.linux.nfnetlink import (
 )
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
-from narthex.netfilter import nft
 from narthex.netfilter.ast import ElementData, ElementKey, Set, Table, Unprintable
-from narthex.netfilter.netlink import slot_map as slotted
 from narthex.netfilter.netlink.elements import decode_list, encoder, is_config_set, key_encoder
 from narthex.netfilter.netlink.rules import chain_payload, rule_payload
-from narthex.netfilter.netlink.slot_map import SlotMap
+from narthex.netfilter.netlink.slot_map import SlotMap, encode_slots
+from narthex.netfilter.nft.parse import parse_ruleset
 from narthex.netfilter.nft.print import element_text
 from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.nftables.backend import NftRules, from_table
@@ -107,7 +106,7 @@ class NftablesTarget(Target[NftRules, NftChanges]):
 
     def _read_table(self) -> Table | None:
         text = run_nft(f"list table {self._family.nft} {TABLE}", self._namespace, terse=True)
-        tables = nft.parse(text).tables
+        tables = parse_ruleset(text).tables
         if not tables:
             return None
         sets = {name: self._filled(one) for name, one in tables[0].sets.items()}
@@ -119,7 +118,7 @@ class NftablesTarget(Target[NftRules, NftChanges]):
             return one
         if is_config_set(one):
             text = run_nft(f"list set {self._family.nft} {TABLE} {one.name}", self._namespace)
-            return nft.parse(text).tables[0].sets[one.name]
+            return parse_ruleset(text).tables[0].sets[one.name]
         elements = {key: data for key, data, _ in self._dump(one)}
         return msgspec.structs.replace(one, elements=elements)
 
@@ -207,7 +206,7 @@ class NftablesTarget(Target[NftRules, NftChanges]):
             for name, pairs in elements.items():
                 one = changes.declarations[name]
                 if isinstance(pairs, SlotMap) and kind == NEW_ELEMENTS:
-                    made = slotted.encode(one, self._family, pairs)
+                    made = encode_slots(one, self._family, pairs)
                 else:
                     encode = encoder(one, self._family) if kind == NEW_ELEMENTS else key_encoder(one, self._family)
                     made = encode(pairs.items())

@@ -11,7 +11,7 @@ import socket
 
 from immutables import Map
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import NamespacedName, ServicePortName
@@ -221,7 +221,7 @@ _PATIENCE = 5.0
 
 def shown(family: IPFamily, namespace: str | None) -> RelayListeners:
     """Return the table of the relay that runs in a namespace; empty if there is none."""
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         sock = socket.socket(socket.AF_UNIX)
     with sock:
         sock.settimeout(_PATIENCE)

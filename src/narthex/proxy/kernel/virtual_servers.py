@@ -16,8 +16,19 @@ from narthex.linux.netlink import DumpInterrupted, NetlinkError
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily, Protocol, family_of, join_port
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
-from narthex.netfilter.netlink import ipvs as wire
-from narthex.netfilter.netlink.ipvs import IpvsCommand, IpvsTimeouts, KernelRealServer
+from narthex.netfilter.netlink.ipvs import (
+    IPVS_FAMILY,
+    IpvsCommand,
+    IpvsTimeouts,
+    KernelRealServer,
+    read_real,
+    read_server,
+    read_timeouts,
+    real_attributes,
+    server_attributes,
+    server_key_attributes,
+    timeout_attributes,
+)
 from narthex.proxy.backends.ipvs.rules import RealChanges
 
 TEND_SECONDS = 60.0
@@ -41,7 +52,7 @@ class NoIpvsError(ApplyError):
 def connect(namespace: str | None = None) -> Genetlink:
     """Return a socket for IPVS; the kernel loads the module if it can. Raises NoIpvsError."""
     try:
-        return Genetlink(wire.FAMILY, namespace)
+        return Genetlink(IPVS_FAMILY, namespace)
     except NetlinkError as error:
         raise NoIpvsError(
             "this kernel has no IP_VS (module ip_vs)"
@@ -60,9 +71,9 @@ def check_scheduler(name: str, namespace: str | None = None) -> None:
         if name in _in_use(link):
             return
         probe = VirtualServer(address=_PROBE[0], protocol=_PROBE[1], port=_PROBE[2], scheduler=name)
-        taken_away = IpvsCommand.DELETE_SERVER, wire.server_key(probe.key)
+        taken_away = IpvsCommand.DELETE_SERVER, server_key_attributes(probe.key)
         # One that a killed proxy has left would be in the way.
-        _, made, _ = link.write([taken_away, (IpvsCommand.NEW_SERVER, wire.server(probe)), taken_away])
+        _, made, _ = link.write([taken_away, (IpvsCommand.NEW_SERVER, server_attributes(probe)), taken_away])
     except OSError as error:
         raise ApplyError(f"cannot ask the kernel for the scheduler {name!r}: {error}") from error
     finally:
@@ -79,11 +90,11 @@ def set_timeouts(desired: IpvsTimeouts, namespace: str | None = None) -> IpvsTim
         return None
     link = connect(namespace)
     try:
-        was = wire.read_timeouts(link.ask(IpvsCommand.GET_TIMEOUTS))
+        was = read_timeouts(link.ask(IpvsCommand.GET_TIMEOUTS))
         # The kernel takes a 0 for "as it is".
         if all(new in (0, old) for new, old in zip(desired, was, strict=True)):
             return None
-        (error,) = link.write([(IpvsCommand.SET_TIMEOUTS, wire.timeouts(desired))])
+        (error,) = link.write([(IpvsCommand.SET_TIMEOUTS, timeout_attributes(desired))])
     except OSError as failed:
         raise ApplyError(f"cannot set the time-outs of IPVS: {failed}") from failed
     finally:
@@ -97,7 +108,7 @@ def timeouts(namespace: str | None = None) -> IpvsTimeouts:
     """Return the timeouts in force. Raises ApplyError."""
     link = connect(namespace)
     try:
-        return wire.read_timeouts(link.ask(IpvsCommand.GET_TIMEOUTS))
+        return read_timeouts(link.ask(IpvsCommand.GET_TIMEOUTS))
     except OSError as error:
         raise ApplyError(f"cannot read the time-outs of IPVS: {error}") from error
     finally:
@@ -108,7 +119,7 @@ def _in_use(link: Genetlink) -> set[str]:
     found = set()
     try:
         for body in link.listing(IpvsCommand.GET_SERVER):
-            held = wire.read_server(body)
+            held = read_server(body)
             if held is not None:
                 found.add(held.server.scheduler)
     except DumpInterrupted:
@@ -149,7 +160,7 @@ class IpvsServers:
         raise ApplyError("cannot read the virtual servers: other programs keep changing them")
 
     def _read(self, ours: Callable[[ServerKey], bool]) -> dict[ServerKey, VirtualServer]:
-        held = [wire.read_server(body) for body in self._link().listing(IpvsCommand.GET_SERVER)]
+        held = [read_server(body) for body in self._link().listing(IpvsCommand.GET_SERVER)]
         found: dict[ServerKey, VirtualServer] = {}
         leaving: dict[ServerKey, set[Place]] = {}
         for each in held:
@@ -174,7 +185,7 @@ class IpvsServers:
         return found
 
     def _reals(self, key: ServerKey) -> list[KernelRealServer]:
-        return [wire.read_real(body) for body in self._link().listing(IpvsCommand.GET_REAL, wire.server_key(key))]
+        return [read_real(body) for body in self._link().listing(IpvsCommand.GET_REAL, server_key_attributes(key))]
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
@@ -334,8 +345,10 @@ class _Request(msgspec.Struct, frozen=True):
     @property
     def message(self) -> GenetlinkRequest:
         if self.server is not None:
-            return self.command, wire.server(self.server)
-        return self.command, wire.real(self.key, self.real) if self.real is not None else wire.server_key(self.key)
+            return self.command, server_attributes(self.server)
+        return self.command, real_attributes(self.key, self.real) if self.real is not None else server_key_attributes(
+            self.key
+        )
 
     @property
     def name(self) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from narthex.linux import sysctls
 from narthex.linux.privileges import kernel_release
-from narthex.linux.sysctls import SysctlOutcome
+from narthex.linux.sysctls import SysctlOutcome, apply_sysctls, read_sysctl
 from narthex.model.kernel_setting import KernelSetting
 from narthex.proxy.program.dataplane import dataplane_of
 from narthex.proxy.program.settings import ProxySettings
@@ -29,7 +28,7 @@ Apply = Callable[[Iterable[KernelSetting]], list[SysctlOutcome]]
 class KernelSettings:
     """The kernel settings of a node proxy."""
 
-    def __init__(self, settings: Iterable[KernelSetting], apply: Apply = sysctls.apply) -> None:
+    def __init__(self, settings: Iterable[KernelSetting], apply: Apply = apply_sysctls) -> None:
         self._waiting = list(settings)
         self._apply = apply
 
@@ -78,7 +77,7 @@ def kernel_settings(settings: ProxySettings) -> list[KernelSetting]:
 
 def with_kernel(settings: ProxySettings) -> ProxySettings:
     """Return the settings, adapted to the kernel's current values (row 19.7)."""
-    liberal = bool(sysctls.read(TCP_BE_LIBERAL))
+    liberal = bool(read_sysctl(TCP_BE_LIBERAL))
     return msgspec.structs.replace(settings, node=msgspec.structs.replace(settings.node, drop_invalid=not liberal))
 
 

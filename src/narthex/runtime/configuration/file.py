@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from narthex.model import validate
 from narthex.model.duration import duration_text
 from narthex.model.net import IPFamily, family_of, join_port, split_port
 from narthex.model.problem import Problem, ProblemCollector, kind_of, quoted, steps
-from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
+from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, any_address, any_network
 from narthex.runtime.configuration.fields import Fields, camel_case
 from narthex.runtime.configuration.sections import announcer, client_connection, dns, ipvs, logging, overlay, rules
 from narthex.runtime.configuration.values import (
@@ -35,7 +34,7 @@ from narthex.runtime.configuration.values import (
 )
 
 if TYPE_CHECKING:
-    from narthex.model import documents
+    from narthex.model.documents import Document
 
 __all__ = ["ConfigurationError", "ProxyConfiguration", "parse", "read"]
 
@@ -107,7 +106,7 @@ def documents_of(text: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def _report(document: documents.Document, kind: str, origin: str) -> ProblemCollector:
+def _report(document: Document, kind: str, origin: str) -> ProblemCollector:
     def place(field: str) -> str:
         """Return the file and line of a field."""
         return f"{origin}:{document.line_of(document.value, steps(field), document.line)}"
@@ -119,15 +118,15 @@ def _failure(origin: str, message: str, kind: str = KIND) -> ConfigurationError:
     return ConfigurationError((Problem(origin=origin, object=kind, message=message),))
 
 
-def _choose(text: str, origin: str) -> tuple[dict[str, documents.Document], list[Problem]]:
+def _choose(text: str, origin: str) -> tuple[dict[str, Document], list[Problem]]:
     """Return the known documents by kind, and warnings about other documents and duplicate keys."""
     # Late: what reads YAML takes a tenth of a proxy's start, and there may be no file.
-    from narthex.model import documents
+    from narthex.model.documents import MalformedDocument, read_documents
 
-    chosen: dict[str, documents.Document] = {}
+    chosen: dict[str, Document] = {}
     said = []
-    for document in documents.read(text, allow_duplicate_keys=True):
-        if isinstance(document, documents.MalformedDocument):
+    for document in read_documents(text, allow_duplicate_keys=True):
+        if isinstance(document, MalformedDocument):
             raise _failure(f"{origin}:{document.line}", document.message)
         place, value = f"{origin}:{document.line}", document.value
         if not isinstance(value, dict):
@@ -158,7 +157,7 @@ def _choose(text: str, origin: str) -> tuple[dict[str, documents.Document], list
 def _configuration(top: Fields) -> ProxyConfiguration:
     for name in ("apiVersion", "kind"):
         top.raw(name)
-    bind_address = top.read("bindAddress", validate.any_address, "0.0.0.0")
+    bind_address = top.read("bindAddress", any_address, "0.0.0.0")
     six = family_of(bind_address) is IPFamily.IPV6
     detect = top.section("detectLocal")
     made = top.struct(
@@ -273,7 +272,7 @@ def _cluster_cidrs(top: Fields) -> tuple[str, ...]:
     found = []
     for part in text.split(",") if text else ():
         try:
-            found.append(validate.network(part.strip()))
+            found.append(any_network(part.strip()))
         except ValueError as error:
             top.error("clusterCIDR", f"{quoted(part)} {error}")
     if len(found) > 2 or len({family_of(cidr) for cidr in found}) < len(found):
@@ -282,7 +281,7 @@ def _cluster_cidrs(top: Fields) -> tuple[str, ...]:
 
 
 def _node_port_addresses(top: Fields) -> tuple[str, ...] | None:
-    found = top.texts("nodePortAddresses", lambda text: text if text == PRIMARY else validate.network(text))
+    found = top.texts("nodePortAddresses", lambda text: text if text == PRIMARY else any_network(text))
     if PRIMARY in found and len(found) > 1:
         top.error("nodePortAddresses", f"{PRIMARY!r} must be the only value")
     return found or None
@@ -293,7 +292,7 @@ def _bind_address(top: Fields, name: str, address: str, port: int) -> str:
 
     def reader(text: str) -> str:
         try:
-            return join_port(validate.any_address(text), port)
+            return join_port(any_address(text), port)
         except ValueError:
             pass
         try:

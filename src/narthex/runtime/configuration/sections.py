@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from narthex.model import validate
 from narthex.model.problem import kind_of
+from narthex.model.validate import annotation_prefix, any_address, any_network, dns_zone
 from narthex.runtime.configuration.fields import LARGEST_NUMBER, Fields, TextReader
 from narthex.runtime.configuration.values import (
     AnnouncerConfiguration,
@@ -75,7 +75,7 @@ def _periods(raw: Fields) -> tuple[float, float]:
 def ipvs(raw: Fields) -> IpvsConfiguration:
     """Return `ipvs`."""
     sync, least = _periods(raw)
-    readers = {"scheduler": _scheduler, "exclude_cidrs": validate.network}
+    readers = {"scheduler": _scheduler, "exclude_cidrs": any_network}
     return raw.struct(IpvsConfiguration, readers, sync_period=sync, min_sync_period=least)
 
 
@@ -85,9 +85,9 @@ def overlay(raw: Fields, path: TextReader) -> OverlayConfiguration:
         "net_conf": path,
         "subnet_file": path,
         "interface_patterns": _pattern,
-        "interface_can_reach": validate.any_address,
-        "public_ips": validate.any_address,
-        "annotation_prefix": validate.annotation_prefix,
+        "interface_can_reach": any_address,
+        "public_ips": any_address,
+        "annotation_prefix": annotation_prefix,
     }
     return raw.struct(OverlayConfiguration, readers)
 
@@ -95,8 +95,8 @@ def overlay(raw: Fields, path: TextReader) -> OverlayConfiguration:
 def dns(raw: Fields, path: TextReader) -> DnsConfiguration:
     """Return `dns` of a NarthexConfiguration; `path` validates file names."""
     usual = DnsConfiguration()
-    addresses = {"addresses": validate.any_address, "listen": validate.any_address}
-    zones = raw.texts("zones", validate.dns_zone)
+    addresses = {"addresses": any_address, "listen": any_address}
+    zones = raw.texts("zones", dns_zone)
     made = raw.struct(
         DnsConfiguration, {**addresses, "upstreams": _upstream, "corefile": path}, zones=zones or usual.zones
     )

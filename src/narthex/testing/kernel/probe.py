@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.model.net import IPFamily, Protocol, address, family_of
 from narthex.testing.kernel.client import ADDRESS_FAMILY, SOCKET_KIND, ProbeClient, first_packet, sctp_packet
 
@@ -86,7 +86,7 @@ class PacketListeners:
 
     def open(self, site: int, namespace: str) -> None:
         """Listen in a namespace."""
-        with netns.entered(namespace):
+        with in_namespace(namespace):
             for family, protocol in self._kinds:
                 ear = self._socket(family, socket.SOCK_RAW, protocol)
                 if family is IPFamily.IPV6:
@@ -98,7 +98,7 @@ class PacketListeners:
         family = family_of(endpoint)
         if (family, protocol) not in self._kinds or (endpoint, port, protocol) in self._answering:
             return
-        with netns.entered(namespace):
+        with in_namespace(namespace):
             server = self._socket(family, SOCKET_KIND[protocol], protocol)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((endpoint, 0 if protocol is Protocol.SCTP else port))
@@ -165,7 +165,7 @@ class PacketListeners:
             self._listen(0)
             self._heard.clear()
             self._carried.clear()
-        with netns.entered(call.namespace):
+        with in_namespace(call.namespace):
             client = ProbeClient(call.source, call.destination, call.port, call.protocol)
         number = client.socket.fileno()
         self._calling += 1
@@ -302,7 +302,7 @@ class Tap:
     """Records what reaches the node's interfaces before any rule, to prove that rules caused a silence."""
 
     def __init__(self, namespace: str) -> None:
-        with netns.entered(namespace):
+        with in_namespace(namespace):
             self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0003))
         self._socket.setblocking(False)
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from narthex.linux import namespaces as netns
-from narthex.linux.links import batch, set_sysctls
+from narthex.linux.links import ip_batch, set_sysctls
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace, namespace_exists
 from narthex.linux.run import run
 from narthex.testing.load import until
 
@@ -65,16 +65,16 @@ class EthernetSegment:
         for sock in self._servers:
             sock.close()
         for name in ("link", CLIENT, *self.nodes):
-            if netns.exists(self.ns(name)):
-                netns.delete(self.ns(name))
+            if namespace_exists(self.ns(name)):
+                delete_namespace(self.ns(name))
 
     def _build(self) -> None:
-        netns.create(self.ns("link"))
-        batch(self.ns("link"), ["link add br0 type bridge mcast_snooping 0", "link set br0 up"])
+        create_namespace(self.ns("link"))
+        ip_batch(self.ns("link"), ["link add br0 type bridge mcast_snooping 0", "link set br0 up"])
         for name, number in {**self.nodes, CLIENT: 99}.items():
             inside = self.ns(name)
-            netns.create(inside)
-            batch(
+            create_namespace(inside)
+            ip_batch(
                 self.ns("link"),
                 [f"link add to-{name} type veth peer name {LINK} netns {inside}", f"link set to-{name} master br0 up"],
             )
@@ -82,10 +82,10 @@ class EthernetSegment:
             # A link's own address would be settled after two seconds only.
             kept = {f"net/ipv6/conf/{LINK}/accept_dad": "0", f"net/ipv6/conf/{LINK}/keep_addr_on_down": "1"}
             set_sysctls(inside, kept)
-            batch(inside, [*own, f"link set {LINK} up"])
+            ip_batch(inside, [*own, f"link set {LINK} up"])
             if name != CLIENT:
                 set_sysctls(inside, {"net/ipv4/conf/all/arp_ignore": "1", "net/ipv4/conf/all/arp_announce": "2"})
-                batch(inside, [f"addr add {VIP}/32 dev lo", f"addr add {VIP_SIX}/128 dev lo nodad"])
+                ip_batch(inside, [f"addr add {VIP}/32 dev lo", f"addr add {VIP_SIX}/128 dev lo nodad"])
                 self._serve(name)
         for name in self.nodes:
             self.put(node(name, f"192.0.2.{self.nodes[name]}"))
@@ -106,7 +106,7 @@ class EthernetSegment:
             argv = [sys.executable, "-m", "narthex", "node", "--no-proxy", "--announcer", "--hostname-override", name]
             argv += ["--announcer-key-file", str(self.directory / "key")]
             argv += origin or ("--manifests", str(self.manifests))
-            with netns.entered(self.ns(name)), (self.directory / f"log-{name}").open("ab") as log:
+            with in_namespace(self.ns(name)), (self.directory / f"log-{name}").open("ab") as log:
                 self.processes[name] = subprocess.Popen(argv, stdout=log, stderr=log)
 
     def ready(self, *names: str) -> None:
@@ -142,7 +142,7 @@ class EthernetSegment:
 
     def cut(self, name: str, *, up: bool = False) -> None:
         """Disconnect a node from the switch, or connect it again."""
-        batch(self.ns("link"), [f"link set to-{name} {'up' if up else 'down'}"])
+        ip_batch(self.ns("link"), [f"link set to-{name} {'up' if up else 'down'}"])
 
     def state(self, name: str) -> dict[str, Any]:
         """Return the status of an announcer, or an empty mapping if it does not answer."""
@@ -157,7 +157,7 @@ class EthernetSegment:
         return self._http(name, "/metrics")
 
     def _http(self, name: str, path: str) -> str:
-        with netns.entered(self.ns(name)):
+        with in_namespace(self.ns(name)):
             sock = socket.create_connection(("127.0.0.1", 10249), 5)
         with sock:
             sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -211,7 +211,7 @@ class EthernetSegment:
     def client(self, address: str = VIP) -> Iterator[socket.socket]:
         """Open a socket of the client that is connected to an address."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with netns.entered(self.ns(CLIENT)):
+        with in_namespace(self.ns(CLIENT)):
             sock = socket.socket(family, socket.SOCK_DGRAM)
         with sock:
             sock.connect((address, _PORT))
@@ -219,7 +219,7 @@ class EthernetSegment:
 
     def _serve(self, name: str) -> None:
         for family, address in ((socket.AF_INET, VIP), (socket.AF_INET6, VIP_SIX)):
-            with netns.entered(self.ns(name)):
+            with in_namespace(self.ns(name)):
                 sock = socket.socket(family, socket.SOCK_DGRAM)
             self._servers.append(sock)
             sock.bind((address, _PORT))

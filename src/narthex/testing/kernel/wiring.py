@@ -15,8 +15,8 @@ from contextlib import ExitStack
 
 import msgspec
 
-from narthex.linux import namespaces as netns
 from narthex.linux.links import LinkError
+from narthex.linux.namespaces import in_namespace, namespace_path
 from narthex.linux.netlink import attribute
 from narthex.linux.rtnetlink import RtNetlink
 from narthex.model.net import IPFamily, family_of
@@ -134,7 +134,7 @@ def not_local(network: str) -> LinkRequest:
 def wire(namespace: str, changes: Sequence[LinkRequest]) -> None:
     """Send requests to a namespace in order. Raises LinkError for the first that the kernel refuses."""
     with ExitStack() as stack:
-        stack.enter_context(netns.entered(namespace))
+        stack.enter_context(in_namespace(namespace))
         netlink = RtNetlink()
         stack.callback(netlink.close)
         numbers: dict[str, int] = {}
@@ -151,7 +151,7 @@ def wire(namespace: str, changes: Sequence[LinkRequest]) -> None:
             if name not in numbers:
                 word, _, other = name.partition(" ")
                 if other:
-                    numbers[name] = os.open(netns.path_of(other), os.O_RDONLY | os.O_CLOEXEC)
+                    numbers[name] = os.open(namespace_path(other), os.O_RDONLY | os.O_CLOEXEC)
                     stack.callback(os.close, numbers[name])
                 else:
                     send()
@@ -169,7 +169,7 @@ def forwarding(namespace: str) -> None:
 
     Raises LinkError if they do not in time.
     """
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         netlink = RtNetlink()
     end = time.monotonic() + _PATIENCE
     while waiting := [link.name for link in netlink.links() if link.master and not link.forwards]:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from narthex.linux import namespaces as netns
-from narthex.linux import sysctls
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.privileges import kernel_release
+from narthex.linux.sysctls import apply_sysctls
 from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port
 from narthex.model.objects import EndpointSlice, Service
 from narthex.model.packet import Disposition
@@ -52,8 +52,8 @@ class LoadedRules:
         self._loads: dict[IPFamily, tuple[Any, Any]] = {}
         self.relayed: frozenset[tuple[Protocol, int]] = frozenset()
         """Where a relay of the mode listens on the node."""
-        with netns.entered(namespace):
-            refused = [each for each in sysctls.apply(dataplane(mode).kernel_settings(kernel_release())) if each.error]
+        with in_namespace(namespace):
+            refused = [each for each in apply_sysctls(dataplane(mode).kernel_settings(kernel_release())) if each.error]
         if refused:
             raise UnexpectedObservation(f"{refused[0].setting.path}: {refused[0].error}")
         for family in families:

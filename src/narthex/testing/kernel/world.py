@@ -24,8 +24,8 @@ from types import TracebackType
 
 import msgspec
 
-from narthex.linux import links
-from narthex.linux import namespaces as netns
+from narthex.linux.links import set_sysctls
+from narthex.linux.namespaces import create_namespace, delete_namespace, namespace_names
 from narthex.model.net import IPFamily, contains, family_of, host_network
 from narthex.model.objects import EndpointSlice
 from narthex.testing.kernel import wiring
@@ -228,11 +228,11 @@ class World:
         _alive.add(self)
         try:
             for name in (self.node, *self.sites):
-                netns.create(name)
-            links.set_sysctls(self.node, {**_SETTINGS, **_NODE_SETTINGS})
+                create_namespace(name)
+            set_sysctls(self.node, {**_SETTINGS, **_NODE_SETTINGS})
             for number, name in enumerate(self.sites):
                 extra = _LOOPBACK_SETTINGS if self.layout.sites[number].loopback_out else {}
-                links.set_sysctls(name, {**_SETTINGS, **_SITE_SETTINGS, **extra})
+                set_sysctls(name, {**_SETTINGS, **_SITE_SETTINGS, **extra})
             wiring.wire(self.node, node_wires(self.layout, self.sites))
             for number, name in enumerate(self.sites):
                 wiring.wire(name, site_wires(self.layout, number))
@@ -250,7 +250,7 @@ class World:
     def close(self) -> None:
         """Remove all namespaces; safe at any time."""
         for name in (self.node, *self.sites):
-            netns.delete(name)
+            delete_namespace(name)
         _alive.discard(self)
 
     def turn_to(self, source: str, interface: str) -> None:
@@ -289,7 +289,7 @@ def close_all() -> None:
 
 def sweep() -> None:
     """Remove namespaces that a killed run left behind."""
-    for name in netns.names():
+    for name in namespace_names():
         pid = name.removeprefix(PREFIX).partition("-")[0]
         if name.startswith(PREFIX) and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            netns.delete(name)
+            delete_namespace(name)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.netfilter.ast import Chain, Ruleset
 from narthex.netfilter.describe import describe_rule
-from narthex.netfilter.dump import read as dump
+from narthex.netfilter.dump.read import Dump, DumpError, merge_dumps, read_dump
 from narthex.netfilter.walk.state import KernelObjects
 from narthex.trace.follow.views import NodeView
 from narthex.trace.node import network as links
@@ -120,14 +120,14 @@ _KEYS: tuple[tuple[str, str], ...] = (
 def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
     """Return the view of (file name, text) pairs. Raises DumpError for a text that isn't recognized."""
     view = NodeView(name=name, origin="rules " + " ".join(file for file, _ in files))
-    rules: list[dump.Dump] = []
+    rules: list[Dump] = []
     for file, text in files:
         other = _other_than_rules(view, text)
-        found = dump.read(text, file)
+        found = read_dump(text, file)
         if found.tables or found.sets or found.servers:
             rules.append(found)
         elif not other:
-            raise dump.DumpError(
+            raise DumpError(
                 f"{file}: holds nothing that is known: no rules, sets, routes, links, connections, settings"
             )
     view.rules = RulesByFamily(dumps=rules) if rules else None
@@ -201,7 +201,7 @@ Texts = Sequence[tuple[str, str]]
 class DumpedRules:
     """The rules of one IP family in dumps, as `NodeRules`."""
 
-    def __init__(self, held: dump.Dump, family: IPFamily) -> None:
+    def __init__(self, held: Dump, family: IPFamily) -> None:
         """Take the dump and select one IP family."""
         rules = held.for_family(family)
         self.ruleset: Ruleset = rules.ruleset
@@ -230,16 +230,16 @@ def _printed(chain: Chain, rule: int) -> str:
 class RulesByFamily(Mapping[IPFamily, DumpedRules]):
     """Rules by IP family, read on demand: a dump of 200,000 rules usually has one family."""
 
-    def __init__(self, texts: Texts = (), dumps: Sequence[dump.Dump] = ()) -> None:
+    def __init__(self, texts: Texts = (), dumps: Sequence[Dump] = ()) -> None:
         """Take texts that are read on demand, or dumps that have been read."""
         self._texts = [(name, text) for name, text in texts if _says_something(text)]
-        self._dump: dump.Dump | None = dump.merge_dumps(dumps) if dumps else None
+        self._dump: Dump | None = merge_dumps(dumps) if dumps else None
         self._held: dict[IPFamily, DumpedRules] = {}
 
     def __getitem__(self, family: IPFamily) -> DumpedRules:
         """Return the rules of an IP family, reading them on the first call."""
         if self._dump is None:
-            self._dump = dump.merge_dumps(dump.read(text, name, _rules_family(name)) for name, text in self._texts)
+            self._dump = merge_dumps(read_dump(text, name, _rules_family(name)) for name, text in self._texts)
         if family not in self._held:
             self._held[family] = DumpedRules(self._dump, family)
         return self._held[family]

@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 import narthex
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.trace.node.layout import (
     ABSENT,
@@ -237,7 +237,7 @@ def _asked(part: BundlePart, namespace: str | None) -> tuple[str | None, PartSta
 
 
 def _there(path: str, namespace: str | None) -> bool:
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         return Path(path).exists()
 
 
@@ -245,7 +245,7 @@ def _settings(part: BundlePart, namespace: str | None) -> tuple[str | None, Part
     """Read the settings from /proc/sys; `sysctl` would print the same, but isn't installed everywhere."""
     relevant = re.compile(SETTINGS)
     lines: list[str] = []
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         root = Path("/proc/sys")
         for folder, _, names in os.walk(root / "net"):
             for name in names:

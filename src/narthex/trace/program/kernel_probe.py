@@ -19,9 +19,9 @@ from types import TracebackType
 
 import msgspec
 
-from narthex.linux import namespaces as netns
 from narthex.linux.addresses import own_addresses
 from narthex.linux.libnftables import NftError, NftMissingError, OwnedTables
+from narthex.linux.namespaces import in_namespace, namespace_names
 from narthex.linux.run import StartedProgram, start_program
 from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port
 from narthex.netfilter.dump.kernel_trace import KernelTrace, parse, probe_traces
@@ -79,7 +79,7 @@ class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
 def probe(asked: KernelProbe, deadline: float = DEADLINE) -> ProbeOutcome:
     """Send one packet and follow it. `deadline` is the timeout of each wait, in seconds. Raises KernelProbeError."""
     family = family_of(asked.destination)
-    with netns.entered(asked.sender):
+    with in_namespace(asked.sender):
         sender = _Sender(asked, family)
     with sender:
         rules = _rules(asked, family, sender.port)
@@ -95,7 +95,7 @@ def probe(asked: KernelProbe, deadline: float = DEADLINE) -> ProbeOutcome:
 @contextmanager
 def _tables(definition: str, namespace: str | None) -> Iterator[None]:
     try:
-        with netns.entered(namespace):
+        with in_namespace(namespace):
             tables = OwnedTables(definition)
     except FileNotFoundError:
         raise KernelProbeError(f"there is no network namespace {namespace}") from None
@@ -244,7 +244,7 @@ class _Monitor:
         The monitor reports packets in order, so it has then reported every earlier packet in full.
         """
         end = time.monotonic() + self._deadline
-        with netns.entered(self._namespace):
+        with in_namespace(self._namespace):
             knocker = socket.socket(_SOCKETS[self._family], socket.SOCK_DGRAM)
         with knocker:
             knocker.bind((_LOOPBACK[self._family], 0))
@@ -319,9 +319,9 @@ def sender_of(address: str, node: str | None) -> str | None:
     """Return the named network namespace that has an address; `node` is the node's own. Raises TraceError."""
     if contains(family_of(address).loopback, address):
         return node
-    for name in (node, *(each for each in netns.names() if each != node)):
+    for name in (node, *(each for each in namespace_names() if each != node)):
         try:
-            with netns.entered(name):
+            with in_namespace(name):
                 if any(each.address == address for each in own_addresses()):
                     return name
         except OSError:

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.runtime.http.connection import HttpLimits, MalformedRequest, RequestFraming
 
 _IPPROTO_SCTP = 132
@@ -54,7 +54,7 @@ class EchoServer:
         """
         listeners: list[_Listener] = []
         try:
-            with netns.entered(namespace):
+            with in_namespace(namespace):
                 for protocol, port in ports:
                     listeners.append(_Listener(_listen(protocol, port), protocol, f"{prefix}, asked by "))
         except OSError:

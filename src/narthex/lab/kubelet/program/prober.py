@@ -25,7 +25,7 @@ from narthex.lab.kubelet.probes import (
     TcpSocketAction,
     is_http_success,
 )
-from narthex.linux import namespaces as netns
+from narthex.linux.namespaces import in_namespace
 from narthex.model.net import join_port
 
 _PARALLEL = 8
@@ -175,7 +175,7 @@ def _with_tls(sock: socket.socket, action: HttpGetAction) -> socket.socket:
 
 
 def _dial(namespace: str, host: str, port: int, timeout: float) -> socket.socket:
-    with netns.entered(namespace):
+    with in_namespace(namespace):
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout)

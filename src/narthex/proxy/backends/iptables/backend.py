@@ -17,7 +17,7 @@ from immutables import Map, MapMutation
 from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace
 from narthex.netfilter.walk.walk import walk
-from narthex.netfilter.xtables import save_text
+from narthex.netfilter.xtables.print import save_text
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.chains import IptablesFragment, count_endpoints, fragment

@@ -14,7 +14,7 @@ from immutables import Map
 
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, CtState, Goto, Jump, Rule, Table
-from narthex.netfilter.xtables import parse
+from narthex.netfilter.xtables.parse import parse_save_text
 from narthex.netfilter.xtables.print import chain_lines, chain_words, rule_text
 from narthex.netfilter.xtables.values import builtin_chains
 from narthex.proxy.backends.iptables import names
@@ -67,7 +67,7 @@ class KernelChains(msgspec.Struct, frozen=True, kw_only=True):
 
 def find(text: str, family: IPFamily, owner: names.ChainOwnership = names.IPTABLES_CHAINS) -> KernelChains:
     """Return the owner's chains in the output of iptables-save, of one table or more. Raises SaveTextError."""
-    tables = {table.name: table for table in parse(text, family).tables}
+    tables = {table.name: table for table in parse_save_text(text, family).tables}
     printed = _builtin_lines(text, owner)
     own: dict[str, Map[str, Rules]] = {}
     jumps: dict[Place, Rules] = {}

@@ -16,12 +16,11 @@ from immutables import Map, MapMutation
 
 from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace
-from narthex.netfilter import ipset
-from narthex.netfilter import ipvs as ipvsadm
-from narthex.netfilter.ipvs import ServerKey, VirtualServer
+from narthex.netfilter.ipset import IpSet, ipset_save_text
+from narthex.netfilter.ipvs import ServerKey, VirtualServer, ipvsadm_save_text
 from narthex.netfilter.walk.state import KernelObjects
 from narthex.netfilter.walk.walk import walk
-from narthex.netfilter.xtables import save_text
+from narthex.netfilter.xtables.print import save_text
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables.frame import Frame
 from narthex.proxy.backends.ipvs import names
@@ -119,9 +118,9 @@ class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
 
         The tools are `ipset save`, iptables-save, and `ipvsadm -S -n`; bound addresses are comments.
         """
-        sets = ipset.save_text(rules.sets[name] for name in sorted(rules.sets))
+        sets = ipset_save_text(rules.sets[name] for name in sorted(rules.sets))
         link = "".join(f"# {address} dev {names.LINK}\n" for address in sorted(rules.bound))
-        servers = ipvsadm.save_text(rules.servers.values())
+        servers = ipvsadm_save_text(rules.servers.values())
         return f"{sets}{save_text(rules.tables.ruleset)}{link}{servers}"
 
 
@@ -231,7 +230,7 @@ class _Turn:
                 servers[key] = after.server
         return servers.finish()
 
-    def _sets(self, counts: Map[SetEntry, int]) -> dict[str, ipset.IpSet]:
+    def _sets(self, counts: Map[SetEntry, int]) -> dict[str, IpSet]:
         sets = dict(self._previous.sets) if self._previous else self._empty_sets()
         added: dict[str, set[str]] = {}
         removed: dict[str, set[str]] = {}
@@ -246,11 +245,9 @@ class _Turn:
             sets[held.name] = msgspec.structs.replace(held, entries=entries)
         return sets
 
-    def _empty_sets(self) -> dict[str, ipset.IpSet]:
+    def _empty_sets(self) -> dict[str, IpSet]:
         family = self._plan.family
-        made = (
-            ipset.IpSet(self._name(name), kind, names.set_family(kind, family)) for name, kind in names.KINDS.items()
-        )
+        made = (IpSet(self._name(name), kind, names.set_family(kind, family)) for name, kind in names.KINDS.items())
         return {held.name: held for held in made}
 
     def _name(self, name: str) -> str:

@@ -15,9 +15,9 @@ from immutables import Map
 
 from narthex.model.objects import ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace
-from narthex.netfilter import nft
 from narthex.netfilter.ast import Ruleset, Set, Table
 from narthex.netfilter.netlink.slot_map import SlotMap
+from narthex.netfilter.nft.print import nft_script
 from narthex.netfilter.walk.walk import walk
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.nftables.changes import NftChanges, between, patched, replacement, with_elements
@@ -251,4 +251,4 @@ class NftablesBackend(Backend[NftRules, NftChanges]):
 
     def text(self, rules: NftRules) -> str:
         """Return the rules in the format that `nft -f` reads."""
-        return nft.script(rules.table())
+        return nft_script(rules.table())

@@ -20,8 +20,7 @@ from narthex.netfilter.ast import Chain, ElementData, ElementKey, Set, Table
 from narthex.netfilter.netlink.elements import is_config_set
 from narthex.netfilter.netlink.rules import needs_bytecode
 from narthex.netfilter.netlink.slot_map import SlotMap
-from narthex.netfilter.nft import chain_text, set_text
-from narthex.netfilter.nft.print import element_text, name_text
+from narthex.netfilter.nft.print import chain_text, element_text, name_text, set_text
 
 Elements = Mapping[str, Mapping[ElementKey, ElementData]]
 """By set."""

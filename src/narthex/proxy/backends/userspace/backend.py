@@ -20,7 +20,7 @@ from narthex.model.objects import ServicePortName
 from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace, WalkStep
 from narthex.netfilter.ast import Accept, Compare, Field, Jump, MarkIs, RejectPacket, Return, Rule
 from narthex.netfilter.walk.walk import walk
-from narthex.netfilter.xtables import save_text
+from narthex.netfilter.xtables.print import save_text
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables.frame import NEW, SENT_ON, Frame, Rules, rule
 from narthex.proxy.backends.iptables.refusals import (
