@@ -127,7 +127,6 @@ class ApiClient:
 
 
 def _keep_alive(response: Response) -> None:
-    """Enable TCP keepalive."""
     stream = response.extensions.get("network_stream")
     sock = stream.get_extra_info("socket") if stream is not None else None
     if sock is not None:
@@ -162,7 +161,6 @@ class RateLimiter:
 
 
 JsonObject = dict[str, Any]
-"""An object as JSON."""
 PatchKind = Literal["merge", "strategic", "json"]
 
 _PATCHES: Mapping[PatchKind, str] = {

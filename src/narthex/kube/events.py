@@ -35,7 +35,6 @@ class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     note: str = ""
     api_version: str = "v1"
-    """API version of `kind`."""
 
 
 class ClusterEventRecorder(Protocol):

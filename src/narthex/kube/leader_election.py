@@ -89,7 +89,6 @@ class Elector:
         self.identity = identity
         self.times = times
         self.term = 0
-        """Number of terms so far."""
         self._leading = False
         self._seen: LeaseRecord | None = None
         self._changed_at = 0.0
@@ -163,7 +162,6 @@ class Elector:
         return WriteLease(msgspec.structs.replace(self._seen, holder="", seconds=1.0, renewed=time_text(now.wall)))
 
     def _mine(self, now: Moment) -> LeaseRecord:
-        """Return the record that this candidate writes."""
         seen, text = self._seen or LeaseRecord(), time_text(now.wall)
         again = seen.holder == self.identity
         return LeaseRecord(

@@ -38,8 +38,6 @@ Signature = tuple[int, int, int, int]
 
 
 class _File(msgspec.Struct):
-    """The known state of one file."""
-
     signature: Signature | None
     """Modification time and change time in ns, size, and inode; None forces another read."""
     digest: bytes

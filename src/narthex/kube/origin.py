@@ -33,7 +33,6 @@ class Origin(NamedTuple):
     creator: EventCreator | None = None
     """Stores Events. None: there is no API server, and nodes need no Node object."""
     collectors: tuple[Collector, ...] = ()
-    """Metrics of the source."""
     access: Access | None = None
     """The API server, for parts that follow other lists or write objects. None: all objects come from `source`."""
 
@@ -77,7 +76,6 @@ class SourceMetrics:
         now = self._wall()
 
         def by_kind(number: Callable[[FollowedList], float | None]) -> dict[str, float]:
-            """Return a number of each list that has one."""
             return {each.kind: found for each in self._followed if (found := number(each)) is not None}
 
         for name, text, times in (

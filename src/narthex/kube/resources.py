@@ -16,7 +16,6 @@ class WatchedResource(msgspec.Struct, frozen=True, kw_only=True):
     paths: tuple[str, ...]
     """Paths by API version, the newest first. A server without that version answers 404."""
     labels: str = ""
-    """Label selector."""
     fields: str = ""
     """Field selector that every server knows."""
     fields_if_known: str = ""

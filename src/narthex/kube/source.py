@@ -47,7 +47,6 @@ class FollowedList(msgspec.Struct, kw_only=True):
     kind: str
     counts: WatchCounts
     last_list: float | None = None
-    """The last complete list."""
     last_event: float | None = None
     """The last object that was added, changed, or deleted."""
     last_heard: float | None = None
@@ -132,7 +131,6 @@ class KubeSource:
             await asyncio.gather(stopping, *running, return_exceptions=True)
 
     async def _next(self, running: Sequence[asyncio.Task[Any]], stop: asyncio.Event) -> list[Event]:
-        """Return the next batch of events."""
         something = asyncio.create_task(self._something.wait())
         await asyncio.wait([something, *running], return_when=asyncio.FIRST_COMPLETED)
         something.cancel()
@@ -161,7 +159,6 @@ class KubeSource:
             self._something.set()
 
     def _note(self, watch: Watch) -> None:
-        """Update the state of a list."""
         index = self._watches.index(watch)
         noted, before, counts = self.followed[index], self._seen[index], watch.counts
         now = time.time()
@@ -217,7 +214,6 @@ class _Follower:
         self._events: list[Event] = []
 
     async def run(self) -> None:
-        """Drive the watch until cancelled."""
         try:
             step = self._watch.take(DeadlineReached(), self._now())
             while True:
@@ -279,7 +275,6 @@ class _Follower:
         return self._take(ResponseBody(b"".join(parts)))
 
     def _put_off(self, limit: asyncio.Timeout) -> None:
-        """Move the timeout to `wake_at`."""
         if abs(self._watch.wake_at - (limit.when() or 0.0)) > _TOLERANCE:
             limit.reschedule(self._watch.wake_at)
 

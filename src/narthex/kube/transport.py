@@ -127,12 +127,10 @@ class _Connection(asyncio.Protocol):
         self._full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the socket's transport."""
         self.wire = cast(asyncio.Transport, transport)
         self._open.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Queue received data."""
         self._came.append(data)
         self._size += len(data)
         if self._size >= _MOST_WAITING:
@@ -140,22 +138,18 @@ class _Connection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
-        """Note the end of the stream."""
         self._ended = True
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Note the end of the connection."""
         self._open.discard(self)
         self._ended, self._error = True, error
         self._wake()
 
     def pause_writing(self) -> None:
-        """Note that the send buffer is full."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """Note that the send buffer has room."""
         self._full = False
         self._wake()
 
@@ -174,7 +168,6 @@ class _Connection(asyncio.Protocol):
         return self._ended or bool(self._came) or self.wire.is_closing()
 
     async def send(self, request: httpx2.Request) -> None:
-        """Send a complete request."""
         self._machine = machine = h11.Connection(h11.CLIENT)
         asked = h11.Request(method=request.method, target=request.url.raw_path, headers=request.headers.raw)
         head = machine.send(asked)

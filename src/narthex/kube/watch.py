@@ -275,7 +275,6 @@ class Watch:
         return WatchStep((*events, *step.events), step.request, over=True) if events else step
 
     def _process_event(self, event: WatchEvent[Any], now: float) -> WatchStep:
-        """Process one watch event."""
         if event.type == "ERROR":
             return self._refused(read_status(event.object), None, now)
         if event.type not in TYPES:
@@ -325,7 +324,6 @@ class Watch:
         return self._back_off("garbled", str(error), now, relist=relist)
 
     def _refused(self, status: ApiStatus, retry_after: float | None, now: float) -> WatchStep:
-        """Process an error status."""
         code = status.code
         if status.gone or status.too_large:
             return self._expired(status, now)

@@ -78,7 +78,6 @@ class _Allocation:
         """Addresses by the sharing key of their holders."""
 
     def run(self) -> dict[NamespacedName, AllocationDecision]:
-        """Return all decisions."""
         self._record()
         decisions: dict[NamespacedName, AllocationDecision] = {}
         waiting: list[tuple[Service, AddressRequest, _Retained]] = []

@@ -52,7 +52,6 @@ class NodeAnnouncerState(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[str, ...] | None = None
     """Links on which it can answer; None if unknown, which means any."""
     standing_back: bool = False
-    """Other nodes are preferred."""
     node_gone: bool = False
     """The announcer is lost and the node does not respond either: its endpoints are gone too."""
 
@@ -358,7 +357,6 @@ def _soften(verdicts: dict[str, NodeEligibility], judge: _Judge) -> list[str]:
 
 
 def _order(verdicts: Mapping[str, NodeEligibility], first: Service, view: ElectionInput) -> tuple[str, ...]:
-    """Return the eligible nodes, the best first."""
     address = announced_addresses(first)[0]
     able = [name for name, each in verdicts.items() if each.eligible]
     return tuple(

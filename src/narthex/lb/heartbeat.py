@@ -28,7 +28,6 @@ MAX_BYTES = 60_000
 _REFUSAL_SECONDS = 3.0
 """Validity of an ICMP port unreachable; such nodes are probed every second."""
 _MAX_INCARNATIONS = 256
-"""Number of remembered ended incarnations of one peer."""
 
 
 class HeartbeatTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +59,6 @@ class PeerState(enum.Enum):
     """State of a peer."""
 
     UNHEARD = "unheard"
-    """Never heard by this process."""
     ALIVE = "alive"
     LOST = "lost"
     LEFT = "left"
@@ -78,7 +76,6 @@ class HeartbeatPayload(msgspec.Struct, frozen=True, array_like=True):
 
     links: tuple[PeerLink, ...] = ()
     held: tuple[str, ...] = ()
-    """Addresses that it announces."""
     yielding: tuple[str, ...] = ()
     """Those of them that it releases as soon as another node announces them."""
 
@@ -103,7 +100,6 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     gone: bool
     standing_back: bool
     version: int
-    """Version of `payload`; increases with each change."""
     payload: HeartbeatPayload | None
     """None: unchanged since `version`."""
 
@@ -119,7 +115,6 @@ class Peer(msgspec.Struct, kw_only=True):
     sequence: int = -1
     ended_incarnations: list[int] = []
     heard: float = -math.inf
-    """Time of the last valid heartbeat."""
     timeout: float = math.inf
     refused: float = -math.inf
     """Time of the last ICMP port unreachable: the node is up, its announcer is not."""
@@ -150,7 +145,6 @@ class HeartbeatCounts(msgspec.Struct):
 
 
 Datagram = tuple[str, bytes]
-"""Destination address and data."""
 
 
 class Membership:

@@ -48,13 +48,11 @@ class NeighborMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: NeighborMessageKind
     address: str
-    """The requested or claimed address."""
     mac: bytes
     """MAC address of the sender, from the message or else from the frame."""
     sender: str = ""
     """IP address of the requester; empty in duplicate address detection."""
     destination: bytes = BROADCAST
-    """Destination MAC address of the frame."""
     answerable: bool = False
     """True for a request that names its sender."""
 
@@ -278,5 +276,4 @@ def _one_of(at: int, words: Collection[int]) -> tuple[BpfInstruction, ...]:
 
 
 def _tail(address: str) -> int:
-    """Return the last four bytes of an address: all of an IPv4 address."""
     return int.from_bytes(_raw(address)[-4:])

@@ -21,8 +21,6 @@ UNCONFIRMED_SECONDS = 60.0
 
 
 class _WriteState(enum.Enum):
-    """State of a pending write."""
-
     SENT = "it may arrive yet"
     DONE = "the server has taken it: every version but the one it was made from is younger"
     INTENDED = "nothing is on its way; it is what is best given next"
@@ -32,7 +30,6 @@ class _PendingWrite(msgspec.Struct, frozen=True):
     uid: str
     addresses: tuple[str, ...]
     base: str = ""
-    """The resourceVersion that the write was based on."""
     state: _WriteState = _WriteState.INTENDED
     until: float = 0.0
     """When SENT becomes INTENDED."""

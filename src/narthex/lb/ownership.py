@@ -47,7 +47,6 @@ class OwnershipChanges(msgspec.Struct, frozen=True, kw_only=True):
 
     gained: tuple[str, ...] = ()
     lost: tuple[tuple[str, str], ...] = ()
-    """Address and reason."""
     duplicates: tuple[tuple[str, str], ...] = ()
     """Address and peer, for peers that also answer and have not yielded for CONFLICT_SECONDS; each reported once."""
     settled: tuple[str, ...] = ()

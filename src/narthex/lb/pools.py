@@ -278,7 +278,6 @@ class _Foreign:
         self._addresses = [(address_key(each), each, purpose) for each, purpose in sorted(reserved.addresses.items())]
 
     def check(self, ranges: Sequence[AddressRange]) -> None:
-        """Raise ValueError if a range contains a reserved address."""
         for mine in ranges:
             for network_, purpose in self._networks:
                 if mine.meets(network_):
@@ -310,11 +309,9 @@ class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...]
     """As written by the user."""
     total: int = 0
-    """Number of addresses that it can assign."""
     in_use: int = 0
     """Number of its addresses that Services have, whichever controller assigned them."""
     services: tuple[str, ...] = ()
-    """Services that have an address of the pool."""
     auto_assign: bool = True
     advertisements: tuple[str, ...] = ()
     refused: str = ""

@@ -21,9 +21,7 @@ class AddressRequest(msgspec.Struct, frozen=True, kw_only=True):
     all_families: bool
     """True if an address of every family is required."""
     addresses: tuple[str, ...] = ()
-    """The requested addresses; empty: any."""
     pool: str = ""
-    """Name of the requested pool; empty: any."""
 
 
 def address_request(service: Service) -> AddressRequest | Refusal:

@@ -122,11 +122,9 @@ def _failed(origin: str, message: str) -> LoadBalancerConfiguration:
 
 
 def _unfold(document: Document, origin: str, problems: list[Problem]) -> Iterator[Any]:
-    """Yield the decoded objects of one document."""
     raw = document.value
 
     def locate(path: tuple[str | int, ...]) -> str:
-        """Return the `file:line` of a path."""
         return f"{origin}:{document.line_of(raw, path, document.line)}"
 
     if not isinstance(raw, dict):
@@ -162,7 +160,6 @@ def _unfold(document: Document, origin: str, problems: list[Problem]) -> Iterato
 
 
 def _resource(kind: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of the file as a custom resource."""
     meta = {name: entry[name] for name in ("name", "labels") if name in entry}
     spec = {name: value for name, value in entry.items() if name not in meta}
     return {"apiVersion": _GROUP, "kind": kind, "metadata": meta, "spec": spec}

@@ -21,7 +21,6 @@ ALLOCATED_FROM = "ip-allocated-from-pool"
 LOAD_BALANCER = "LoadBalancer"
 
 STRATEGIC = "strategic"
-"""Patch type for `condition_patch`."""
 
 
 def annotation(service: Service, name: str) -> str:
@@ -104,7 +103,6 @@ class AllocationDecision(msgspec.Struct, frozen=True, kw_only=True):
     service: NamespacedName
     addresses: tuple[str, ...] = ()
     pool: str = ""
-    """Name of the pool of the addresses."""
     refusal: Refusal | None = None
     """Set if a request is not granted, even if the Service keeps other addresses."""
     cause: str = ""

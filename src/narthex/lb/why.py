@@ -24,11 +24,9 @@ class AnnouncerObservation(msgspec.Struct, frozen=True, kw_only=True):
     yielding: bool = False
     links: tuple[str, ...] = ()
     last_request: str = ""
-    """Description of the last request; empty if there was none."""
     gratuitous: int = 0
     requests: int = 0
     foreign: tuple[str, ...] = ()
-    """Descriptions of other hosts that answered."""
 
 
 class NodeExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,7 +245,6 @@ class AnnouncerStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     addresses: tuple[AnnouncerAddress, ...]
     failovers: int = 0
     beats: dict[str, int] = {}  # codespell:ignore beats
-    """Heartbeats, received ones and rejected ones by reason."""
 
     @property
     def by_address(self) -> dict[str, AnnouncerAddress]:

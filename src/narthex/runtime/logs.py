@@ -45,7 +45,6 @@ class _Verbosity(logging.Filter):
         self._configuration = configuration
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if the record is to be written."""
         if record.levelno > logging.DEBUG:
             return True
         own = (verbosity for pattern, verbosity in self._configuration.vmodule if fnmatchcase(record.module, pattern))
@@ -76,7 +75,6 @@ class _Text(logging.Formatter):
     """`2026-01-31T12:00:00.000Z warning what happened`, followed by an indented traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as text."""
         line = f"{stamp(record.created)} {record.levelname.lower():<7} {printable(record.getMessage())}"
         if record.exc_info:
             trace = self.formatException(record.exc_info).split("\n")
@@ -88,7 +86,6 @@ class _Json(logging.Formatter):
     """One object per line: `ts`, `level`, `msg`, and the fields of `data`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as one JSON object."""
         fields: dict[str, Any] = {
             "ts": stamp(record.created),
             "level": record.levelname.lower(),

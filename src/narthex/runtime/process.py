@@ -35,7 +35,6 @@ def ended_by_signal(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` on SIGTERM and SIGINT while the block runs. For the main thread; further signals have no effect."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        """Call `stop`."""
         stop()
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}

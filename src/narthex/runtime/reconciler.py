@@ -82,7 +82,6 @@ class Reconciler:
         self._clock.wake()
 
     def _call(self, reconcile: Callable[[], float]) -> float:
-        """Return the seconds until the next call is due."""
         try:
             wait = reconcile()
         except Exception as error:

@@ -21,7 +21,6 @@ RouteHandler = Callable[[], HttpResponse | SlowResponse]
 """Answers a GET request for one path."""
 
 Routes = Mapping[str, RouteHandler]
-"""Handlers by path."""
 
 
 class PartReport(msgspec.Struct, frozen=True, kw_only=True):

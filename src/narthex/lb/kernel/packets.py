@@ -127,7 +127,6 @@ class _Groups:
         return True
 
     def close(self) -> None:
-        """Leave all groups."""
         if self._socket is not None:
             self._socket.close()
 

@@ -51,7 +51,6 @@ LEAVE_SECONDS = 4.0
 
 
 PATH = "/announcer"
-"""Path of its state on the status port."""
 _LATE = 3 * RESCAN_SECONDS
 """Seconds without an iteration after which the part is unhealthy."""
 
@@ -175,7 +174,6 @@ class _AnnouncerLoop:
         self._problems = ProblemLog()
         self._say_at = 0.0
         self.turned = clock.now()
-        """Time of the last iteration."""
 
     def run(self, reconciler: Reconciler) -> None:
         """Iterate until the reconciler stops, then until other nodes have taken over or LEAVE_SECONDS have passed."""

@@ -31,7 +31,6 @@ _DEFEND_SECONDS = 10.0
 """Minimum interval between announcements that defend an address against another host (RFC 5227 2.4)."""
 _LOG_AGAIN_SECONDS = 60.0
 _MAX_FOREIGN = 16
-"""Number of remembered foreign MAC addresses of one address."""
 _FORGET_SECONDS = 300.0
 _CLAIM_DELAY_SECONDS = 0.5
 _MAX_PENDING_CLAIMS = 200
@@ -66,7 +65,6 @@ class Announcer:
         self._refused = Counter[str]()
         self._had_links = True
         self._changes = 0
-        """Counts changes of objects, pools, and links."""
         self._elected_from: tuple[object, ...] = ()
         self._pending_claims: deque[tuple[float, HostLink, l2.NeighborMessage]] = deque()
         """Claims by known nodes, and when to process them."""

@@ -45,9 +45,7 @@ if TYPE_CHECKING:
 RESYNC_SECONDS = 5.0
 """Interval of full allocations without changes."""
 _FILE_SECONDS = 1.0
-"""Interval at which the pools file is checked."""
 _RETRY_SECONDS = 1.0
-"""Delay after an unavailable API server."""
 
 
 class LoadBalancerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +70,6 @@ class ControllerCounts(msgspec.Struct, kw_only=True):
     allocations: int = 0
     cleared: int = 0
     turn_at: float = 0.0
-    """Clock time of the last iteration."""
 
 
 class LoadBalancerController:
@@ -132,8 +129,6 @@ class LoadBalancerController:
 
 
 class _Term:
-    """State of one leadership term."""
-
     def __init__(
         self,
         settings: LoadBalancerSettings,
@@ -290,7 +285,6 @@ class _Term:
         return sum(each.broken for each in self._source.followed if each.kind == kind)
 
     def _report_standing(self, service: Service, standing: tuple[ServiceEvent, ...]) -> None:
-        """Record standing Events, each once."""
         before = self._reported.get(service.key, frozenset())
         self._reported[service.key] = frozenset(standing)
         for event in standing:
@@ -354,14 +348,12 @@ def serve(access: Access, settings: LoadBalancerSettings, place: ControllerOptio
     collector = ControllerMetrics(controller, leader, clock)
 
     def healthz() -> HttpResponse:
-        """Return the health of the controller."""
         idle = clock.now() - controller.counts.turn_at
         well = not controller.counts.turn_at or idle < _STUCK_SECONDS
         body: dict[str, Any] = {"healthy": well, "leading": leader.term > 0, "leader": leader.holder}
         return HttpResponse(200 if well else 503, msgspec.json.encode(body), "application/json")
 
     def metrics() -> SlowResponse:
-        """Return the metrics."""
         return SlowResponse(lambda: metrics_reply(collector.exposition()))
 
     listeners = (

@@ -51,7 +51,6 @@ class PoolsFile:
         self._stamp: FileStamp | None = None
         self._good = LoadBalancerConfiguration()
         self.ever_good = False
-        """True once the file has been valid."""
         self._said: tuple[Problem, ...] = ()
 
     def current(self) -> LoadBalancerConfiguration:

@@ -164,7 +164,6 @@ _MOST_BYTES = 16 << 20
 STATUS_PORT = 10249
 
 States = Mapping[str, why.AnnouncerStatus]
-"""The status of each announcer, by node."""
 
 
 class WhyError(ValueError):

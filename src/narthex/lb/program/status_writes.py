@@ -47,8 +47,6 @@ _STALE_SECONDS = 30.0
 
 
 class _Attempt(msgspec.Struct):
-    """Outcome of the last writes of one Service."""
-
     version: str
     """The version that the write was based on; no new decision is possible while it is the known one. Empty: the write failed.
     """
@@ -56,7 +54,6 @@ class _Attempt(msgspec.Struct):
     """No new write before this, unless a new version arrives."""
     failures: int = 0
     at: float = -1e9
-    """Time of the last successful write."""
     quarrels: int = 0
     """Writes shortly after another one; they back off as well, so that another writer is not fought at full speed."""
 
@@ -291,6 +288,5 @@ class ConditionWriter:
 
 
 def _there(service: Mapping[str, Any], type_: str) -> dict[str, Any]:
-    """Return the stored condition of a Service."""
     found = (service.get("status") or {}).get("conditions") or []
     return next((each for each in found if isinstance(each, dict) and each.get("type") == type_), {})

@@ -108,7 +108,6 @@ def documents_of(text: str) -> dict[str, dict[str, Any]]:
 
 def _report(document: Document, kind: str, origin: str) -> ProblemCollector:
     def place(field: str) -> str:
-        """Return the file and line of a field."""
         return f"{origin}:{document.line_of(document.value, steps(field), document.line)}"
 
     return ProblemCollector(f"{origin}:{document.line}", kind, place)

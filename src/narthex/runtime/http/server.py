@@ -22,8 +22,6 @@ _ACCEPT_RETRY_SECONDS = 1.0
 
 
 class _Listener(NamedTuple):
-    """A listening socket and how its connections are served."""
-
     sock: socket.socket
     slots: ConnectionSlots
     connect: Callable[[asyncio.StreamReader, asyncio.StreamWriter], HttpConnection]
@@ -232,7 +230,6 @@ class HttpServer:
         task.add_done_callback(forget)
 
     async def _converse(self, client: socket.socket, listener: _Listener) -> None:
-        """Serve one connection until either side closes it."""
         import asyncio
 
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
