@@ -1,6 +1,6 @@
 """Many nodes and one API server, on paper: what a change costs, and what happens when all come back after an outage.
 
-Sizes of objects are measured from what `frame.server` serves; waits are Narthex's own (`kube/exchange.py: WatchTimes`). What
+Sizes of objects are measured from what `frame.server` serves; waits are Narthex's own (`kube/messages.py: WatchTimes`). What
 a real API server can do is assumed, and stands in `Server` with its reason, to be changed by whoever knows better.
 
 After an outage a node waits, asks, and is answered, refused (429, with Retry-After) or queued: the server answers so many at once, and
@@ -17,7 +17,7 @@ from random import Random
 import msgspec
 
 from frame.server import endpoint_slice, service
-from narthex.kube.exchange import WatchTimes
+from narthex.kube.messages import WatchTimes
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,9 +12,8 @@ from lightkube import codecs
 
 from narthex.cli.lb import command
 from narthex.kube.access import Access
-from narthex.kube.events import EventWriter
+from narthex.kube.events import EventPoster, EventWriter
 from narthex.kube.leader_election import Leader
-from narthex.kube.origin import EventPoster
 from narthex.lab.api.reads import ServerFeatures
 from narthex.lb.program.controller import CONTROLLER, LoadBalancerController, LoadBalancerSettings
 from narthex.linux.clock import SystemClock

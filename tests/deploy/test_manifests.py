@@ -17,7 +17,7 @@ from narthex.cli.node import command as node_command
 from narthex.cli.proxy import command as proxy_command
 from narthex.kube.access import Access
 from narthex.kube.events import event_object, starting
-from narthex.kube.origin import api_origin
+from narthex.kube.source import api_origin
 from narthex.lab.api.reads import ServerFeatures
 from narthex.model.documents import MalformedDocument, read_documents
 from narthex.model.net import FAMILIES, split_port

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from narthex.kube.access import Access
-from narthex.kube.exchange import WatchTimes
+from narthex.kube.messages import WatchTimes
 from narthex.kube.resources import of_a_proxy
 from narthex.kube.source import KubeSource
 from narthex.model.backoff import Backoff

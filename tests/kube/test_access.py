@@ -15,7 +15,7 @@ from tests.kube.following import following
 
 from narthex.kube.access import Access, AccessError, open_connection
 from narthex.kube.client import ApiClient, RateLimiter, Unreachable
-from narthex.kube.exchange import WatchRequest
+from narthex.kube.messages import WatchRequest
 from narthex.kube.resources import NODES
 from narthex.kube.snapshot import read_once
 from narthex.runtime.configuration.values import ClientConnection

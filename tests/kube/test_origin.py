@@ -7,10 +7,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from narthex.kube.access import Access
-from narthex.kube.events import event_object, starting
-from narthex.kube.exchange import WatchCounts
-from narthex.kube.origin import EventPoster, SourceMetrics, api_origin
-from narthex.kube.source import FollowedList
+from narthex.kube.events import EventPoster, event_object, starting
+from narthex.kube.messages import WatchCounts
+from narthex.kube.source import FollowedList, SourceMetrics, api_origin
 from narthex.testing.apiserver import FaultyApiServer
 
 

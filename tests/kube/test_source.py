@@ -8,7 +8,7 @@ from tests.kube.following import LIMIT, QUICK, UNPACED, Following, following
 
 from narthex.kube.access import Access
 from narthex.kube.client import Unreachable
-from narthex.kube.exchange import LinesReceived
+from narthex.kube.messages import LinesReceived
 from narthex.kube.resources import of_a_cluster, of_a_proxy
 from narthex.kube.snapshot import read_once
 from narthex.kube.source import KubeSource

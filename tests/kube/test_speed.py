@@ -6,7 +6,7 @@ import time
 import msgspec
 
 from narthex.kube import watch as holdings
-from narthex.kube.exchange import DeadlineReached, LinesReceived, ResponseBody, ResponseOpened
+from narthex.kube.messages import DeadlineReached, LinesReceived, ResponseBody, ResponseOpened
 from narthex.kube.resources import ENDPOINT_SLICES
 from narthex.kube.watch import Watch
 from narthex.lab.encode import encode

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from narthex.kube.exchange import (
+from narthex.kube.messages import (
     WATCH_TIMES,
     BytesReceived,
     DeadlineReached,

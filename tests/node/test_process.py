@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from narthex.cli.node import PARTS as FLAGS
-from narthex.kube.origin import Origin
+from narthex.kube.source import Origin
 from narthex.model.backoff import Backoff
 from narthex.node import process as table
 from narthex.node.parts import NodePart

@@ -19,7 +19,7 @@ import narthex
 from narthex.cli.options import master_option, require_followed_source, with_options
 
 if TYPE_CHECKING:
-    from narthex.kube.origin import Origin
+    from narthex.kube.source import Origin
     from narthex.proxy.program.reload import ConfigurationFile
     from narthex.proxy.program.settings import ProxySettings
 
@@ -262,14 +262,14 @@ def source(configured: ProxySettings, manifests: Path | None, master: str) -> Ca
 
 def _directory(manifests: Path) -> Origin:
     from narthex.kube.manifests import ManifestSource
-    from narthex.kube.origin import Origin
+    from narthex.kube.source import Origin
 
     return Origin(ManifestSource(manifests))
 
 
 def _api_server(configured: ProxySettings, master: str) -> Origin:
     from narthex.kube.access import Access
-    from narthex.kube.origin import api_origin
+    from narthex.kube.source import api_origin
     from narthex.linux.clock import SystemClock
 
     access = Access(connection=configured.client, master=master)

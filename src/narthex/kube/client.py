@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from narthex.kube.access import Access, AccessError, ServerConnection, open_connection
-from narthex.kube.exchange import WatchRequest
-from narthex.kube.messages import ApiStatus, read_status
+from narthex.kube.messages import ApiStatus, WatchRequest, read_status
 from narthex.model.problem import quoted
 from narthex.runtime.watched_files import file_stamp
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from contextlib import AbstractContextManager, suppress
@@ -9,6 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from narthex.kube.access import Access
+from narthex.kube.client import writing
 from narthex.linux.background import in_background
 from narthex.linux.clock import Clock
 from narthex.model.objects import NamespacedName
@@ -18,6 +21,7 @@ _MOST_WAITING = 100
 """Events queued for an API server that does not respond; further ones are only logged."""
 _ATTEMPTS = 5
 _AGAIN_SECONDS = 5.0
+_EVENT_SECONDS = 10.0
 _LONGEST_NOTE = 1024
 """Bytes; the limit of the API."""
 _CONTROLLER = "kube-proxy"
@@ -59,6 +63,24 @@ class LogOnlyRecorder:
     def record(self, event: ClusterEvent) -> None:
         """Log an event."""
         LOGGER.debug("event %s: %s", event.reason, event.note)
+
+
+class EventPoster:
+    """Posts Events, each over a connection of its own, since they are rare.
+
+    For one thread at a time, without an asyncio loop.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def create_event(self, namespace: str, event: dict[str, Any]) -> None:
+        """Post an event. Raises ApiError if the server did not store it."""
+        asyncio.run(self._create(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event))
+
+    async def _create(self, path: str, event: dict[str, Any]) -> None:
+        async with writing(self._access, _EVENT_SECONDS) as writer:
+            await writer.create(path, event)
 
 
 class EventWriter:

@@ -12,7 +12,7 @@ import msgspec
 
 from narthex.kube.access import Access
 from narthex.kube.client import ApiClient, Unreachable
-from narthex.kube.exchange import WATCH_TIMES
+from narthex.kube.messages import WATCH_TIMES
 from narthex.kube.resources import WatchedResource
 from narthex.kube.source import follow
 from narthex.kube.watch import Watch

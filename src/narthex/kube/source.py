@@ -1,4 +1,4 @@
-"""The lists of an API server as a source of events, and the state of each list."""
+"""The lists of an API server as a source of events, the state of each list, and what a program knows of its source."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import math
 import random
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
 from narthex.kube.access import Access
 from narthex.kube.client import ApiClient, StreamedResponse, Unreachable
-from narthex.kube.exchange import (
+from narthex.kube.events import EventCreator, EventPoster
+from narthex.kube.messages import (
     WATCH_TIMES,
     BytesReceived,
     DeadlineReached,
+    LineSplitter,
     LinesReceived,
     RequestRefused,
     ResponseBody,
@@ -31,11 +33,15 @@ from narthex.kube.exchange import (
     WatchStep,
     WatchTimes,
 )
-from narthex.kube.messages import LineSplitter
-from narthex.kube.resources import WatchedResource
+from narthex.kube.resources import WatchedResource, of_a_proxy
 from narthex.kube.watch import Watch
 from narthex.model.problem import Problem
 from narthex.model.store import Event, Synced
+from narthex.runtime.metrics import Collector, counter, gauge
+from narthex.runtime.reconciler import EventSource
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 GATHER_SECONDS = 0.1
 """Least time between two batches of events; the first event after a pause is passed on at once."""
@@ -280,3 +286,62 @@ class _Follower:
 
     def _take(self, input: WatchInput) -> WatchStep:
         return self._watch.take(input, self._now())
+
+
+class Origin(NamedTuple):
+    """The source of a program's objects and the API server behind it."""
+
+    source: EventSource
+    creator: EventCreator | None = None
+    """Stores Events. None: there is no API server, and nodes need no Node object."""
+    collectors: tuple[Collector, ...] = ()
+    access: Access | None = None
+    """The API server, for parts that follow other lists or write objects. None: all objects come from `source`."""
+
+
+def api_origin(access: Access, node_name: str, relist: float, wall: Callable[[], float]) -> Origin:
+    """Return the lists of a node proxy at an API server, with a full list every `relist` seconds.
+
+    `wall` returns the time of day.
+    """
+    source = KubeSource(access, of_a_proxy(node_name), times=msgspec.structs.replace(WATCH_TIMES, relist=relist))
+    return Origin(source, EventPoster(access), (SourceMetrics(source.followed, wall),), access)
+
+
+class SourceMetrics:
+    """A collector of metrics about the lists of a source."""
+
+    def __init__(self, followed: Sequence[FollowedList], wall: Callable[[], float]) -> None:
+        self._followed = followed
+        self._wall = wall
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics, for prometheus-client."""
+        now = self._wall()
+
+        def by_kind(number: Callable[[FollowedList], float | None]) -> dict[str, float]:
+            return {each.kind: found for each in self._followed if (found := number(each)) is not None}
+
+        for name, text, times in (
+            ("list", "the last complete list", by_kind(lambda each: each.last_list)),
+            ("event", "the last object that was added, changed or deleted", by_kind(lambda each: each.last_event)),
+            ("word", "the last sign of life of the watch", by_kind(lambda each: each.last_heard)),
+        ):
+            ages = {kind: max(0.0, now - when) for kind, when in times.items()}
+            yield gauge(f"narthex_source_last_{name}_age_seconds", f"Time since {text}.", ages, "kind")
+        for metric, name, text, numbers in (
+            (gauge, "objects", "Objects that are known.", by_kind(lambda each: each.objects)),
+            (gauge, "broken_objects", "Objects that cannot be used.", by_kind(lambda each: each.broken)),
+            (gauge, "trouble", "1: the list cannot be kept up at present.", by_kind(lambda each: each.trouble)),
+            (counter, "lists", "Complete lists.", by_kind(lambda each: each.counts.lists)),
+            (counter, "watches", "Watches that were opened.", by_kind(lambda each: each.counts.watches)),
+            (counter, "events", "Objects added, changed or deleted.", by_kind(lambda each: each.counts.events)),
+        ):
+            yield metric(f"narthex_source_{name}", text, numbers, "kind")
+        failures: dict[tuple[str, ...], float] = {
+            (each.kind, reason): number
+            for each in self._followed
+            for reason, number in sorted(dict(each.counts.failures).items())
+        }
+        text = "Requests that failed, by status code or kind of failure."
+        yield counter("narthex_source_failures", text, failures, "kind", "reason")

@@ -17,26 +17,24 @@ from typing import Any
 
 import msgspec
 
-from narthex.kube.exchange import (
+from narthex.kube.messages import (
+    TYPES,
     WATCH_TIMES,
+    ApiStatus,
     BytesReceived,
     DeadlineReached,
     LinesReceived,
+    MalformedResponse,
     RequestRefused,
     ResponseBody,
     ResponseOpened,
     StreamEnded,
     WatchCounts,
+    WatchEvent,
     WatchInput,
     WatchRequest,
     WatchStep,
     WatchTimes,
-)
-from narthex.kube.messages import (
-    TYPES,
-    ApiStatus,
-    MalformedResponse,
-    WatchEvent,
     is_older,
     read_lines,
     read_page,

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from narthex.kube.messages import prepare_decoders
-from narthex.kube.origin import Origin
+from narthex.kube.source import Origin
 from narthex.node.parts import NodePart, NodeSupervisor
 from narthex.proxy.program.reload import ConfigurationFile
 from narthex.proxy.program.settings import ProxySettings

@@ -5,7 +5,7 @@ import pytest
 from narthex.dns.corefile.settings import BindSettings
 from narthex.dns.program import node_local
 from narthex.kube.manifests import ManifestSource
-from narthex.kube.origin import Origin
+from narthex.kube.source import Origin
 from narthex.runtime.configuration.values import DnsConfiguration
 from narthex.runtime.process import StartError
 

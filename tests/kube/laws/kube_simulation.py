@@ -4,16 +4,16 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
-from narthex.kube.exchange import (
+from narthex.kube.messages import (
     BytesReceived,
     DeadlineReached,
+    LineSplitter,
     LinesReceived,
     RequestRefused,
     ResponseBody,
     ResponseOpened,
     StreamEnded,
 )
-from narthex.kube.messages import LineSplitter
 from narthex.kube.watch import Watch
 from narthex.lab.api.api import ApiHandler, error_response
 from narthex.lab.api.errors import StatusError

@@ -10,8 +10,8 @@ from narthex.kube.access import Access
 from narthex.lb import l2, why
 from narthex.lb.announce import ElectionInput, NodeAnnouncerState, elect
 from narthex.lb.heartbeat import Membership
-from narthex.lb.kernel.links import HostLink
-from narthex.lb.program import announcer_status
+from narthex.lb.kernel.packets import HostLink
+from narthex.lb.program.announcer import metrics, status
 from narthex.lb.program.announcing import Announcer
 from narthex.lb.program.files import HeartbeatKeyError, read_keys
 from narthex.lb.program.inspection import WhyError, why_service
@@ -90,7 +90,7 @@ class Alone:
         self.announcing.answer(self.now)
 
     def state(self, address=IP):
-        said = json.loads(msgspec.json.encode(announcer_status.status(self.announcing, self.now)))
+        said = json.loads(msgspec.json.encode(status(self.announcing, self.now)))
         return next(each for each in said["addresses"] if each["address"] == address)
 
 
@@ -134,9 +134,9 @@ def test_it_announces_at_once_answers_and_counts():
     said = made.state()
     assert (said["requests"], said["responses"], said["gratuitous"], said["answers"]) == (1, 1, 2, True)
     assert said["lastRequest"]["mac"] == l2.mac_text(CLIENT) and said["holders"] == ["a"]
-    seen = announcer_status.status(made.announcing, made.now).by_address[IP]
+    seen = status(made.announcing, made.now).by_address[IP]
     assert seen.observation.last_request.startswith("by 02:00:")
-    numbers = {sample.name: sample for family in announcer_status.metrics(made.announcing) for sample in family.samples}
+    numbers = {sample.name: sample for family in metrics(made.announcing) for sample in family.samples}
     assert numbers["metallb_layer2_responses_sent"].value == 1
     assert numbers["metallb_speaker_announced"].labels["service"] == "shop/web"
 

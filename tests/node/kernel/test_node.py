@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.proxy.kernel.small_cluster import HERE, SOURCE, SmallCluster, service, slices
 
 from narthex.kube.manifests import ManifestSource
-from narthex.kube.origin import Origin
+from narthex.kube.source import Origin
 from narthex.linux.namespaces import in_namespace
 from narthex.model.backoff import Backoff
 from narthex.node.process import NodeProgram

@@ -10,7 +10,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from narthex.kube.exchange import DeadlineReached, LinesReceived, ResponseOpened
+from narthex.kube.messages import DeadlineReached, LinesReceived, ResponseOpened
 from narthex.kube.resources import ENDPOINT_SLICES
 from narthex.kube.watch import Watch
 from narthex.lab.encode import encode

@@ -24,7 +24,7 @@ from narthex.dns.corefile.parse import parse
 from narthex.dns.corefile.settings import DEFAULT_PORT, BindSettings, ServerBlock
 from narthex.dns.program.configuration import CorefileSource, DnsFlags, cluster_corefile
 from narthex.dns.program.serve import DnsServer, DnsSettings, follow_api_server
-from narthex.kube.origin import Origin
+from narthex.kube.source import Origin
 from narthex.linux.libnftables import NftError, NftMissingError, OwnedTables
 from narthex.linux.netlink import NetlinkError
 from narthex.linux.privileges import allow_many_files

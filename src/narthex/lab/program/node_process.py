@@ -27,7 +27,6 @@ _PRELOADED = (
     "narthex.kube.messages",
     "narthex.cni.program.agent",
     "narthex.dns.program.node_local",
-    "narthex.kube.origin",
     "narthex.kube.access",
     "narthex.kube.source",
     "narthex.kube.transport",

@@ -18,8 +18,7 @@ from immutables import Map
 from narthex.lb import l2, why
 from narthex.lb.announce import AddressElection, AddressElector, ElectionInput, NodeAnnouncerState
 from narthex.lb.heartbeat import Datagram, HeartbeatPayload, Membership, PeerLink, PeerState
-from narthex.lb.kernel.links import HostLink
-from narthex.lb.kernel.packets import RawLinkTransport
+from narthex.lb.kernel.packets import HostLink, RawLinkTransport
 from narthex.lb.ownership import AddressOwnership, OwnershipChanges, PeerClaims
 from narthex.lb.schedule import AnnouncementSchedule
 from narthex.lb.service_status import ServiceCondition

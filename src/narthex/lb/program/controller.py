@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from narthex.kube.access import Access
-from narthex.kube.events import ClusterEvent, ClusterEventRecorder, EventWriter
+from narthex.kube.events import ClusterEvent, ClusterEventRecorder, EventPoster, EventWriter
 from narthex.kube.leader_election import LEASE_TIMES, Leader, LeaseTimes
-from narthex.kube.origin import EventPoster, SourceMetrics
 from narthex.kube.resources import ADDRESS_POOLS, ALL_SERVICES, NAMESPACES, NODES, SERVICE_CIDRS
-from narthex.kube.source import FollowedList, KubeSource
+from narthex.kube.source import FollowedList, KubeSource, SourceMetrics
 from narthex.lb.allocate import AllocationInput, allocate
 from narthex.lb.ledger import AllocationLedger
 from narthex.lb.pools import Pools, PoolUse, namespace_labels, reserved_addresses, usage, validate_pools

@@ -21,7 +21,7 @@ from narthex.kube.events import (
     ipvs_deprecated,
     starting,
 )
-from narthex.kube.origin import Origin
+from narthex.kube.source import Origin
 from narthex.linux.addresses import global_addresses, own_addresses, primary_addresses
 from narthex.linux.clock import Clock, SystemClock
 from narthex.linux.conntrack import ConntrackTable, load_module
