@@ -14,6 +14,7 @@ from narthex.lab.api.admission import admit
 from narthex.lab.api.api import ApiHandler
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.registry import Registry
+from narthex.lab.api.requests import LogRequest
 from narthex.lab.controllers.service.admission import ServiceAllocator
 from narthex.lab.program.api_server import kubeconfig
 from narthex.lab.server import certificate
@@ -51,20 +52,12 @@ class Pods:
         self.asked: list[Any] = []
         self.more = threading.Event()
 
-    def logs(
-        self,
-        namespace: str,
-        pod: str,
-        container: str,
-        tail: Any,
-        sync: Any,
-        since: Any,
-        previous: bool,
-        timestamps: bool,
-    ) -> Iterator[bytes]:
-        self.asked.append((namespace, pod, container, tail, sync, since is not None, previous, timestamps))
+    def logs(self, request: LogRequest) -> Iterator[bytes]:
+        where = (request.namespace, request.pod, request.container)
+        options = (request.tail, request.follow, request.since is not None, request.previous, request.timestamps)
+        self.asked.append((*where, *options))
         yield b"first line\n"
-        while sync and not self.more.is_set():
+        while request.follow and not self.more.is_set():
             yield b""
             time.sleep(0.01)
         yield b"second line\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from narthex.lab.kubelet.hosts_and_dns import hosts, resolver
+from narthex.lab.kubelet.environment import hosts, resolver
 
 POD = {"metadata": {"name": "web-1", "namespace": "shop"}, "spec": {}}
 

@@ -35,7 +35,7 @@ class LogWriter:
 
     def take(self, stream: str, data: bytes) -> None:
         """Write more of a stream; an incomplete line waits for its rest. Raises OSError."""
-        now = _time()
+        now = log_time(time.time_ns())
         *lines, rest = (self._rest[stream] + data).split(b"\n")
         entries = [entry for line in lines for entry in _entries(now, stream, line, whole=True)]
         while len(rest) >= _LONGEST:
@@ -48,7 +48,7 @@ class LogWriter:
         """Write incomplete lines and close the file."""
         for stream, rest in self._rest.items():
             if rest:
-                self._write(b"".join(_entries(_time(), stream, rest, whole=False)))
+                self._write(b"".join(_entries(log_time(time.time_ns()), stream, rest, whole=False)))
         os.close(self._handle)
 
     def _write(self, data: bytes) -> None:
@@ -68,8 +68,9 @@ def _entries(now: str, stream: str, line: bytes, *, whole: bool) -> list[bytes]:
     return [head + tag + b" " + part + b"\n" for tag, part in zip(tags, parts, strict=True)]
 
 
-def _time() -> str:
-    seconds, rest = divmod(time.time_ns(), 1_000_000_000)
+def log_time(nanoseconds: int) -> str:
+    """Format a time since 1970 as entries begin."""
+    seconds, rest = divmod(nanoseconds, 1_000_000_000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
 
 
@@ -77,7 +78,7 @@ class LogReader:
     """Reads a log file, also while it grows."""
 
     def __init__(self, path: Path, *, timestamps: bool = False, since: str = "") -> None:
-        """Open a file. Entries before `since` (RFC 3339 in UTC with nanoseconds, as in the file) are omitted."""
+        """Open a file. Entries before `since` (as by `log_time`) are omitted."""
         self._path = path
         self._timestamps = timestamps
         self._since = since

@@ -27,35 +27,46 @@ def event_about(
 ) -> CreateObject:
     """Return the creation of an Event about an object."""
     key = key_of(obj)
-    # Events about cluster-scoped objects are in namespace default.
-    namespace = key.namespace or "default"
-    timestamp = stamp(now)
     version = obj["metadata"].get("resourceVersion") or ""
     # Upstream appends the time in nanoseconds; a hash makes replays reproducible.
     name = f"{key.name[:230]}.{hash_suffix(f'{uid_of(obj)} {version} {reason} {message} {now.isoformat()}', 16)}"
-    return CreateObject(
-        "Event",
-        {
-            "metadata": {"name": name, "namespace": namespace},
-            "involvedObject": {
-                "apiVersion": obj["apiVersion"],
-                "kind": obj["kind"],
-                **({"namespace": key.namespace} if key.namespace else {}),
-                "name": key.name,
-                "uid": uid_of(obj),
-                "resourceVersion": version,
-            },
-            "reason": reason,
-            "message": message[:1024],
-            "type": "Warning" if warning else "Normal",
-            "count": 1,
-            "firstTimestamp": timestamp,
-            "lastTimestamp": timestamp,
-            "source": {"component": source},
-            "reportingComponent": source,
-            "reportingInstance": "",
+    return CreateObject("Event", event_object(obj, name, reason, message, stamp(now), source=source, warning=warning))
+
+
+def event_object(
+    obj: Object,
+    name: str,
+    reason: str,
+    message: str,
+    timestamp: str,
+    *,
+    source: str,
+    instance: str = "",
+    warning: bool = False,
+) -> Object:
+    """Return an Event about an object. `instance` is the node on which `source` runs."""
+    key = key_of(obj)
+    return {
+        # Events about cluster-scoped objects are in namespace default.
+        "metadata": {"name": name, "namespace": key.namespace or "default"},
+        "involvedObject": {
+            "apiVersion": obj["apiVersion"],
+            "kind": obj["kind"],
+            **({"namespace": key.namespace} if key.namespace else {}),
+            "name": key.name,
+            "uid": uid_of(obj),
+            "resourceVersion": obj["metadata"].get("resourceVersion") or "",
         },
-    )
+        "reason": reason,
+        "message": message[:1024],
+        "type": "Warning" if warning else "Normal",
+        "count": 1,
+        "firstTimestamp": timestamp,
+        "lastTimestamp": timestamp,
+        "source": {"component": source, **({"host": instance} if instance else {})},
+        "reportingComponent": source,
+        "reportingInstance": instance,
+    }
 
 
 _OLDEST_EVENT = ObjectKey("", "oldest")

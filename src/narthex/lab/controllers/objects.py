@@ -165,7 +165,7 @@ def with_fields(obj: Object, section: str, **values: Any) -> Object:
 def parse_time(text: str | None) -> datetime | None:
     """Parse a `metav1.Time` or `metav1.MicroTime`; None if the text is not a time."""
     try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")) if text else None
+        return datetime.fromisoformat(text) if text else None
     except ValueError:
         return None
 

@@ -1,7 +1,7 @@
-"""Environment variables and command lines of containers.
+"""What containers see: environment variables, command lines, /etc/hosts, and /etc/resolv.conf.
 
-Follows Kubernetes 1.34: kubelet_pods.go (makeEnvironmentVariables, podFieldSelectorRuntimeValue), envvars.go,
-third_party/forked/golang/expansion.
+Follows Kubernetes 1.34: kubelet_pods.go (makeEnvironmentVariables, podFieldSelectorRuntimeValue,
+managedHostsFileContent), envvars.go, network/dns/dns.go, third_party/forked/golang/expansion.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from narthex.lab.cluster import DOMAIN, resolv_conf
+
 Object = Mapping[str, Any]
 Lookup = Callable[[str, str], Object | None]
 """Returns an object of the pod's namespace by kind and name."""
@@ -19,6 +21,16 @@ Lookup = Callable[[str, str], Object | None]
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_HOSTS_HEAD = """\
+# Kubernetes-managed hosts file.
+127.0.0.1\tlocalhost
+::1\tlocalhost ip6-localhost ip6-loopback
+fe00::0\tip6-localnet
+fe00::0\tip6-mcastprefix
+fe00::1\tip6-allnodes
+fe00::2\tip6-allrouters
+"""
 
 
 class ContainerConfigError(ValueError):
@@ -29,9 +41,7 @@ def expand(text: str, known: Mapping[str, str]) -> str:
     """Replace `$(NAME)` where NAME is defined, and `$$` by `$`."""
 
     def replaced(found: re.Match[str]) -> str:
-        if found[1] is None:
-            return "$"
-        return known.get(found[1], found[0])
+        return "$" if found[1] is None else known.get(found[1], found[0])
 
     return _REFERENCE.sub(replaced, text)
 
@@ -113,13 +123,17 @@ def _all_of(source: Object, lookup: Lookup) -> dict[str, str]:
     prefix = str(source.get("prefix") or "")
     for field, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
         if reference := source.get(field):
-            held = lookup(kind, str(reference["name"]))
-            if held is None:
-                if reference.get("optional"):
-                    return {}
-                raise ContainerConfigError(f'{kind.lower()} "{reference["name"]}" not found')
-            return {prefix + key: _text(kind, value) for key, value in (held.get("data") or {}).items()}
+            values = _data_of(reference, kind, lookup)
+            return {prefix + key: _text(kind, value) for key, value in values.items()}
     return {}
+
+
+def _data_of(reference: Object, kind: str, lookup: Lookup) -> Object:
+    """Return the data of a ConfigMap or Secret; empty if it is missing and optional. Raises ContainerConfigError."""
+    held = lookup(kind, str(reference["name"]))
+    if held is None and not reference.get("optional"):
+        raise ContainerConfigError(f'{kind.lower()} "{reference["name"]}" not found')
+    return (held or {}).get("data") or {}
 
 
 def _value_from(source: Object, pod: Object, container: Object, lookup: Lookup) -> str | None:
@@ -129,14 +143,11 @@ def _value_from(source: Object, pod: Object, container: Object, lookup: Lookup) 
         return _resource(container, str(resource["resource"]))
     for field_name, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
         if reference := source.get(field_name):
-            held = lookup(kind, str(reference["name"]))
-            values = (held or {}).get("data") or {}
+            values = _data_of(reference, kind, lookup)
             if reference["key"] in values:
                 return _text(kind, values[reference["key"]])
             if reference.get("optional"):
                 return None
-            if held is None:
-                raise ContainerConfigError(f'{kind.lower()} "{reference["name"]}" not found')
             where = f"{pod['metadata'].get('namespace', '')}/{reference['name']}"
             raise ContainerConfigError(f"couldn't find key {reference['key']} in {kind} {where}")
     return ""
@@ -181,3 +192,41 @@ def _text(kind: str, value: Any) -> str:
         return base64.b64decode(str(value)).decode(errors="replace")
     except binascii.Error:
         return ""
+
+
+def hosts(pod: Object, addresses: Iterable[str]) -> str:
+    """Return /etc/hosts."""
+    spec, name = pod["spec"], hostname(pod)
+    if spec.get("subdomain"):
+        name = f"{name}.{spec['subdomain']}.{pod['metadata'].get('namespace', '')}.svc.{DOMAIN}\t{name}"
+    lines = [f"{address}\t{name}\n" for address in addresses]
+    aliases = spec.get("hostAliases") or ()
+    if aliases:
+        lines.append("\n# Entries added by HostAliases.\n")
+        lines += [f"{each['ip']}\t" + "\t".join(each.get("hostnames") or ()) + "\n" for each in aliases]
+    return _HOSTS_HEAD + "".join(lines)
+
+
+def resolver(pod: Object) -> str | None:
+    """Return /etc/resolv.conf; None if the pod uses the machine's."""
+    spec = pod["spec"]
+    policy = spec.get("dnsPolicy") or "ClusterFirst"
+    if policy == "Default" or (policy == "ClusterFirst" and spec.get("hostNetwork")):
+        return None
+    text = "" if policy == "None" else resolv_conf(pod["metadata"].get("namespace", ""))
+    return _with(text, spec.get("dnsConfig") or {})
+
+
+def _with(text: str, more: Object) -> str:
+    """Merge a `dnsConfig`: its searches and nameservers are appended, its options take precedence."""
+    given = {word: rest for word, *rest in map(str.split, text.splitlines())}
+    searches = dict.fromkeys([*given.get("search", ()), *(more.get("searches") or ())])
+    servers = dict.fromkeys([*given.get("nameserver", ()), *(more.get("nameservers") or ())])
+    options = dict(each.partition(":")[::2] for each in given.get("options", ()))
+    options |= {str(each["name"]): str(each.get("value") or "") for each in more.get("options") or ()}
+    lines = [f"search {' '.join(searches)}\n"] if searches else []
+    lines += [f"nameserver {each}\n" for each in servers]
+    if options:
+        words = (f"{name}:{value}" if value else name for name, value in options.items())
+        lines.append(f"options {' '.join(words)}\n")
+    return "".join(lines)

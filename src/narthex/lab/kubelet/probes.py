@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from narthex.lab.controllers.objects import integer_or
+from narthex.lab.controllers.objects import decimal, integer_or
 
 ProbePurpose = Literal["startup", "liveness", "readiness"]
 _PURPOSES: tuple[ProbePurpose, ...] = ("startup", "liveness", "readiness")
@@ -77,22 +77,23 @@ class ContainerProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 def probes_of(container: Mapping[str, Any]) -> tuple[ContainerProbe, ...]:
     """Return the probes in a container's spec."""
-    found = []
-    for purpose in _PURPOSES:
-        spec = container.get(f"{purpose}Probe")
-        if spec:
-            found.append(
-                ContainerProbe(
-                    purpose=purpose,
-                    action=_parse_action(spec, container),
-                    initial_delay=max(0, integer_or(spec.get("initialDelaySeconds"))),
-                    period=max(1, integer_or(spec.get("periodSeconds")) or 10),
-                    timeout=max(1, integer_or(spec.get("timeoutSeconds")) or 1),
-                    successes=max(1, integer_or(spec.get("successThreshold")) or 1) if purpose == "readiness" else 1,
-                    failures=max(1, integer_or(spec.get("failureThreshold")) or 3),
-                )
-            )
-    return tuple(found)
+    given = ((purpose, container.get(f"{purpose}Probe")) for purpose in _PURPOSES)
+    return tuple(_probe(purpose, spec, container) for purpose, spec in given if spec)
+
+
+def _probe(purpose: ProbePurpose, spec: Mapping[str, Any], container: Mapping[str, Any]) -> ContainerProbe:
+    def positive(field: str, default: int) -> int:
+        return max(1, integer_or(spec.get(field)) or default)
+
+    return ContainerProbe(
+        purpose=purpose,
+        action=_parse_action(spec, container),
+        initial_delay=max(0, integer_or(spec.get("initialDelaySeconds"))),
+        period=positive("periodSeconds", 10),
+        timeout=positive("timeoutSeconds", 1),
+        successes=positive("successThreshold", 1) if purpose == "readiness" else 1,
+        failures=positive("failureThreshold", 3),
+    )
 
 
 def _parse_action(spec: Mapping[str, Any], container: Mapping[str, Any]) -> ProbeAction:
@@ -121,10 +122,9 @@ def _parse_action(spec: Mapping[str, Any], container: Mapping[str, Any]) -> Prob
 
 
 def _port(port: object, container: Mapping[str, Any]) -> int | None:
-    if isinstance(port, str) and port.isascii() and port.isdigit() and len(port) < 6:
-        port = int(port)
-    if isinstance(port, int):
-        return port if 0 < port < 65536 else None
+    number = decimal(port, 5) if isinstance(port, str) else port
+    if isinstance(number, int):
+        return number if 0 < number < 65536 else None
     for each in container.get("ports") or ():
         if each.get("name") == port:
             return integer_or(each.get("containerPort")) or None

@@ -58,6 +58,11 @@ class ContainerFacts(msgspec.Struct, kw_only=True):
     container_id: str = ""
     init: bool = False
 
+    @property
+    def succeeded(self) -> bool:
+        """True if it has ended with exit status 0."""
+        return isinstance(self.state, Terminated) and self.state.exit_code == 0
+
 
 class PodFacts(msgspec.Struct, kw_only=True):
     """The observed state of a pod."""
@@ -83,7 +88,7 @@ class PodFacts(msgspec.Struct, kw_only=True):
     @property
     def initialized(self) -> bool:
         """True if all init containers have succeeded."""
-        return all(isinstance(each.state, Terminated) and each.state.exit_code == 0 for each in self.init)
+        return all(each.succeeded for each in self.init)
 
     @property
     def ready(self) -> bool:
@@ -150,15 +155,13 @@ _TYPES = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady"
 def _conditions(pod: Mapping[str, Any], facts: PodFacts, over: bool, found: str, now: str) -> list[Object]:
     held = {each["type"]: each for each in (pod.get("status") or {}).get("conditions") or ()}
     unready = [each.name for each in facts.main if not each.ready]
-    not_ready: Object = {
-        "reason": "ContainersNotReady",
-        "message": f"containers with unready status: [{' '.join(unready)}]",
-    }
+    message = f"containers with unready status: [{' '.join(unready)}]"
+    not_ready: Object = {"reason": "ContainersNotReady", "message": message}
     if over:
         not_ready = {"reason": "PodCompleted" if found == "Succeeded" else "PodFailed"}
     gates = [str(each["conditionType"]) for each in pod["spec"].get("readinessGates") or ()]
     closed = [gate for gate in gates if held.get(gate, {}).get("status") != "True"]
-    incomplete = [each.name for each in facts.init if not isinstance(each.state, Terminated) or each.state.exit_code]
+    incomplete = [each.name for each in facts.init if not each.succeeded]
     desired: dict[str, tuple[bool, Object]] = {
         "PodReadyToStartContainers": (facts.networked and not over, {}),
         "Initialized": (

@@ -15,8 +15,8 @@ from narthex.lab.api.store import ObjectStore
 from narthex.lab.containers.container import Containers
 from narthex.lab.containers.forks import ForkServer
 from narthex.lab.controllers.controller_manager import NODE_GRACE_SECONDS, lab_controllers
+from narthex.lab.controllers.node_lifecycle import LEASES
 from narthex.lab.controllers.service.admission import admission
-from narthex.lab.kubelet.node_status import LEASES
 from narthex.lab.kubelet.program.containers import PodDependencies
 from narthex.lab.kubelet.program.echo import EchoServer
 from narthex.lab.kubelet.program.endpoint_drain import EndpointDrain

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, Protocol
 
+from narthex.lab.api.requests import LogRequest
+
 
 class PodProcess(Protocol):
     """A program that was started in a pod.
@@ -45,18 +47,8 @@ class PodProcess(Protocol):
 class PodRuntime(Protocol):
     """The pods that run, on any node. Its methods raise StatusError and are called without the registry's lock."""
 
-    def logs(
-        self,
-        namespace: str,
-        pod: str,
-        container: str,
-        tail: int | None,
-        follow: bool,
-        since: float | None,
-        previous: bool,
-        timestamps: bool,
-    ) -> Iterator[bytes]:
-        """Yield a container's log in pieces of whole lines. The arguments are the fields of LogRequest.
+    def logs(self, request: LogRequest) -> Iterator[bytes]:
+        """Yield a container's log in pieces of whole lines. The caller applies `request.limit`.
 
         With `follow`, it continues until the container ends, and yields `b""` at least once a second while there is nothing new, so that
         the server notices a client that is gone and closes the iterator.

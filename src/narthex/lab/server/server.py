@@ -260,17 +260,7 @@ async def send_logs(connection: HttpConnection, pods: PodRuntime | None, options
     """Send what a container writes until it or the client ends. Raises StatusError before anything is sent."""
     if pods is None:
         raise not_implemented(f"no pod runs here, so that pod {options.namespace}/{options.pod} has no log")
-    pieces = pods.logs(
-        options.namespace,
-        options.pod,
-        options.container,
-        options.tail,
-        options.follow,
-        options.since,
-        options.previous,
-        options.timestamps,
-    )
-    reader = ThreadedReader(pieces, "api-logs")
+    reader = ThreadedReader(pods.logs(options), "api-logs")
     try:
         # A generator raises its error with the first piece.
         piece = await reader.next()

@@ -63,7 +63,8 @@ def echo_name(pod: Object, container: str) -> str:
 
 def start_echo(pod: Object, spec: Object, deps: PodDependencies) -> ContainerRun:
     """Let the echo server replace a container's program. Raises OSError."""
-    ports = _ports(spec)
+    declared = ((str(port.get("protocol") or "TCP"), int(port["containerPort"])) for port in spec.get("ports") or ())
+    ports = dict.fromkeys(declared)
     node = pod["spec"]["nodeName"]
     if pod["spec"].get("hostNetwork") and any(number == DNS_PORT for _, number in ports):
         raise OSError(errno.EADDRINUSE, f"Address already in use: port {DNS_PORT} of {node} is the lab's DNS's")
@@ -113,12 +114,6 @@ def environment_of(pod: Object, spec: Object, shared: SharedRegistry) -> dict[st
     with shared.held() as registry:
         services = [*registry.list("Service", "default"), *registry.list("Service", home)]
         return environment(pod, spec, services, lambda kind, name: registry.get(kind, home, name))
-
-
-def _ports(spec: Object) -> list[tuple[str, int]]:
-    """Return the declared ports without duplicates."""
-    declared = ((str(port.get("protocol") or "TCP"), int(port["containerPort"])) for port in spec.get("ports") or ())
-    return list(dict.fromkeys(declared))
 
 
 ECHO = "echo"

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from narthex.linux.namespaces import in_namespace
+from narthex.model.net import join_port
 from narthex.runtime.http.connection import HttpLimits, MalformedRequest, RequestFraming
 
 _IPPROTO_SCTP = 132
@@ -284,8 +285,7 @@ def _listen(protocol: str, port: int) -> socket.socket:
 
 def _printed(peer: tuple[str, int] | tuple[str, int, int, int]) -> str:
     """Return `10.0.0.1:4711` or `[fd00::1]:4711`. IPv4 clients of a dual-stack socket are shown as IPv4."""
-    host = peer[0].removeprefix("::ffff:")
-    return f"[{host}]:{peer[1]}" if ":" in host else f"{host}:{peer[1]}"
+    return join_port(peer[0].removeprefix("::ffff:"), peer[1])
 
 
 def _may_be_http(data: bytes) -> bool:

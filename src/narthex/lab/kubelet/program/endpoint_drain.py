@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.model.objects import NamespacedName
@@ -61,11 +60,7 @@ class EndpointDrain:
                 if "service.kubernetes.io/headless" in (each["metadata"].get("labels") or {}):
                     continue
                 for endpoint in each.get("endpoints") or ():
-                    if _target(endpoint) == key.name:
+                    if (endpoint.get("targetRef") or {}).get("name") == key.name:
                         listed = True
                         ready = ready or (endpoint.get("conditions") or {}).get("ready") is not False
         return listed, ready
-
-
-def _target(endpoint: dict[str, Any]) -> str:
-    return str((endpoint.get("targetRef") or {}).get("name") or "")

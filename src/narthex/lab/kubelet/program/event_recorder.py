@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from datetime import UTC, datetime
 
 from narthex.lab.api.errors import StatusError
+from narthex.lab.api.registry import Registry, stamp
+from narthex.lab.controllers.events import event_object
+from narthex.lab.controllers.objects import Object, key_of, uid_of
 from narthex.lab.program.shared_registry import SharedRegistry
 
 _BATCH = 20
@@ -21,13 +24,13 @@ class EventRecorder:
 
     def __init__(self, registry: SharedRegistry) -> None:
         self._registry = registry
-        self._pending: deque[tuple[Mapping[str, Any], str, str, bool, float]] = deque()
+        self._pending: deque[tuple[Object, str, str, bool, float]] = deque()
         self._wake = threading.Event()
         self._names: dict[tuple[str, str, str], str] = {}
 
-    def __call__(self, about: Mapping[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
-        """Record an Event about an object. A repeated Event increases the count of the first."""
-        self._pending.append((about, reason, message, warning, time.time()))
+    def __call__(self, pod: Object, reason: str, message: str, *, warning: bool = False) -> None:
+        """Record an Event about a pod. A repeated Event increases the count of the first."""
+        self._pending.append((pod, reason, message, warning, time.time()))
         self._wake.set()
 
     def run(self) -> None:
@@ -41,50 +44,17 @@ class EventRecorder:
                         self._write(registry, *self._pending.popleft())
                 time.sleep(_PAUSE_SECONDS)
 
-    def _write(
-        self, registry: Any, about: Mapping[str, Any], reason: str, message: str, warning: bool, moment: float
-    ) -> None:
-        meta = about["metadata"]
-        namespace = meta.get("namespace") or "default"
-        identity = (str(meta.get("uid")), reason, message)
+    def _write(self, registry: Registry, pod: Object, reason: str, message: str, warning: bool, moment: float) -> None:
         # Names sort by time, which orders Events of the same second in lists.
-        name = self._names.setdefault(identity, f"{meta['name'][:230]}.{time.time_ns():x}")
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
-        held = registry.get("Event", namespace, name)
-        try:
+        new_name = f"{pod['metadata']['name'][:230]}.{time.time_ns():x}"
+        name = self._names.setdefault((uid_of(pod), reason, message), new_name)
+        now = stamp(datetime.fromtimestamp(moment, UTC))
+        held = registry.get("Event", key_of(pod).namespace, name)
+        # A write fails if the namespace is terminating or the Event has just expired.
+        with contextlib.suppress(StatusError):
             if held is not None:
                 registry.update("Event", {**held, "count": int(held.get("count") or 1) + 1, "lastTimestamp": now})
-                return
-            registry.create("Event", _event(about, namespace, name, reason, message, warning, now))
-        except StatusError:
-            # The namespace is terminating, or the Event has just expired.
-            return
-
-
-def _event(
-    about: Mapping[str, Any], namespace: str, name: str, reason: str, message: str, warning: bool, now: str
-) -> dict[str, Any]:
-    meta = about["metadata"]
-    node = (about.get("spec") or {}).get("nodeName") or meta["name"]
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": name, "namespace": namespace},
-        "involvedObject": {
-            "kind": about.get("kind") or "Pod",
-            "apiVersion": about.get("apiVersion") or "v1",
-            "namespace": meta.get("namespace", ""),
-            "name": meta["name"],
-            "uid": meta.get("uid", ""),
-            "resourceVersion": meta.get("resourceVersion", ""),
-        },
-        "reason": reason,
-        "message": message[:1024],
-        "type": "Warning" if warning else "Normal",
-        "count": 1,
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-        "source": {"component": "kubelet", "host": node},
-        "reportingComponent": "kubelet",
-        "reportingInstance": node,
-    }
+            else:
+                node = pod["spec"]["nodeName"]
+                event = event_object(pod, name, reason, message, now, source="kubelet", instance=node, warning=warning)
+                registry.create("Event", event)

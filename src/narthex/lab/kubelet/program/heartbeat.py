@@ -1,4 +1,7 @@
-"""Registration, status, and Lease renewals of the nodes."""
+"""Registration, status, and Lease renewals of the nodes.
+
+Follows Kubernetes 1.34: nodestatus/setters.go, lease/controller.go.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,30 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from narthex import __version__
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.registry import Registry
-from narthex.lab.kubelet import node_status as node_objects
+from narthex.lab.controllers.node_lifecycle import LEASES
+from narthex.lab.controllers.objects import Object
 from narthex.lab.program.shared_registry import SharedRegistry
-from narthex.lab.topology import LabNode
+from narthex.lab.topology import MAX_PODS_PER_NODE, LabNode
 
+_CONDITIONS = (
+    ("MemoryPressure", "False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+    ("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+    ("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+    ("Ready", "True", "KubeletReady", "kubelet is posting ready status"),
+)
+_NODE_INFO = ("architecture", "bootID", "kernelVersion", "machineID", "osImage", "systemUUID")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def machine() -> dict[str, str]:
+def _machine() -> dict[str, str]:
     """Return this machine's properties for a Node's status."""
     found = platform.machine()
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -61,7 +73,7 @@ class NodeHeartbeats:
         self._registry = registry
         self._interval = interval
         self._lease_seconds = lease_seconds
-        self._machine = machine()
+        self._machine = _machine()
         self._stopped: set[str] = set()
         self._cut_off: frozenset[str] = frozenset()
 
@@ -70,15 +82,14 @@ class NodeHeartbeats:
         with self._registry.held() as registry:
             for node in self._nodes.values():
                 if registry.get("Node", "", node.name) is None:
-                    registry.create("Node", node_objects.node(node, self._machine))
+                    registry.create("Node", _node(node, self._machine))
                 self._post_status(registry, node)
         self._renew()
 
     def _post_status(self, registry: Registry, node: LabNode) -> None:
         """Post the status of a healthy node."""
         held = registry.get("Node", "", node.name) or {}
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        status = node_objects.status(node, self._machine, held.get("status") or {}, now)
+        status = _status(node, self._machine, held.get("status") or {}, registry.stamp())
         registry.update("Node", {**held, "status": status}, subresource="status")
 
     def stop(self, node: str) -> None:
@@ -103,9 +114,72 @@ class NodeHeartbeats:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         with contextlib.suppress(StatusError), self._registry.held() as registry:
             for name in self._nodes.keys() - self._stopped - self._cut_off:
-                lease = node_objects.lease(name, self._lease_seconds, now)
-                held = registry.get("Lease", node_objects.LEASES, name)
+                lease = _lease(name, self._lease_seconds, now)
+                held = registry.get("Lease", LEASES, name)
                 if held is None:
                     registry.create("Lease", lease)
                 else:
                     registry.update("Lease", {**held, "spec": {**held.get("spec", {}), **lease["spec"]}})
+
+
+def _node(lab_node: LabNode, machine: Mapping[str, str]) -> Object:
+    """Return the Node that a kubelet registers."""
+    labels = {
+        "kubernetes.io/hostname": lab_node.name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": machine["architecture"],
+    }
+    return {
+        "metadata": {"name": lab_node.name, "labels": labels},
+        "spec": {"podCIDR": lab_node.pod_cidrs[0], "podCIDRs": list(lab_node.pod_cidrs)},
+    }
+
+
+def _status(lab_node: LabNode, machine: Mapping[str, str], before: Mapping[str, Any], now: str) -> Object:
+    pods = str(MAX_PODS_PER_NODE)
+    room = {"cpu": machine["cpu"], "ephemeral-storage": "0", "memory": machine["memory"], "pods": pods}
+    held = {each["type"]: each for each in before.get("conditions") or ()}
+    return {
+        **before,
+        "addresses": [
+            *({"type": "InternalIP", "address": address} for address in lab_node.addresses),
+            {"type": "Hostname", "address": lab_node.name},
+        ],
+        "allocatable": room,
+        "capacity": room,
+        "conditions": [
+            *(each for kind, each in held.items() if kind not in {name for name, *_ in _CONDITIONS}),
+            *(
+                _condition(held.get(kind), kind, state, reason, words, now)
+                for kind, state, reason, words in _CONDITIONS
+            ),
+        ],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": 0}},
+        "nodeInfo": {
+            **{name: machine[name] for name in _NODE_INFO},
+            "containerRuntimeVersion": f"narthex://{machine['version']}",
+            "kubeProxyVersion": f"narthex-{machine['version']}",
+            "kubeletVersion": f"v1.34.0-narthex-{machine['version']}",
+            "operatingSystem": "linux",
+        },
+    }
+
+
+def _condition(before: Any, kind: str, state: str, reason: str, words: str, now: str) -> Object:
+    same = before is not None and before.get("status") == state
+    return {
+        "type": kind,
+        "status": state,
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": before["lastTransitionTime"] if same else now,
+        "reason": reason,
+        "message": words,
+    }
+
+
+def _lease(name: str, duration: int, now: str) -> Object:
+    """Return a node's Lease; `now` as `metav1.MicroTime`."""
+    return {
+        "metadata": {"name": name, "namespace": LEASES},
+        "spec": {"holderIdentity": name, "leaseDurationSeconds": duration, "renewTime": now},
+    }

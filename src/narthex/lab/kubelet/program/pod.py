@@ -17,6 +17,7 @@ from typing import Any
 
 from narthex.cni.errors import CniError
 from narthex.lab.api.errors import StatusError
+from narthex.lab.api.registry import stamp
 from narthex.lab.containers.container import ContainerStartError, RunningContainer
 from narthex.lab.kubelet.environment import ContainerConfigError
 from narthex.lab.kubelet.probes import ContainerProbe
@@ -71,22 +72,19 @@ class PodLifecycle:
         self._node = node
         self._worker = worker
         self._deps = deps
-        self.specs = {
-            each["name"]: each for each in (*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"])
-        }
-        self.facts = PodFacts(containers=self._new_facts(), host_ips=node.addresses)
+        inits = {each["name"]: each for each in pod["spec"].get("initContainers") or ()}
+        self.specs = inits | {each["name"]: each for each in pod["spec"]["containers"]}
+        waiting = Waiting("PodInitializing" if inits else "ContainerCreating")
+        facts = [
+            ContainerFacts(name=name, image=spec.get("image") or "", state=waiting, init=name in inits)
+            for name, spec in self.specs.items()
+        ]
+        self.facts = PodFacts(containers=facts, host_ips=node.addresses)
         self._policy = pod["spec"].get("restartPolicy") or "Always"
         self._ending = False
         self._ending_since = 0.0
-        self._finished = False
-
-    def _new_facts(self) -> list[ContainerFacts]:
-        inits = {each["name"] for each in self.pod["spec"].get("initContainers") or ()}
-        still_routed = "PodInitializing" if inits else "ContainerCreating"
-        return [
-            ContainerFacts(name=name, image=spec.get("image") or "", state=Waiting(still_routed), init=name in inits)
-            for name, spec in self.specs.items()
-        ]
+        self.finished = False
+        """Nothing of the pod is left on the node."""
 
     @property
     def namespace(self) -> str:
@@ -102,7 +100,7 @@ class PodLifecycle:
 
     def start(self) -> None:
         """Create the pod's network and start its containers; retry until it succeeds."""
-        if self._ending or self._finished:
+        if self._ending or self.finished:
             return
         self.facts.start_time = self.facts.start_time or _timestamp()
         try:
@@ -114,9 +112,8 @@ class PodLifecycle:
         except ContainerConfigError as fault:
             self._retry_after_failure("FailedMount", str(fault), self.start)
         except (OSError, LinkError, CniError) as error:
-            self._retry_after_failure(
-                "FailedCreatePodSandBox", f"Failed to create pod sandbox: {error}", self.start, str(error)
-            )
+            message = f"Failed to create pod sandbox: {error}"
+            self._retry_after_failure("FailedCreatePodSandBox", message, self.start, str(error))
         else:
             self.problem = ""
             # The downward API exposes the addresses.
@@ -124,20 +121,18 @@ class PodLifecycle:
             self._start_next()
         self.write_status()
 
+    def _record_event(self, reason: str, message: str, *, warning: bool = False) -> None:
+        self._deps.record_event(self.pod, reason, message, warning=warning)
+
     def _retry_after_failure(self, reason: str, message: str, retry: Any, problem: str = "") -> None:
         self.problem = problem or message
-        self._deps.record_event(self.pod, reason, message, warning=True)
+        self._record_event(reason, message, warning=True)
         self._worker.after(_RETRY_SECONDS, retry)
 
     def _start_next(self) -> None:
         """Start the next init container, or all main containers."""
-        for facts in self.facts.init:
-            if isinstance(facts.state, Terminated) and facts.state.exit_code == 0:
-                continue
-            if facts.name not in self.runs and isinstance(facts.state, Waiting):
-                self._start_container(facts)
-            return
-        for facts in self.facts.main:
+        to_do = [each for each in self.facts.init if not each.succeeded]
+        for facts in to_do[:1] or self.facts.main:
             if facts.name not in self.runs and isinstance(facts.state, Waiting):
                 self._start_container(facts)
 
@@ -146,28 +141,27 @@ class PodLifecycle:
         image = image_of(spec)
         if image.missing:
             facts.state = Waiting("ErrImagePull", image.missing)
-            self._retry_container_later(facts, "Failed", f'Failed to pull image "{facts.image}": {image.missing}')
+            self._retry_container_later(facts, f'Failed to pull image "{facts.image}": {image.missing}')
             return
         try:
             run = self._run(spec, image.program, facts)
         except ContainerConfigError as fault:
             facts.state = Waiting("CreateContainerConfigError", str(fault))
-            self._retry_container_later(facts, "Failed", f"Error: {fault}")
+            self._retry_container_later(facts, f"Error: {fault}")
         except (ContainerStartError, OSError) as error:
-            self._deps.record_event(self.pod, "Failed", f"Error: {error}", warning=True)
             facts.state = Waiting("RunContainerError", str(error))
-            self.problem = f"container {facts.name}: {error}" if image.program else str(error)
-            self._worker.after(_RETRY_SECONDS, lambda: self._retry_container(facts))
+            problem = f"container {facts.name}: {error}" if image.program else str(error)
+            self._retry_after_failure("Failed", f"Error: {error}", lambda: self._retry_container(facts), problem)
         else:
             self.problem = ""
             self.runs[facts.name] = run
-            facts.container_id = f"narthex://{_id(self.uid, facts.name, facts.restarts)}"
+            identity = hashlib.sha256(f"{self.uid} {facts.name} {facts.restarts}".encode()).hexdigest()
+            facts.container_id = f"narthex://{identity}"
             facts.state = Running(_timestamp())
             self._evaluate_probes(facts, run)
-            present = f'Container image "{facts.image}" already present on machine'
-            self._deps.record_event(self.pod, "Pulled", present)
-            self._deps.record_event(self.pod, "Created", f"Created container: {facts.name}")
-            self._deps.record_event(self.pod, "Started", f"Started container {facts.name}")
+            self._record_event("Pulled", f'Container image "{facts.image}" already present on machine')
+            self._record_event("Created", f"Created container: {facts.name}")
+            self._record_event("Started", f"Started container {facts.name}")
 
     def _run(self, spec: Object, program: str, facts: ContainerFacts) -> ContainerRun:
         if not program:
@@ -213,7 +207,7 @@ class PodLifecycle:
             return
         run.probes.record_result(probe, result.ok, datetime.now(UTC))
         if not result.ok:
-            self._deps.record_event(self.pod, "Unhealthy", probe.failure_message(result.why), warning=True)
+            self._record_event("Unhealthy", probe.failure_message(result.why), warning=True)
         self._evaluate_probes(facts, run)
         self.write_status()
 
@@ -221,23 +215,21 @@ class PodLifecycle:
         """Terminate a container whose probe failed; it restarts as after any other end."""
         run.failed = True
         message = f"Container {facts.name} failed {probe.purpose} probe, will be restarted"
-        self._deps.record_event(self.pod, "Killing", message)
+        self._record_event("Killing", message)
         if run.container is None:
-            self._deps.echo.remove(echo_name(self.pod, facts.name))
-            self._container_ended(facts, 137, signal.SIGKILL)
+            self._kill_container(facts)
             return
         run.container.signal(signal.SIGTERM)
         grace = float(self.pod["spec"].get("terminationGracePeriodSeconds") or _GRACE_SECONDS)
         self._worker.after(grace, partial(run.container.signal, signal.SIGKILL))
 
-    def _retry_container_later(self, facts: ContainerFacts, reason: str, message: str) -> None:
-        self._retry_after_failure(
-            reason, message, lambda: self._retry_container(facts), f"container {facts.name}: {message}"
-        )
+    def _retry_container_later(self, facts: ContainerFacts, message: str) -> None:
+        problem = f"container {facts.name}: {message}"
+        self._retry_after_failure("Failed", message, lambda: self._retry_container(facts), problem)
 
     def _retry_container(self, facts: ContainerFacts) -> None:
         """Start a container again after a failure or backoff."""
-        if not self._ending and not self._finished and facts.name not in self.runs:
+        if not self._ending and not self.finished and facts.name not in self.runs:
             self._start_container(facts)
             self.write_status()
 
@@ -278,18 +270,15 @@ class PodLifecycle:
         facts.restarts += 1
         facts.last = ended
         if delay:
-            message = f"back-off {_duration(delay)} restarting failed container={facts.name} pod={self._full_name}"
+            pod = f"{self.key.name}_{self.key.namespace}({self.uid})"
+            message = f"back-off {_duration(delay)} restarting failed container={facts.name} pod={pod}"
             facts.state = Waiting("CrashLoopBackOff", message)
-            self._deps.record_event(self.pod, "BackOff", message[0].upper() + message[1:], warning=True)
+            self._record_event("BackOff", message[0].upper() + message[1:], warning=True)
         self._worker.after(delay, lambda: self._retry_container(facts))
-
-    @property
-    def _full_name(self) -> str:
-        return f"{self.key.name}_{self.key.namespace}({self.uid})"
 
     def terminate(self, grace: float) -> None:
         """Send SIGTERM to all containers, and SIGKILL after `grace` seconds. A second call can only shorten the time."""
-        if self._finished:
+        if self.finished:
             return
         self._worker.after(grace, self._kill)
         if self._ending:
@@ -300,12 +289,13 @@ class PodLifecycle:
             run = self.runs.get(facts.name)
             if run is None:
                 continue
-            self._deps.record_event(self.pod, "Killing", f"Stopping container {facts.name}")
+            self._record_event("Killing", f"Stopping container {facts.name}")
             if run.container is None:
                 self._deps.echo.drain(echo_name(self.pod, facts.name))
                 self._worker.post(partial(self._drain_echo, facts))
             else:
-                self._worker.after(_pre_stop_seconds(self.specs[facts.name], grace), partial(_send_sigterm, run))
+                terminate = partial(run.container.signal, signal.SIGTERM)
+                self._worker.after(_pre_stop_seconds(self.specs[facts.name], grace), terminate)
         self._finish_if_stopped()
 
     def _drain_echo(self, facts: ContainerFacts) -> None:
@@ -313,24 +303,20 @@ class PodLifecycle:
         run = self.runs.get(facts.name)
         if run is None or run.container is not None:
             return
-        now = time.time()
         pre_stop = _pre_stop_seconds(self.specs[facts.name], _DRAIN_SECONDS)
-        within_limit = now - self._ending_since < pre_stop + _DRAIN_SECONDS
-        still_routed = now - self._ending_since < pre_stop or not self._deps.is_released(
-            self.key, self._deletion_requested_at()
-        )
-        if within_limit and (still_routed or self._in_use(facts)):
+        elapsed = time.time() - self._ending_since
+        still_routed = elapsed < pre_stop or not self._deps.is_released(self.key, self._deletion_requested_at())
+        if elapsed < pre_stop + _DRAIN_SECONDS and (still_routed or self._in_use(facts)):
             self._worker.after(_DRAIN_POLL_SECONDS, lambda: self._drain_echo(facts))
             return
-        self._deps.echo.remove(echo_name(self.pod, facts.name))
-        self._container_ended(facts, 0)
+        self._kill_container(facts, 0)
 
     def _deletion_requested_at(self) -> float:
         """Return a lower bound of the time of the deletion request, since the API counts whole seconds."""
         meta = self.pod["metadata"]
         if not meta.get("deletionTimestamp"):
             return self._ending_since - 1.0
-        end = datetime.fromisoformat(meta["deletionTimestamp"].replace("Z", "+00:00")).timestamp()
+        end = datetime.fromisoformat(meta["deletionTimestamp"]).timestamp()
         return end - float(meta.get("deletionGracePeriodSeconds") or 0)
 
     def _in_use(self, facts: ContainerFacts) -> bool:
@@ -342,49 +328,41 @@ class PodLifecycle:
     def crash(self) -> None:
         """Kill all containers."""
         for facts in self.facts.containers:
-            run = self.runs.get(facts.name)
-            if run is not None and run.container is not None:
-                run.container.signal(signal.SIGKILL)
-            elif run is not None:
-                self._deps.echo.remove(echo_name(self.pod, facts.name))
-                self._container_ended(facts, 128 + signal.SIGKILL, signal.SIGKILL)
+            self._kill_container(facts)
 
     def _kill(self) -> None:
         for facts in self.facts.containers:
-            run = self.runs.get(facts.name)
-            if run is None:
-                continue
-            if run.container is not None:
-                run.container.signal(signal.SIGKILL)
-            else:
-                self._deps.echo.remove(echo_name(self.pod, facts.name))
-                self._container_ended(facts, 0)
+            self._kill_container(facts, 0)
         self._finish_if_stopped()
 
+    def _kill_container(self, facts: ContainerFacts, echo_status: int = 128 + signal.SIGKILL) -> None:
+        """Kill a container, if it runs. `echo_status` is the exit status of one that the echo server replaces."""
+        run = self.runs.get(facts.name)
+        if run is not None and run.container is not None:
+            run.container.signal(signal.SIGKILL)
+        elif run is not None:
+            self._deps.echo.remove(echo_name(self.pod, facts.name))
+            self._container_ended(facts, echo_status, signal.SIGKILL if echo_status else 0)
+
     def _finish_if_stopped(self) -> None:
-        if self.runs or self._finished:
+        if self.runs or self.finished:
             return
-        self._finished = True
+        self.finished = True
         if self.facts.networked:
             try:
                 self._deps.network.remove(self.pod)
             except (OSError, CniError) as error:
                 # The plugins release leftovers later: the namespace is gone.
-                self._deps.record_event(self.pod, "FailedKillPod", f"error killing pod: {error}", warning=True)
+                self._record_event("FailedKillPod", f"error killing pod: {error}", warning=True)
         self._deps.files.remove(self.pod)
         with contextlib.suppress(StatusError), self._deps.registry.held() as registry:
             held = registry.get("Pod", *self.key)
             if held is not None and held["metadata"]["uid"] == self.uid:
                 registry.delete("Pod", *self.key, grace=0)
 
-    @property
-    def finished(self) -> bool:
-        """True if nothing of the pod is left on the node."""
-        return self._finished
-
     def write_status(self) -> None:
         """Write the status to the API if it has changed."""
-        if self._finished:
+        if self.finished:
             return
         with contextlib.suppress(StatusError), self._deps.registry.held() as registry:
             held = registry.get("Pod", *self.key)
@@ -396,19 +374,10 @@ class PodLifecycle:
                 registry.update("Pod", {**held, "status": made}, subresource="status")
 
 
-def _send_sigterm(run: ContainerRun) -> None:
-    if run.container is not None:
-        run.container.signal(signal.SIGTERM)
-
-
 def _pre_stop_seconds(spec: Mapping[str, Any], grace: float) -> float:
     """Return the duration of the container's preStop sleep."""
     hook = (spec.get("lifecycle") or {}).get("preStop") or {}
     return min(float((hook.get("sleep") or {}).get("seconds") or 0), grace)
-
-
-def _id(*parts: object) -> str:
-    return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()
 
 
 def _duration(seconds: float) -> str:
@@ -418,4 +387,4 @@ def _duration(seconds: float) -> str:
 
 
 def _timestamp() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return stamp(datetime.now(UTC))

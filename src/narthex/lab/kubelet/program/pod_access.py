@@ -7,14 +7,14 @@ import os
 import struct
 import termios
 import time
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
 from narthex.lab.api.errors import StatusError
+from narthex.lab.api.requests import LogRequest
 from narthex.lab.containers.container import ContainerStartError, RunningContainer
 from narthex.lab.containers.inside import find
-from narthex.lab.containers.log import LogReader
+from narthex.lab.containers.log import LogReader, log_time
 from narthex.lab.containers.program import ExecSpec, ProgramSpec
 from narthex.lab.kubelet.environment import hostname
 from narthex.lab.kubelet.program.containers import ContainerRun, PodDependencies, echo_name, environment_of
@@ -37,81 +37,49 @@ class PodAccess:
         self._echo = deps.echo
         self._registry = deps.registry
 
-    def logs(
-        self,
-        namespace: str,
-        pod: str,
-        container: str,
-        tail: int | None,
-        follow: bool,
-        since: float | None,
-        previous: bool,
-        timestamps: bool,
-    ) -> Iterator[bytes]:
+    def logs(self, request: LogRequest) -> Iterator[bytes]:
         """Yield the log of a container. Raises StatusError."""
-        lifecycle, facts = self._find(namespace, pod, container)
-        number = facts.restarts - (1 if previous else 0)
-        if previous and number < 0:
-            why = f'previous terminated container "{facts.name}" in pod "{pod}" not found'
+        lifecycle, facts = self._find(request.namespace, request.pod, request.container)
+        number = facts.restarts - (1 if request.previous else 0)
+        if request.previous and number < 0:
+            why = f'previous terminated container "{facts.name}" in pod "{request.pod}" not found'
             raise StatusError(400, "BadRequest", why)
         run = lifecycle.runs.get(facts.name)
-        if run is not None and run.container is None and not previous:
-            return self._echo_log(lifecycle, facts, run, tail, follow, since, timestamps)
-        path = self._files.log(lifecycle.pod, facts.name, number)
-        reader = LogReader(path, timestamps=timestamps, since=_stamp(since) if since is not None else "")
-        return self._program_log(lifecycle, facts, number, reader, tail, follow and not previous)
+        if run is not None and run.container is None and not request.previous:
+            return self._echo_log(lifecycle, facts, run, request)
+        return self._program_log(lifecycle, facts, number, request)
 
     def _program_log(
-        self,
-        lifecycle: PodLifecycle,
-        facts: ContainerFacts,
-        number: int,
-        log: LogReader,
-        tail: int | None,
-        follow: bool,
+        self, lifecycle: PodLifecycle, facts: ContainerFacts, number: int, request: LogRequest
     ) -> Iterator[bytes]:
-        with log as reader:
-            yield b"".join(reader.tail(tail))
-            idle_polls = 0
-            while follow:
-                # Checked before reading, so that output before the end is not missed.
-                over = lifecycle.finished or facts.restarts != number or not isinstance(facts.state, Running)
-                new = b"".join(reader.more())
-                if new:
-                    yield new
-                elif over:
-                    return
-                else:
-                    time.sleep(_POLL_SECONDS)
-                    idle_polls += 1
-                    if not idle_polls % _KEEPALIVE_POLLS:
-                        yield b""
+        path = self._files.log(lifecycle.pod, facts.name, number)
+        since = "" if request.since is None else log_time(int(request.since * 1e9))
+
+        def is_over() -> bool:
+            return lifecycle.finished or facts.restarts != number or not isinstance(facts.state, Running)
+
+        with LogReader(path, timestamps=request.timestamps, since=since) as reader:
+            yield b"".join(reader.tail(request.tail))
+            if request.follow and not request.previous:
+                yield from _follow(lambda: b"".join(reader.more()), is_over)
 
     def _echo_log(
-        self,
-        lifecycle: PodLifecycle,
-        facts: ContainerFacts,
-        run: ContainerRun,
-        tail: int | None,
-        follow: bool,
-        since: float | None,
-        timestamps: bool,
+        self, lifecycle: PodLifecycle, facts: ContainerFacts, run: ContainerRun, request: LogRequest
     ) -> Iterator[bytes]:
         """Yield the requests that the echo server has answered, of which it remembers the last ones."""
         name = echo_name(lifecycle.pod, facts.name)
-        answers = [each for each in self._echo.responses(name) if since is None or each[0] >= since]
-        lines_of_tail = answers if tail is None else answers[-tail:] if tail else []
-        yield b"".join(_line(each, timestamps) for each in lines_of_tail)
-        last, idle_polls = (answers[-1] if answers else (0.0, "")), 0
-        while follow and lifecycle.runs.get(facts.name) is run:
+        last = (request.since or 0.0, "")
+
+        def more(most: int | None = None) -> bytes:
+            nonlocal last
             new = [each for each in self._echo.responses(name) if each > last]
-            if new:
-                last = new[-1]
-                yield b"".join(_line(each, timestamps) for each in new)
-            time.sleep(_POLL_SECONDS)
-            idle_polls += 1
-            if not idle_polls % _KEEPALIVE_POLLS:
-                yield b""
+            last = new[-1] if new else last
+            shown = new if most is None else new[-most:] if most else []
+            return b"".join(_line(each, request.timestamps) for each in shown)
+
+        yield more(request.tail)
+        if request.follow:
+            yield from _follow(more, lambda: lifecycle.runs.get(facts.name) is not run)
 
     def exec(
         self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool
@@ -128,9 +96,8 @@ class PodAccess:
                 entry = ExecSpec(target_pid=run.container.pid, argv=tuple(argv), environment=environment, tty=tty)
                 started = self._containers.enter(entry, theirs)
             else:
-                started = self._containers.run(
-                    self._program_in_echo_pod(lifecycle, facts, argv, environment, tty), theirs
-                )
+                program = self._program_in_echo_pod(lifecycle, facts, argv, environment, tty)
+                started = self._containers.run(program, theirs)
         except (ContainerStartError, OSError) as error:
             for handle in ours:
                 os.close(handle)
@@ -138,7 +105,7 @@ class PodAccess:
         finally:
             for handle in set(theirs):
                 os.close(handle)
-        return ExecProcess(started, ours, tty=tty)
+        return ExecProcess(started, ours)
 
     def _program_in_echo_pod(
         self,
@@ -180,19 +147,13 @@ class PodAccess:
 class ExecProcess:
     """A program started with exec."""
 
-    def __init__(self, container: RunningContainer, files: Sequence[int], *, tty: bool) -> None:
+    def __init__(self, container: RunningContainer, files: Sequence[int]) -> None:
+        """Wrap a program. `files` are our ends of its standard files, or the master of its terminal."""
         self._container = container
-        self.stdin: BinaryIO | None = None
-        self.stderr: BinaryIO | None = None
-        if tty:
-            (master,) = files
-            self.stdout: BinaryIO | None = os.fdopen(master, "rb", buffering=0)
-            self.stdin = os.fdopen(os.dup(master), "wb", buffering=0)
-            return
-        to, out, err = files
-        self.stdin = os.fdopen(to, "wb", buffering=0)
-        self.stdout = os.fdopen(out, "rb", buffering=0)
-        self.stderr = os.fdopen(err, "rb", buffering=0)
+        to, out, *err = files if len(files) == 3 else (os.dup(files[0]), files[0])
+        self.stdin: BinaryIO | None = os.fdopen(to, "wb", buffering=0)
+        self.stdout: BinaryIO | None = os.fdopen(out, "rb", buffering=0)
+        self.stderr: BinaryIO | None = os.fdopen(err[0], "rb", buffering=0) if err else None
 
     def resize(self, rows: int, columns: int) -> None:
         """Set the size of the terminal."""
@@ -224,12 +185,24 @@ def _pipes(stdin: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (to, out, err), (its_in, its_out, its_err)
 
 
+def _follow(more: Callable[[], bytes], is_over: Callable[[], bool]) -> Iterator[bytes]:
+    """Yield what `more` returns until nothing follows, and an empty piece now and then to show that the log goes on."""
+    idle_polls = 0
+    while True:
+        # Checked before reading, so that output before the end is not missed.
+        over = is_over()
+        new = more()
+        if new:
+            yield new
+        elif over:
+            return
+        else:
+            time.sleep(_POLL_SECONDS)
+            idle_polls += 1
+            if not idle_polls % _KEEPALIVE_POLLS:
+                yield b""
+
+
 def _line(said: tuple[float, str], timestamps: bool) -> bytes:
     moment, text = said
-    return f"{_stamp(moment)} {text}\n".encode() if timestamps else f"{text}\n".encode()
-
-
-def _stamp(moment: float) -> str:
-    """Format a time as in log files."""
-    seconds, rest = divmod(int(moment * 1e9), 1_000_000_000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+    return f"{log_time(int(moment * 1e9))} {text}\n".encode() if timestamps else f"{text}\n".encode()

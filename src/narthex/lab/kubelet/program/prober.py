@@ -69,63 +69,55 @@ class Prober:
     def _run(self, action: ProbeAction, target: ProbeTarget, timeout: float) -> ContainerProbeResult:
         try:
             if isinstance(action, HttpGetAction):
-                return _get(action, target, timeout)
-            if isinstance(action, TcpSocketAction):
-                return _connect(action, target, timeout)
-            if isinstance(action, ExecAction):
-                return self._execute(action, target, timeout)
-            return ContainerProbeResult(False, action.why)
+                _get(action, target, timeout)
+            elif isinstance(action, TcpSocketAction):
+                _dial(target.namespace, action.host or target.address, action.port, timeout).close()
+            elif isinstance(action, ExecAction):
+                self._execute(action, target, timeout)
+            else:
+                return ContainerProbeResult(False, action.why)
+        except _ProbeFailure as failure:
+            return ContainerProbeResult(False, str(failure))
         except Exception as error:
             # Any error caused by the probed server is a failed probe.
             return ContainerProbeResult(False, f"{type(error).__name__}: {error}")
+        return ContainerProbeResult(True)
 
-    def _execute(self, action: ExecAction, target: ProbeTarget, timeout: float) -> ContainerProbeResult:
+    def _execute(self, action: ExecAction, target: ProbeTarget, timeout: float) -> None:
         if not target.process:
             # The echo server has none of the image's programs; it is healthy while it serves.
-            return ContainerProbeResult(True)
+            return
         reader, writer = os.pipe()
         try:
             with Path(os.devnull).open("rb") as null:
                 entry = ExecSpec(target_pid=target.process, argv=action.command, environment=target.environment)
                 program = self._containers.enter(entry, (null.fileno(), writer, writer))
-        except ContainerStartError as error:
-            os.close(reader)
-            return ContainerProbeResult(False, str(error))
-        finally:
-            os.close(writer)
-        try:
             status = program.wait(timeout)
             if status is None:
                 program.signal(9)
-                return ContainerProbeResult(
-                    False, f"command timed out: {' '.join(action.command)!r} timed out after {timeout:g}s"
-                )
+                command = " ".join(action.command)
+                raise _ProbeFailure(f"command timed out: {command!r} timed out after {timeout:g}s")
             ready, _, _ = select.select([reader], [], [], 0)
             output = os.read(reader, _MAX_BYTES).decode(errors="replace") if ready else ""
-            return ContainerProbeResult(status == 0, output)
+            if status != 0:
+                raise _ProbeFailure(output)
+        except ContainerStartError as error:
+            raise _ProbeFailure(str(error)) from error
         finally:
             os.close(reader)
+            os.close(writer)
 
 
-def _connect(action: TcpSocketAction, target: ProbeTarget, timeout: float) -> ContainerProbeResult:
-    host = action.host or target.address
-    try:
-        _dial(target.namespace, host, action.port, timeout).close()
-    except OSError as error:
-        return ContainerProbeResult(False, _dial_error(host, action.port, error))
-    return ContainerProbeResult(True)
+class _ProbeFailure(Exception):
+    """A failed probe; the message says why."""
 
 
-def _get(action: HttpGetAction, target: ProbeTarget, timeout: float) -> ContainerProbeResult:
+def _get(action: HttpGetAction, target: ProbeTarget, timeout: float) -> None:
     host = action.host or target.address
     url = f"{action.scheme}://{join_port(host, action.port)}{action.path}"
     deadline = time.monotonic() + timeout
     try:
-        sock = _dial(target.namespace, host, action.port, timeout)
-    except OSError as error:
-        return ContainerProbeResult(False, f'Get "{url}": {_dial_error(host, action.port, error)}')
-    try:
-        with _with_tls(sock, action) as stream:
+        with _with_tls(_dial(target.namespace, host, action.port, timeout), action) as stream:
             stream.settimeout(max(0.001, deadline - time.monotonic()))
             stream.sendall(_request(action, join_port(host, action.port)))
             head = b""
@@ -136,20 +128,14 @@ def _get(action: HttpGetAction, target: ProbeTarget, timeout: float) -> Containe
                 head += part
     except TimeoutError:
         why = f'Get "{url}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
-        return ContainerProbeResult(False, why)
-    except OSError as error:
-        return ContainerProbeResult(False, f'Get "{url}": {error.strerror or error}')
+        raise _ProbeFailure(why) from None
+    except (_ProbeFailure, OSError) as error:
+        raise _ProbeFailure(f'Get "{url}": {getattr(error, "strerror", None) or error}') from error
     parts = head.split(None, 2)
     if len(parts) < 2 or not parts[0].startswith(b"HTTP/") or not parts[1].isdigit():
-        return ContainerProbeResult(
-            False, f'Get "{url}": net/http: HTTP/1.x transport connection broken: malformed HTTP response'
-        )
-    status = int(parts[1])
-    return (
-        ContainerProbeResult(True)
-        if is_http_success(status)
-        else ContainerProbeResult(False, f"HTTP probe failed with statuscode: {status}")
-    )
+        raise _ProbeFailure(f'Get "{url}": net/http: HTTP/1.x transport connection broken: malformed HTTP response')
+    if not is_http_success(int(parts[1])):
+        raise _ProbeFailure(f"HTTP probe failed with statuscode: {int(parts[1])}")
 
 
 def _request(action: HttpGetAction, authority: str) -> bytes:
@@ -175,19 +161,19 @@ def _with_tls(sock: socket.socket, action: HttpGetAction) -> socket.socket:
 
 
 def _dial(namespace: str, host: str, port: int, timeout: float) -> socket.socket:
-    with in_namespace(namespace):
-        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(timeout)
-        sock.connect((host, port))
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _dial_error(host: str, port: int, error: OSError) -> str:
+    """Return a connection from a namespace. Raises _ProbeFailure."""
     where = f"dial tcp {join_port(host, port)}"
-    if isinstance(error, TimeoutError):
-        return f"{where}: i/o timeout"
-    return f"{where}: connect: {(error.strerror or str(error)).lower()}"
+    try:
+        with in_namespace(namespace):
+            sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout)
+            sock.connect((host, port))
+        except OSError:
+            sock.close()
+            raise
+    except TimeoutError:
+        raise _ProbeFailure(f"{where}: i/o timeout") from None
+    except OSError as error:
+        raise _ProbeFailure(f"{where}: connect: {(error.strerror or str(error)).lower()}") from error
+    return sock

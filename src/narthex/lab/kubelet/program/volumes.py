@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from narthex.lab.containers.program import BindMount
-from narthex.lab.kubelet import hosts_and_dns as files
-from narthex.lab.kubelet.environment import ContainerConfigError, hostname
+from narthex.lab.kubelet.environment import ContainerConfigError, hostname, hosts, resolver
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import StateDirectory
 
@@ -55,10 +54,10 @@ class PodFiles:
         """Write all files of a pod. Raises OSError or ContainerConfigError."""
         directory = self.directory(pod)
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        resolver = files.resolver(pod)
-        if resolver is not None:
-            self.resolver(pod).write_text(resolver)
-        (directory / "hosts").write_text(files.hosts(pod, addresses))
+        servers = resolver(pod)
+        if servers is not None:
+            self.resolver(pod).write_text(servers)
+        (directory / "hosts").write_text(hosts(pod, addresses))
         (directory / "hostname").write_text(f"{hostname(pod)}\n")
         for container in (*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]):
             (directory / "log" / container["name"]).mkdir(parents=True, exist_ok=True)
