@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import msgspec
 
-from narthex.lab.containers import inside
+from narthex.lab.containers.program import die_with_parent
 
 ForkJob = Callable[[socket.socket, bytes, Sequence[int]], None]
 """Called with the socket to the requester, the order, and files. Its process ends when it returns."""
@@ -45,7 +45,7 @@ class ForkServer:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                inside.die_with_parent(lambda: os.getppid() == parent)
+                die_with_parent(lambda: os.getppid() == parent)
                 self._socket.close()
                 _serve(theirs, jobs, prepare)
             except BaseException:
@@ -120,7 +120,7 @@ def _work(job: ForkJob, requester: socket.socket, files: Sequence[int], parent: 
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        inside.die_with_parent(lambda: os.getppid() == parent)
+        die_with_parent(lambda: os.getppid() == parent)
         job(requester, _order(requester), files)
         status = 0
     except SystemExit as end:

@@ -17,9 +17,19 @@ from typing import NoReturn
 
 import msgspec
 
-from narthex.lab.containers import inside
 from narthex.lab.containers.log import LogWriter
-from narthex.lab.containers.program import ExecSpec, ProgramSpec
+from narthex.lab.containers.program import (
+    NEW_PROCESSES,
+    ExecSpec,
+    ProgramSpec,
+    become,
+    become_exec,
+    die_with_parent,
+    find_program,
+    join_network,
+    join_process,
+    unshare,
+)
 
 _CHUNK = 64 * 1024
 
@@ -52,14 +62,14 @@ def keep_program(control: socket.socket, order: bytes, files: Sequence[int]) -> 
     log: LogWriter | None = None
     streams: dict[int, str] = {}
     try:
-        inside.join_network(program.network_namespace)
+        join_network(program.network_namespace)
         if program.log:
             log = LogWriter(program.log)
             (out, its_out), (err, its_err) = os.pipe(), os.pipe()
             streams = {out: "stdout", err: "stderr"}
             files = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), its_out, its_err]
-        inside.unshare(inside.NEW_PROCESSES)
-        child = _start(lambda: inside.become(program, files))
+        unshare(NEW_PROCESSES)
+        child = _start(lambda: become(program, files))
     except OSError as error:
         _fail(control, error)
     _keep(control, child, files, log, streams)
@@ -69,24 +79,24 @@ def keep_entry(control: socket.socket, order: bytes, files: Sequence[int]) -> No
     """Run an ExecSpec (JSON) in a container's namespaces, with three standard files."""
     entry = msgspec.json.decode(order, type=ExecSpec)
     try:
-        inside.join(entry.target_pid)
-        executable = inside.find(entry.argv[0], entry.environment, entry.directory)
-        child = _start(lambda: inside.become_exec(entry, executable, files))
+        join_process(entry.target_pid)
+        executable = find_program(entry.argv[0], entry.environment, entry.directory)
+        child = _start(lambda: become_exec(entry, executable, files))
     except OSError as error:
         _fail(control, error)
     _keep(control, child, files, None, {})
 
 
-def _start(become: Callable[[], NoReturn]) -> int:
-    """Fork, call `become` in the child, and return its process ID once it runs. Raises OSError with what prevented it."""
+def _start(run: Callable[[], NoReturn]) -> int:
+    """Fork, call `run` in the child, and return its process ID once it runs. Raises OSError with what prevented it."""
     # `exec` closes the pipe; before that, only an error is written to it.
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.close(reader)
-            inside.die_with_parent(lambda: not _closed(writer))
-            become()
+            die_with_parent(lambda: not _closed(writer))
+            run()
         except BaseException as error:
             number = error.errno if isinstance(error, OSError) and error.errno else 0
             with contextlib.suppress(OSError):

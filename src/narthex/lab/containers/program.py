@@ -1,10 +1,37 @@
-"""Descriptions of programs to run in containers, which processes send to each other."""
+"""The program of a container: what to run, and the last steps of the process that becomes it.
+
+The functions are for processes with one thread, after a fork: namespaces, mounts, exec. They raise OSError.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import socket
+import termios
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
 
 import msgspec
+
+from narthex.linux.namespaces import RUN_DIR, namespace_path
+from narthex.linux.setns import NEW_NETWORK, open_namespace, setns
+
+_NEW_MOUNTS, NEW_HOSTNAME, NEW_IPC, NEW_PROCESSES = 0x00020000, 0x04000000, 0x08000000, 0x20000000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 0x1, 0x2, 0x4, 0x8, 0x20
+_MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG = 1
+
+_OWN_PLACES = ("/tmp", "/run", "/dev/shm")
+"""Directories that are empty and private in each container."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class BindMount(msgspec.Struct, frozen=True):
@@ -51,3 +78,148 @@ class ExecSpec(msgspec.Struct, frozen=True, kw_only=True):
     user: int | None = None
     group: int | None = None
     tty: bool = False
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def die_with_parent(lives: Callable[[], bool]) -> None:
+    """Let the kernel kill this process when the thread that forked it ends.
+
+    `lives` returns False if that has happened already; in a PID namespace of its own, a process cannot see its parent.
+    """
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl PDEATHSIG")
+    if not lives():
+        os._exit(1)
+
+
+def unshare(what: int) -> None:
+    """Move to new namespaces. A new PID namespace applies to later forks."""
+    _check(_libc.unshare(what), "unshare")
+
+
+def join_network(name: str) -> None:
+    """Move to a named network namespace."""
+    handle = open_namespace(str(namespace_path(name)))
+    try:
+        setns(handle)
+    finally:
+        os.close(handle)
+
+
+def join_process(process: int) -> None:
+    """Move to all namespaces of another process. Its PID namespace applies to the next fork."""
+    kinds = (
+        ("ipc", NEW_IPC),
+        ("uts", NEW_HOSTNAME),
+        ("net", NEW_NETWORK),
+        ("pid", NEW_PROCESSES),
+        ("mnt", _NEW_MOUNTS),
+    )
+    handles = [(os.open(f"/proc/{process}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), kind) for name, kind in kinds]
+    for handle, kind in handles:
+        setns(handle, kind)
+        os.close(handle)
+
+
+def become(program: ProgramSpec, files: Sequence[int]) -> NoReturn:
+    """Become the program, with these three standard files.
+
+    The process is the first of its PID namespace, and in its network namespace already. Raises OSError that names the failed step.
+    """
+    enter_namespaces(program)
+    become_exec(program, program.executable, files)
+
+
+def enter_namespaces(program: ProgramSpec) -> None:
+    """Set the host name and mounts of a program. Raises OSError that names the failed step."""
+    unshare(_NEW_MOUNTS | (NEW_HOSTNAME | NEW_IPC if program.hostname else 0))
+    if program.hostname:
+        socket.sethostname(program.hostname)
+    _mount(program)
+
+
+def _mount(program: ProgramSpec) -> None:
+    # Mounts made here stay here; unmounts elsewhere take effect here, too.
+    _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None), "keep mounts apart")
+    _libc.umount2(os.fsencode(RUN_DIR), _MNT_DETACH)
+    # Open the sources first, since later mounts may hide them.
+    shows = [*_of_the_program(program), *program.shows]
+    sources = [os.open(show.source, os.O_PATH | os.O_CLOEXEC) for show in shows]
+    for place in _OWN_PLACES:
+        if Path(place).is_dir():
+            mode = b"mode=755" if place == "/run" else b"mode=1777"
+            _check(_libc.mount(b"tmpfs", place.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, mode), f"mount {place}")
+    for show, source in zip(shows, sources, strict=True):
+        _show(show, source)
+        os.close(source)
+    for kind, at in ((b"sysfs", b"/sys"), (b"proc", b"/proc")):
+        _check(_libc.mount(kind, at, kind, _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None), f"mount {at.decode()}")
+
+
+def _of_the_program(program: ProgramSpec) -> list[BindMount]:
+    """Return mounts for the program's directory and its working directory, if private directories would hide them."""
+    directories = dict.fromkeys((str(Path(program.executable).resolve().parent), program.directory))
+    return [BindMount(each, each) for each in directories if _is_own(each) and Path(each).is_dir()]
+
+
+def _is_own(path: str) -> bool:
+    """Return True if a path is below a private directory."""
+    return str(Path(path).resolve()).startswith(tuple(f"{place}/" for place in _OWN_PLACES))
+
+
+def _show(show: BindMount, source: int) -> None:
+    origin = f"/proc/self/fd/{source}"
+    if _is_own(show.at):
+        at_path = Path(show.at)
+        if Path(origin).is_dir():
+            at_path.mkdir(parents=True, exist_ok=True)
+        else:
+            at_path.parent.mkdir(parents=True, exist_ok=True)
+            at_path.touch()
+    at = os.fsencode(show.at)
+    _check(_libc.mount(origin.encode(), at, None, _MS_BIND | _MS_REC, None), f"mount {show.source} at {show.at}")
+    if show.read_only:
+        _check(
+            _libc.mount(None, at, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY, None), f"mount {show.at} to be read only"
+        )
+
+
+def become_exec(spec: ProgramSpec | ExecSpec, executable: str, files: Sequence[int] = ()) -> NoReturn:
+    """Become a program in the namespaces of this process. Without `files`, keep files and session."""
+    # The copies have numbers that do not collide with those that the files are to get.
+    copies = [fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, 3) for handle in files]
+    for number, handle in enumerate(copies):
+        os.dup2(handle, number)
+    if files:
+        os.setsid()
+    if spec.tty:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    os.chdir(spec.directory)
+    if spec.user is not None or spec.group is not None:
+        os.setgroups([])
+        os.setgid(spec.group or 0)
+        os.setuid(spec.user or 0)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.execve(executable, list(spec.argv), dict(spec.environment))
+
+
+def find_program(command: str, environment: Mapping[str, str], directory: str = "/") -> str:
+    """Return the absolute path of a program as a shell finds it by PATH. Raises FileNotFoundError, PermissionError."""
+    if "/" in command:
+        candidates = [Path(directory, command)]
+    else:
+        path = environment.get("PATH") or os.defpath
+        candidates = [Path(folder, command) for folder in path.split(os.pathsep) if folder]
+    for candidate in candidates:
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            return str(candidate)
+    if any(candidate.exists() for candidate in candidates):
+        raise PermissionError(errno.EACCES, f"{command}: cannot be executed")
+    raise FileNotFoundError(errno.ENOENT, f"{command}: no such program")

@@ -10,8 +10,18 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from narthex.lab import topology
-from narthex.lab.containers import inside
-from narthex.lab.containers.program import BindMount, ExecSpec, ProgramSpec
+from narthex.lab.containers.program import (
+    NEW_PROCESSES,
+    BindMount,
+    ExecSpec,
+    ProgramSpec,
+    become_exec,
+    enter_namespaces,
+    find_program,
+    join_network,
+    join_process,
+    unshare,
+)
 from narthex.lab.program.state import LabError, LabState, PodRecord, StateDirectory
 
 
@@ -74,7 +84,7 @@ def run(state: LabState, target: ExecTarget, argv: Sequence[str], container: str
     target_pid = container_pid(target.pod, container)
     directory = "/" if target_pid else str(Path.cwd())
     try:
-        executable = inside.find(argv[0], os.environ, directory)
+        executable = find_program(argv[0], os.environ, directory)
     except OSError as error:
         raise LabError(str(error.strerror)) from error
     program = ProgramSpec(
@@ -88,20 +98,20 @@ def run(state: LabState, target: ExecTarget, argv: Sequence[str], container: str
     )
 
     def run_in_new_namespaces() -> NoReturn:
-        inside.enter(program)
+        enter_namespaces(program)
         # PID 1 of a namespace would not receive SIGINT.
-        _run_and_wait(lambda: inside.become_exec(program, executable))
+        _run_and_wait(lambda: become_exec(program, executable))
 
     def run_next_to_program() -> NoReturn:
         entry = ExecSpec(target_pid=target_pid, argv=program.argv, environment=program.environment)
-        inside.become_exec(entry, executable)
+        become_exec(entry, executable)
 
     try:
         if target_pid:
-            inside.join(target_pid)
+            join_process(target_pid)
             _run_and_wait(run_next_to_program)
-        inside.join_network(target.network_namespace)
-        inside.unshare(inside.NEW_PROCESSES)
+        join_network(target.network_namespace)
+        unshare(NEW_PROCESSES)
     except OSError as error:
         raise LabError(f"pod {target.pod.namespace}/{target.pod.name} cannot be entered: {error}") from error
     _run_and_wait(run_in_new_namespaces)

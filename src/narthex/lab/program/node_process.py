@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from narthex.lab.containers import inside
 from narthex.lab.containers.forks import ForkServer, ProcessExit
+from narthex.lab.containers.program import join_network
 from narthex.linux.processes import ProcessIdentity, identify_process, kill_processes
 from narthex.linux.run import with_package
 
@@ -78,7 +78,7 @@ def run_node(control: socket.socket, message: bytes, files: Sequence[int]) -> No
     null = os.open(os.devnull, os.O_RDONLY)
     for handle, number in ((null, 0), (log, 1), (log, 2)):
         os.dup2(handle, number)
-    inside.join_network(request.namespace)
+    join_network(request.namespace)
     os.chdir("/")
     # A node restarts itself with these arguments when its configuration changes.
     sys.argv = ["narthex", "node", *request.arguments]

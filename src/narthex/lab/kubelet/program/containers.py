@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from narthex.lab.cluster import DNS_PORT
 from narthex.lab.containers.container import Containers, ContainerStartError, RunningContainer
-from narthex.lab.containers.inside import find
-from narthex.lab.containers.program import ProgramSpec
+from narthex.lab.containers.program import ProgramSpec, find_program
 from narthex.lab.kubelet.environment import command_line, environment, hostname
 from narthex.lab.kubelet.probes import ProbeState, probes_of
 from narthex.lab.kubelet.program.echo import EchoServer
@@ -89,7 +88,7 @@ def start_program(
     argv = command_line(spec, image, known)
     directory = spec.get("workingDir") or "/"
     try:
-        executable = find(argv[0], known, directory)
+        executable = find_program(argv[0], known, directory)
     except OSError as error:
         raise ContainerStartError(str(error.strerror), missing=True) from error
     security = {**(pod["spec"].get("securityContext") or {}), **(spec.get("securityContext") or {})}

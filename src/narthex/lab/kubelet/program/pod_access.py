@@ -13,9 +13,8 @@ from typing import BinaryIO
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.requests import LogRequest
 from narthex.lab.containers.container import ContainerStartError, RunningContainer
-from narthex.lab.containers.inside import find
 from narthex.lab.containers.log import LogReader, log_time
-from narthex.lab.containers.program import ExecSpec, ProgramSpec
+from narthex.lab.containers.program import ExecSpec, ProgramSpec, find_program
 from narthex.lab.kubelet.environment import hostname
 from narthex.lab.kubelet.program.containers import ContainerRun, PodDependencies, echo_name, environment_of
 from narthex.lab.kubelet.program.kubelet import Kubelet
@@ -119,7 +118,7 @@ class PodAccess:
         spec = lifecycle.specs[facts.name]
         return ProgramSpec(
             argv=tuple(argv),
-            executable=find(argv[0], environment),
+            executable=find_program(argv[0], environment),
             environment=environment,
             network_namespace=lifecycle.namespace,
             hostname="" if lifecycle.pod["spec"].get("hostNetwork") else hostname(lifecycle.pod),
