@@ -144,8 +144,8 @@ def _able(kind: ApiResource, abilities: ServerFeatures) -> ApiResource:
     return msgspec.structs.replace(kind, served=abilities.service_cidrs, version=(abilities.service_cidrs or ("",))[0])
 
 
-_PLACES = {f"/apis/authorization.k8s.io/v1/{kind.lower()}s": kind for kind in REVIEWS}
 _ALL = ["*"]
+_ALLOWED = {"allowed": True, "reason": "the lab's token may do everything"}
 _RULES = {
     "resourceRules": [{"verbs": _ALL, "apiGroups": _ALL, "resources": _ALL}],
     "nonResourceRules": [{"verbs": _ALL, "nonResourceURLs": _ALL}],
@@ -158,12 +158,10 @@ def review_access(request: ApiRequest) -> ApiResponse | None:
 
     A client with the token may do everything.
     """
-    kind = _PLACES.get(request.path)
-    if kind is None or request.method != "POST":
+    where = parse_path(request.path, REVIEWS)
+    if where is None or where.name or request.method != "POST":
         return None
     # Newer clients send protobuf and accept JSON. The response does not depend on the request.
     given: dict[str, Any] = {} if request.body.startswith(b"k8s\0") else decode_body(request)
-    status = (
-        _RULES if kind == "SelfSubjectRulesReview" else {"allowed": True, "reason": "the lab's token may do everything"}
-    )
-    return json_response(201, {**given, "kind": kind, "apiVersion": "authorization.k8s.io/v1", "status": status})
+    status = _RULES if where.kind.kind == "SelfSubjectRulesReview" else _ALLOWED
+    return json_response(201, {**given, "kind": where.kind.kind, "apiVersion": where.api_version, "status": status})

@@ -17,9 +17,9 @@ from narthex.lab.api.requests import (
     accepted_types,
     choose_type,
     json_response,
+    resource_paths,
 )
 
-"""What the API says it is."""
 _STATUS_VERBS = ("get", "patch", "update")
 SUBRESOURCES: Mapping[str, tuple[tuple[str, str, str], tuple[str, ...]]] = {
     "scale": (("autoscaling", "v1", "Scale"), _STATUS_VERBS),
@@ -30,9 +30,14 @@ SUBRESOURCES: Mapping[str, tuple[tuple[str, str, str], tuple[str, ...]]] = {
     "log": (("", "v1", "Pod"), ("get",)),
 }
 """The kind of a subresource and its verbs, where it is not the object itself."""
-REVIEWS = ("SelfSubjectAccessReview", "SelfSubjectRulesReview")
+REVIEWS = resource_paths(
+    ApiResource(kind=kind, group="authorization.k8s.io", plural=f"{kind.lower()}s", namespaced=False, verbs=("create",))
+    for kind in ("SelfSubjectAccessReview", "SelfSubjectRulesReview")
+)
 """Questions of authorization.k8s.io that are answered and not kept."""
 _NOBODY = [{"clientCIDR": "0.0.0.0/0", "serverAddress": ""}]
+_VERSIONS = {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": _NOBODY}
+"""The document at /api."""
 
 
 def version() -> dict[str, str]:
@@ -49,11 +54,6 @@ def version() -> dict[str, str]:
         "compiler": "",
         "platform": "linux/amd64",
     }
-
-
-def versions() -> dict[str, Any]:
-    """Return the document at /api."""
-    return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": _NOBODY}
 
 
 def groups(paths: ResourcePaths) -> dict[str, Any]:
@@ -74,24 +74,13 @@ def resources(paths: ResourcePaths, group: str, version: str) -> dict[str, Any] 
         return None
     listed: list[dict[str, Any]] = []
     for kind in _of(paths, group, version):
-        entry = {
-            "name": kind.plural,
-            "singularName": kind.singular,
-            "namespaced": kind.namespaced,
-            "kind": kind.kind,
-            "verbs": list(kind.verbs),
-        }
-        if kind.short_names:
-            entry["shortNames"] = list(kind.short_names)
-        if kind.categories:
-            entry["categories"] = list(kind.categories)
-        listed.append(entry)
+        names = {"shortNames": list(kind.short_names), "categories": list(kind.categories)}
+        entry = {"name": kind.plural, "singularName": kind.singular, "namespaced": kind.namespaced, "kind": kind.kind}
+        listed.append({**entry, "verbs": list(kind.verbs), **{name: each for name, each in names.items() if each}})
         for part, (of_group, of_version, of_kind), verbs in _parts(kind, version):
             below = {"name": f"{kind.plural}/{part}", "singularName": "", "namespaced": kind.namespaced}
             other = {} if of_group == group else {"group": of_group, "version": of_version}
             listed.append({**below, **other, "kind": of_kind, "verbs": list(verbs)})
-    if group == "authorization.k8s.io":
-        listed += [_review(each) for each in REVIEWS]
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",
@@ -135,17 +124,7 @@ def _aggregated(paths: ResourcePaths, group: str, version: str) -> list[dict[str
             ],
         }
         listed.append({name: value for name, value in entry.items() if value})
-    if group == "authorization.k8s.io":
-        for each in REVIEWS:
-            of = {"group": group, "version": version, "kind": each}
-            plain = {"resource": f"{each.lower()}s", "responseKind": of, "scope": "Cluster"}
-            listed.append({**plain, "singularResource": each.lower(), "verbs": ["create"]})
     return listed
-
-
-def _review(kind: str) -> dict[str, Any]:
-    plural = f"{kind.lower()}s"
-    return {"name": plural, "singularName": kind.lower(), "namespaced": False, "kind": kind, "verbs": ["create"]}
 
 
 def _parts(kind: ApiResource, version: str) -> Iterator[tuple[str, tuple[str, str, str], tuple[str, ...]]]:
@@ -158,7 +137,7 @@ def _parts(kind: ApiResource, version: str) -> Iterator[tuple[str, tuple[str, st
 
 def _served(paths: ResourcePaths) -> dict[str, list[str]]:
     """Return versions by group, in the order of preference. Groups of custom resources come last."""
-    pairs = sorted({(group, version) for group, version, _ in paths} | {("authorization.k8s.io", "v1")})
+    pairs = sorted({(group, version) for group, version, _ in paths})
     found = {name: newest_first(version for _, version in each) for name, each in groupby(pairs, lambda pair: pair[0])}
     custom = {kind.group for kind in paths.values() if kind.custom}
     return dict(sorted(found.items(), key=lambda entry: (entry[0] in custom, entry[0])))
@@ -187,6 +166,7 @@ class Documents:
     def __init__(self, paths: ResourcePaths) -> None:
         """Describe these resources."""
         self._paths = paths
+        self._listed = {**paths, **REVIEWS}
         self._made: dict[str, ApiResponse | None] = {}
 
     def answer(self, request: ApiRequest) -> ApiResponse | None:
@@ -209,47 +189,42 @@ class Documents:
         if path == "/version":
             return json_response(200, version())
         if (health := _HEALTH.fullmatch(path)) is not None:
-            return ApiResponse(
-                200, f"{health[1]} check passed\n".encode() if "/" in path[1:] else b"ok", {}, "text/plain"
-            )
+            body = f"{health[1]} check passed\n".encode() if "/" in path[1:] else b"ok"
+            return ApiResponse(200, body, {}, "text/plain")
         if path == "/":
-            known = sorted(openapi.version_3_index(self._paths)["paths"])
-            return json_response(
-                200, {"paths": ["/api", "/apis", *(f"/{each}" for each in known), "/openapi/v2", "/openapi/v3"]}
-            )
+            known = (f"/{each}" for each in sorted(openapi.version_3_index(self._paths)["paths"]))
+            return json_response(200, {"paths": ["/api", "/apis", *known, "/openapi/v2", "/openapi/v3"]})
         if path == "/openapi/v3":
             return json_response(200, openapi.version_3_index(self._paths))
         if (found := _OPENAPI.fullmatch(path)) is not None:
             return _maybe(openapi.version_3(self._paths, found[2] or "", found[1] or found[3]))
         if (found := _VERSION.fullmatch(path)) is not None:
-            return _maybe(resources(self._paths, found[2] or "", found[1] or found[3]))
+            return _maybe(resources(self._listed, found[2] or "", found[1] or found[3]))
         if (found := _GROUP.fullmatch(path)) is not None:
-            return _maybe(group(self._paths, found[1]))
+            return _maybe(group(self._listed, found[1]))
         return None
 
     def _roots(self, path: str, accept: str) -> ApiResponse | None:
         offer = choose_type(accept, _AGGREGATED)
         core = path == "/api"
         if offer.form != _AGGREGATED:
-            return self._once(path, lambda: json_response(200, versions() if core else groups(self._paths)))
+            return self._once(path, lambda: json_response(200, _VERSIONS if core else groups(self._listed)))
         version = offer.version if offer.version in ("v2", "v2beta1") else "v2"
         type = f"{JSON};g=apidiscovery.k8s.io;v={version};as={_AGGREGATED}"
 
         def make() -> ApiResponse:
-            made = json_response(200, aggregated(self._paths, version, core=core))
+            made = json_response(200, aggregated(self._listed, version, core=core))
             return ApiResponse(200, made.body, {"Vary": "Accept"}, type)
 
         return self._once(f"{path} {version}", make)
 
     def _openapi(self, accept: str) -> ApiResponse | None:
-        wants_proto = next((each.type for each in accepted_types(accept)), JSON) in protobuf.OPENAPI_ACCEPTED
-        if not wants_proto:
+        if next((each.type for each in accepted_types(accept)), JSON) not in protobuf.OPENAPI_ACCEPTED:
             return self._once("/openapi/v2", lambda: json_response(200, openapi.version_2(self._paths)))
 
         def make() -> ApiResponse:
-            return ApiResponse(
-                200, protobuf.encode_openapi(openapi.version_2(self._paths)), {}, protobuf.OPENAPI_MEDIA_TYPE
-            )
+            encoded = protobuf.encode_openapi(openapi.version_2(self._paths))
+            return ApiResponse(200, encoded, {}, protobuf.OPENAPI_MEDIA_TYPE)
 
         return self._once("/openapi/v2 protobuf", make)
 
