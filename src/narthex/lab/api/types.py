@@ -17,6 +17,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+import msgspec
+
 from narthex.lab.api.errors import bad_request
 from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.store import Raw
@@ -24,41 +26,26 @@ from narthex.lab.api.store import Raw
 _SCHEMA_SCALARS = {"string": "str", "integer": "int", "number": "num", "boolean": "bool"}
 
 
-class FieldType:
+class FieldType(msgspec.Struct, frozen=True):
     """The type of a value."""
 
-    __slots__ = ("_item", "atomic", "fields", "keys", "merge", "name", "required", "sort")
-
-    def __init__(
-        self,
-        sort: str,
-        *,
-        name: str = "",
-        fields: Mapping[str, str | FieldType] | None = None,
-        required: tuple[str, ...] = (),
-        item: str | FieldType = "any",
-        merge: str = "",
-        keys: tuple[str, ...] = (),
-        atomic: bool = False,
-    ) -> None:
-        """Create a type."""
-        self.sort = sort
-        """`struct`, `list`, `map`, `any`, or a scalar's name."""
-        self.name = name
-        """Name of a struct, such as core_v1.PodSpec. May be empty."""
-        self.fields = fields or {}
-        self.required = required
-        self.merge = merge
-        """Merge key of a list in strategic merge. `=`: the entry itself. Empty: the list is replaced."""
-        self.keys = keys
-        """Keys that identify the entries of a list in server-side apply. Empty: the list is atomic."""
-        self.atomic = atomic
-        self._item = item
+    sort: str
+    """`struct`, `list`, `map`, `any`, or a scalar's name."""
+    name: str = ""
+    """Name of a struct, such as core_v1.PodSpec. May be empty."""
+    fields: Mapping[str, str | FieldType] = {}
+    required: tuple[str, ...] = ()
+    item_reference: str | FieldType = "any"
+    merge: str = ""
+    """Merge key of a list in strategic merge. `=`: the entry itself. Empty: the list is replaced."""
+    keys: tuple[str, ...] = ()
+    """Keys that identify the entries of a list in server-side apply. Empty: the list is atomic."""
+    atomic: bool = False
 
     @property
     def item(self) -> FieldType:
         """Type of the entries of a list, or the values of a map."""
-        return resolve(self._item)
+        return resolve(self.item_reference)
 
 
 ANY = FieldType("any")
@@ -101,13 +88,13 @@ def _referred(text: str) -> FieldType:
     if text.startswith("["):
         item, *rest = text[1:-1].split(";")
         merge, keys = rest or ("", "")
-        return FieldType("list", item=item, merge=merge, keys=tuple(keys.split(",")) if keys else ())
+        return FieldType("list", item_reference=item, merge=merge, keys=tuple(keys.split(",")) if keys else ())
     if text.startswith("{"):
-        return FieldType("map", item=text[1:-1], atomic=bool(mark))
+        return FieldType("map", item_reference=text[1:-1], atomic=bool(mark))
     if "." not in text:
         return ANY if text == "any" else FieldType(text)
     of = named(text)
-    return FieldType(of.sort, name=of.name, fields=of.fields, required=of.required, atomic=True) if mark else of
+    return msgspec.structs.replace(of, atomic=True) if mark else of
 
 
 @cache
@@ -146,18 +133,29 @@ def of_schema(schema: Mapping[str, Any]) -> FieldType:
     if sort == "array":
         keys = tuple(schema.get("x-kubernetes-list-map-keys") or ())
         keys = keys or (("=",) if schema.get("x-kubernetes-list-type") == "set" else ())
-        return FieldType("list", item=of_schema(schema.get("items") or {}), keys=keys)
+        return FieldType("list", item_reference=of_schema(schema.get("items") or {}), keys=keys)
     if sort == "object" and schema.get("properties"):
         fields: dict[str, str | FieldType] = {name: of_schema(each) for name, each in schema["properties"].items()}
         return FieldType("struct", fields=fields, required=tuple(schema.get("required") or ()), atomic=atomic)
     if sort == "object" and isinstance(schema.get("additionalProperties"), Mapping):
-        return FieldType("map", item=of_schema(schema["additionalProperties"]), atomic=atomic)
+        return FieldType("map", item_reference=of_schema(schema["additionalProperties"]), atomic=atomic)
     scalar = _SCHEMA_SCALARS.get(str(sort))
     return ANY if scalar is None else FieldType(scalar)
 
 
 _QUANTITY = re.compile(r"([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)")
 _GO = {"str": "string", "int": "int32", "num": "float64", "bool": "bool", "list": "[]", "map": "map[string]string"}
+_PYTHON: Mapping[str, Any] = {
+    "str": str,
+    "bytes": str,
+    "time": str,
+    "bool": bool,
+    "int": int,
+    "num": int | float,
+    "intstr": int | float | str,
+    "quantity": int | float | str,
+}
+"""Types of JSON values by the name of a scalar."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 
 
@@ -166,25 +164,22 @@ def validate_fields(kind: ApiResource, version: str, raw: Raw, validation: str) 
 
     `validation` is Strict, Warn (also if empty), or Ignore. Raises StatusError (400).
     """
-    unknown: list[str] = []
-    of = object_type(kind, version)
-    clean = _Reader(kind, version, unknown).value(raw, of, "")
+    reader = _Reader(kind, version)
+    clean = reader.value(raw, object_type(kind, version), "")
+    unknown = tuple(f'unknown field "{field}"' for field in reader.unknown)
     if unknown and validation == "Strict":
-        listed = ", ".join(f'unknown field "{field}"' for field in unknown)
-        raise _undecodable(kind, version, f"strict decoding error: {listed}")
-    if unknown and validation == "Ignore":
-        unknown = []
+        raise reader.undecodable(f"strict decoding error: {', '.join(unknown)}")
     # Custom objects are stored unpruned.
-    return (raw if kind.custom else clean), tuple(f'unknown field "{field}"' for field in unknown)
+    return (raw if kind.custom else clean), () if validation == "Ignore" else unknown
 
 
 class _Reader:
     """One object's decoding."""
 
-    def __init__(self, kind: ApiResource, version: str, unknown: list[str]) -> None:
+    def __init__(self, kind: ApiResource, version: str) -> None:
         self._kind = kind
         self._version = version
-        self._unknown = unknown
+        self.unknown: list[str] = []
 
     def value(self, found: Any, of: FieldType, at: str) -> Any:
         if found is None or of.sort == "any":
@@ -203,12 +198,10 @@ class _Reader:
         if not _fits(found, of.sort):
             raise self._mistyped(found, of, at)
         if of.sort == "quantity" and not _QUANTITY.fullmatch(str(found)):
-            raise _undecodable(
-                self._kind, self._version, f"quantities must match the regular expression '^{_QUANTITY.pattern}$'"
-            )
+            raise self.undecodable(f"quantities must match the regular expression '^{_QUANTITY.pattern}$'")
         if of.sort == "time" and not _TIME.fullmatch(found):
             text = f'parsing time "{found}" as "2006-01-02T15:04:05Z07:00": cannot parse it'
-            raise _undecodable(self._kind, self._version, text)
+            raise self.undecodable(text)
         return int(found) if of.sort == "int" and isinstance(found, float) else found
 
     def _struct(self, found: Any, of: FieldType, at: str) -> Raw:
@@ -219,7 +212,7 @@ class _Reader:
             field = of.fields.get(name)
             path = f"{at}.{name}" if at else name
             if field is None:
-                self._unknown.append(path)
+                self.unknown.append(path)
             else:
                 clean[name] = self.value(each, resolve(field), path)
         return clean
@@ -229,25 +222,15 @@ class _Reader:
         expected = _GO.get(of.sort) or (of.name.replace("_", ".").rpartition(".")[2] if of.name else of.sort)
         path = re.sub(r"\[\d+\]", "", at)
         text = f"json: cannot unmarshal {sort} into Go struct field {self._kind.kind}.{path} of type {expected}"
-        return _undecodable(self._kind, self._version, text)
+        return self.undecodable(text)
+
+    def undecodable(self, why: str) -> Exception:
+        kind = self._kind.kind
+        return bad_request(f'{kind} in version "{self._version}" cannot be handled as a {kind}: {why}')
 
 
 def _fits(found: Any, sort: str) -> bool:
-    match sort:
-        case "str" | "bytes" | "time":
-            return isinstance(found, str)
-        case "bool":
-            return isinstance(found, bool)
-        case "int":
-            return not isinstance(found, bool) and (
-                isinstance(found, int) or (isinstance(found, float) and found.is_integer())
-            )
-        case "num":
-            return isinstance(found, int | float) and not isinstance(found, bool)
-        case "intstr" | "quantity":
-            return isinstance(found, int | float | str) and not isinstance(found, bool)
-    return True
-
-
-def _undecodable(kind: ApiResource, version: str, why: str) -> Exception:
-    return bad_request(f'{kind.kind} in version "{version}" cannot be handled as a {kind.kind}: {why}')
+    if sort == "int" and isinstance(found, float):
+        return found.is_integer()
+    known = _PYTHON.get(sort, object)
+    return isinstance(found, known) and (sort == "bool" or not isinstance(found, bool))

@@ -22,8 +22,6 @@ Entry = tuple[Key, StoredObject]
 class ObjectView(msgspec.Struct, frozen=True):
     """Encoders of one form."""
 
-    kind: str
-    api_version: str
     one: Callable[[StoredObject], bytes]
     """Encodes an object for a watch or a GET."""
     many: Callable[[Sequence[Entry], Mapping[str, Any]], bytes]
@@ -34,40 +32,32 @@ class ObjectView(msgspec.Struct, frozen=True):
 
 def plain(place: ApiPath) -> ObjectView:
     """Return the view of whole objects."""
-    kind, version = place.kind.kind, place.api_version
-    head = f'{{"kind":"{kind}","apiVersion":"{version}",'.encode()
-
-    def one(stored: StoredObject) -> bytes:
-        return head + _inner(place, stored)[1:]
-
-    def many(entries: Sequence[Entry], meta: Mapping[str, Any]) -> bytes:
-        top = msgspec.json.encode({"kind": f"{kind}List", "apiVersion": version, "metadata": meta})
-        # Lists of custom resources have the kind in each item; lists of built-in kinds do not.
-        items = (one(stored) if place.kind.custom else _inner(place, stored) for _, stored in entries)
-        return top[:-1] + b',"items":[' + b",".join(items) + b"]}\n"
-
-    def bookmark(meta: Mapping[str, Any]) -> bytes:
-        return head + msgspec.json.encode({"metadata": meta})[1:]
-
-    return ObjectView(kind, version, one, many, bookmark)
+    # Lists of custom resources have the kind in each item; lists of built-in kinds do not.
+    return _view(place.kind.kind, place.api_version, lambda stored: _inner(place, stored), typed=place.kind.custom)
 
 
 def partial(version: str) -> ObjectView:
     """Return the view of metadata alone (PartialObjectMetadata)."""
-    kind, api_version = "PartialObjectMetadata", f"meta.k8s.io/{version}"
-    head = f'{{"kind":"{kind}","apiVersion":"{api_version}",'.encode()
+    return _view("PartialObjectMetadata", f"meta.k8s.io/{version}", lambda stored: _only(stored.raw["metadata"]))
 
-    def bookmark(meta: Mapping[str, Any]) -> bytes:
-        return head + msgspec.json.encode({"metadata": meta})[1:]
+
+def _view(kind: str, version: str, inner: Callable[[StoredObject], bytes], *, typed: bool = True) -> ObjectView:
+    """Return a view of objects of a kind, of which `inner` encodes the rest. Items of lists have the kind if `typed`."""
+    head = f'{{"kind":"{kind}","apiVersion":"{version}",'.encode()
 
     def one(stored: StoredObject) -> bytes:
-        return bookmark(stored.raw["metadata"])
+        return head + inner(stored)[1:]
 
     def many(entries: Sequence[Entry], meta: Mapping[str, Any]) -> bytes:
-        top = msgspec.json.encode({"kind": f"{kind}List", "apiVersion": api_version, "metadata": meta})
-        return top[:-1] + b',"items":[' + b",".join(one(stored) for _, stored in entries) + b"]}\n"
+        top = msgspec.json.encode({"kind": f"{kind}List", "apiVersion": version, "metadata": meta})
+        item = one if typed else inner
+        return top[:-1] + b',"items":[' + b",".join(item(stored) for _, stored in entries) + b"]}\n"
 
-    return ObjectView(kind, api_version, one, many, bookmark)
+    return ObjectView(one, many, lambda meta: head + _only(meta)[1:])
+
+
+def _only(meta: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode({"metadata": meta})
 
 
 def table(place: ApiPath, version: str, objects: str, now: Callable[[], datetime]) -> ObjectView:
@@ -96,7 +86,7 @@ def table(place: ApiPath, version: str, objects: str, now: Callable[[], datetime
         at = now()
         return made(meta, (row(stored, at) for _, stored in entries)) + b"\n"
 
-    return ObjectView("Table", top["apiVersion"], one, many, lambda meta: made(meta, ()))
+    return ObjectView(one, many, lambda meta: made(meta, ()))
 
 
 def _inner(place: ApiPath, stored: StoredObject) -> bytes:
