@@ -22,8 +22,6 @@ from narthex.lab.api.store import Raw
 from narthex.lab.api.subresources import SUCCESS, bind, evict, read_scale, write_scale
 from narthex.lab.api.types import object_type, validate_fields
 
-_UNVERSIONED = "metadata.resourceVersion"
-
 
 class WriteOptions(msgspec.Struct, frozen=True):
     """Query parameters of a write."""
@@ -65,17 +63,18 @@ def write_options(request: ApiRequest) -> WriteOptions:
 
 def create(registry: Registry, place: ApiPath, given: Raw, how: WriteOptions) -> WriteResult:
     """Create an object (POST). Raises StatusError."""
-    new, warnings = validate_fields(place.kind, place.version, _placed(place, given), how.validation)
-    return WriteResult(201, registry.create(place.stored, _stored(place, new), dry_run=how.dry_run), warnings)
+    new, warnings = _accepted(place, given, how)
+    return WriteResult(201, registry.create(place.stored, new, dry_run=how.dry_run), warnings)
 
 
 def replace(registry: Registry, place: ApiPath, given: Raw, how: WriteOptions) -> WriteResult:
     """Replace an object (PUT). Raises StatusError."""
-    new, warnings = validate_fields(place.kind, place.version, _placed(place, given), how.validation)
+    new, warnings = _accepted(place, given, how)
     if not new["metadata"].get("resourceVersion") and not place.kind.unconditional:
-        error = FieldError(_UNVERSIONED, "FieldValueInvalid", "Invalid value: 0x0: must be specified for an update")
+        text = "Invalid value: 0x0: must be specified for an update"
+        error = FieldError("metadata.resourceVersion", "FieldValueInvalid", text)
         raise errors.invalid(place.kind.kind, place.kind.group, place.name, [error])
-    return WriteResult(200, update(registry, place, _stored(place, new), how), warnings)
+    return WriteResult(200, update(registry, place, new, how), warnings)
 
 
 def patch(registry: Registry, place: ApiPath, request: ApiRequest, how: WriteOptions) -> WriteResult:
@@ -88,8 +87,8 @@ def patch(registry: Registry, place: ApiPath, request: ApiRequest, how: WriteOpt
         raise place.not_found()
     shown = event_from_v1(held) if place.kind.stored_as == "Event" else held
     new = patches.apply(content_type, shown, given, object_type(place.kind, place.version))
-    new, warnings = validate_fields(place.kind, place.version, _placed(place, new), how.validation)
-    return WriteResult(200, update(registry, place, _stored(place, new), how), warnings)
+    new, warnings = _accepted(place, new, how)
+    return WriteResult(200, update(registry, place, new, how), warnings)
 
 
 _LAST_STATE = frozenset({"Pod", "Service", "ServiceAccount"})
@@ -119,16 +118,16 @@ def delete(registry: Registry, place: ApiPath, options: Mapping[str, Any], *, dr
 
 
 def _applied(registry: Registry, place: ApiPath, given: Any, how: WriteOptions) -> WriteResult:
-    kind, given = place.kind, as_object(given)
+    given = as_object(given)
     if not given.get("kind") or not given.get("apiVersion"):
         raise errors.bad_request("Incorrect version specified in apply patch: apiVersion and kind must be set")
     if (given.get("metadata") or {}).get("managedFields"):
         raise errors.bad_request("metadata.managedFields must be nil")
-    new, warnings = validate_fields(kind, place.version, _placed(place, given), how.validation)
+    new, warnings = _accepted(place, given, how)
     raw, made = apply(
         registry,
         registry.kinds[place.stored],
-        _stored(place, new),
+        new,
         manager=how.manager,
         force=how.force,
         subresource=place.subresource,
@@ -151,12 +150,22 @@ def update(registry: Registry, place: ApiPath, new: Raw, how: WriteOptions) -> R
     return registry.update(place.stored, new, subresource=part, dry_run=how.dry_run)
 
 
+def _accepted(place: ApiPath, given: Raw, how: WriteOptions) -> tuple[Raw, tuple[str, ...]]:
+    """Return a request's object in the storage version, and warnings about its fields. Raises StatusError."""
+    new, warnings = validate_fields(place.kind, place.version, _placed(place, given), how.validation)
+    if place.kind.stored_as == "Event":
+        return event_to_v1(new), warnings
+    return {**new, "apiVersion": place.kind.api_version, "kind": place.kind.kind}, warnings
+
+
 def _placed(place: ApiPath, given: Raw) -> Raw:
     """Return a request's object with namespace and name of the path. Raises StatusError if it has others."""
     kind, meta = place.kind, given.get("metadata") or {}
     if not isinstance(meta, dict):
         raise errors.bad_request(f"{kind.kind}: metadata is not an object")
-    if given.get("kind") not in (None, "", kind.kind) or given.get("apiVersion") not in (None, "", *_versions(place)):
+    # A patch is applied to the stored object, in the storage version.
+    versions = (None, "", place.api_version, kind.api_version)
+    if given.get("kind") not in (None, "", kind.kind) or given.get("apiVersion") not in versions:
         body = f"{given.get('apiVersion', '')}, Kind={given.get('kind', '')}"
         message = f"{kind.kind} in version {place.version!r} cannot be handled as a {kind.kind}: the body says {body}"
         raise errors.bad_request(message)
@@ -171,19 +180,6 @@ def _placed(place: ApiPath, given: Raw) -> Raw:
     if place.name:
         meta["name"] = place.name
     return {**given, "metadata": meta}
-
-
-def _stored(place: ApiPath, given: Raw) -> Raw:
-    """Convert an object to the storage version."""
-    kind = place.kind
-    if kind.stored_as == "Event":
-        return event_to_v1(given)
-    return {**given, "apiVersion": kind.api_version, "kind": kind.kind}
-
-
-def _versions(place: ApiPath) -> set[str]:
-    # A patch is applied to the stored object, in the storage version.
-    return {place.api_version, place.kind.api_version}
 
 
 def handle_write(

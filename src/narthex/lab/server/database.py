@@ -29,6 +29,10 @@ _PAUSE = 0.2
 """Seconds for which changes are collected."""
 
 
+_Objects = dict[tuple[str, str, str], Raw | None]
+"""Objects by kind, namespace, and name; None: deleted."""
+
+
 class UnreadableDatabase(Exception):
     """A file that is no such database, or damaged. The message says which file and what to do."""
 
@@ -70,14 +74,8 @@ class ObjectDatabase:
     def follow(self, registry: Registry, lock: threading.RLock) -> None:
         """Save all objects, then every change."""
         with lock:
-            version = registry.version
-            held = [
-                (kind, key, stored.raw)
-                for kind in registry.store.kinds()
-                for key, stored in registry.store.entries(kind)
-            ]
-        self._write(version, whole=True, changes=[(kind, *key, raw) for kind, key, raw in held])
-        self._version = version
+            version, held = registry.version, _all_objects(registry.store)
+        self._write(version, held, whole=True)
         self._thread = threading.Thread(target=self._run, args=(registry, lock), name="keeper", daemon=True)
         self._thread.start()
 
@@ -116,19 +114,15 @@ class ObjectDatabase:
             version, store = registry.version, registry.store
             whole = self._version < store.oldest
             if whole:
-                found = [(kind, *key, held.raw) for kind in store.kinds() for key, held in store.entries(kind)]
-                last: dict[tuple[str, str, str], Raw | None] = {
-                    (kind, space, name): raw for kind, space, name, raw in found
-                }
+                found = _all_objects(store)
             else:
-                last = {(each.kind, *each.key): each.after for each in store.changes(self._version)}
+                found = {(each.kind, *each.key): each.after for each in store.changes(self._version)}
         if version != self._version:
-            self._write(version, whole=whole, changes=[(*key, raw) for key, raw in last.items()])
-            self._version = version
+            self._write(version, found, whole=whole)
 
-    def _write(self, version: int, *, whole: bool, changes: list[tuple[str, str, str, Raw | None]]) -> None:
-        gone = [(kind, space, name) for kind, space, name, raw in changes if raw is None]
-        there = [(kind, space, name, msgspec.json.encode(raw)) for kind, space, name, raw in changes if raw is not None]
+    def _write(self, version: int, objects: _Objects, *, whole: bool) -> None:
+        gone = [key for key, raw in objects.items() if raw is None]
+        there = [(*key, msgspec.json.encode(raw)) for key, raw in objects.items() if raw is not None]
         self._file.execute("BEGIN IMMEDIATE")
         try:
             if whole:
@@ -141,15 +135,14 @@ class ObjectDatabase:
         except BaseException:
             self._file.execute("ROLLBACK")
             raise
+        self._version = version
 
     def _entries(self) -> Iterator[tuple[str, Raw]]:
         try:
             for kind, name, data in self._file.execute("SELECT kind, name, data FROM objects"):
                 raw = msgspec.json.decode(data)
-                if (
-                    not isinstance(raw, dict)
-                    or not str((raw.get("metadata") or {}).get("resourceVersion", "")).isdigit()
-                ):
+                meta = raw.get("metadata") if isinstance(raw, dict) else None
+                if not str((meta or {}).get("resourceVersion", "")).isdigit():
                     raise self._unreadable(f"what is kept of {kind} {name} is no object")
                 yield kind, raw
         except (sqlite3.DatabaseError, msgspec.DecodeError) as error:
@@ -159,3 +152,7 @@ class ObjectDatabase:
         return UnreadableDatabase(
             f"{self._path} cannot be read as a lab's saved objects: {why}. Remove it to start with an empty cluster"
         )
+
+
+def _all_objects(store: ObjectStore) -> _Objects:
+    return {(kind, *key): held.raw for kind in store.kinds() for key, held in store.entries(kind)}
