@@ -21,7 +21,7 @@ def admit(registry: Registry, kind: ApiResource, held: Mapping[str, Any] | None,
     """Return an object as it will be stored. Raises StatusError."""
     if subresource == "status":
         return new
-    new = apply_defaults(kind.name, new)
+    new = apply_defaults(kind, new)
     if held is None:
         _home(registry, kind, new)
         new = initialize(kind.name, new, registry.stamp())

@@ -1,24 +1,66 @@
-"""Defaults that the API server sets (pkg/apis/*/v1/defaults.go, and admission).
-
-Each function gets a shallow copy, which it may modify.
-"""
+"""Defaults that the API server sets (pkg/apis/*/v1/defaults.go, and admission)."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
-from narthex.lab.api.kinds import resource_of_definition
+from narthex.lab.api.kinds import ApiResource, resource_of_definition
+from narthex.lab.api.types import FieldType, field_type, named, names, object_type, structs_below
 
 Raw = dict[str, Any]
-_HOUR3 = 10800
+
+_MODE = {"defaultMode": 420}
+_FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "apps_v1.Deployment": {"spec": {}},
+    "apps_v1.DeploymentSpec": {
+        "replicas": 1,
+        "revisionHistoryLimit": 10,
+        "progressDeadlineSeconds": 600,
+        "strategy": {},
+    },
+    "apps_v1.DeploymentStrategy": {"type": "RollingUpdate"},
+    "apps_v1.ReplicaSet": {"spec": {}},
+    "apps_v1.ReplicaSetSpec": {"replicas": 1},
+    "core_v1.ConfigMapVolumeSource": _MODE,
+    "core_v1.Container": {
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "File",
+        "resources": {},
+    },
+    "core_v1.ContainerPort": {"protocol": "TCP"},
+    "core_v1.DownwardAPIVolumeSource": _MODE,
+    "core_v1.EndpointPort": {"protocol": "TCP"},
+    "core_v1.HTTPGetAction": {"path": "/", "scheme": "HTTP"},
+    "core_v1.HostPathVolumeSource": {"type": ""},
+    "core_v1.Namespace": {"spec": {}},
+    "core_v1.NamespaceSpec": {"finalizers": ["kubernetes"]},
+    "core_v1.ObjectFieldSelector": {"apiVersion": "v1"},
+    "core_v1.Pod": {"spec": {}},
+    "core_v1.PodSpec": {
+        "restartPolicy": "Always",
+        "terminationGracePeriodSeconds": 30,
+        "dnsPolicy": "ClusterFirst",
+        "schedulerName": "default-scheduler",
+        "securityContext": {},
+    },
+    "core_v1.PodTemplateSpec": {"spec": {}},
+    "core_v1.Probe": {"timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3},
+    "core_v1.ProjectedVolumeSource": _MODE,
+    "core_v1.SecretVolumeSource": _MODE,
+    "core_v1.Service": {"spec": {}},
+    "core_v1.ServicePort": {"protocol": "TCP"},
+    "core_v1.ServiceSpec": {"type": "ClusterIP", "sessionAffinity": "None"},
+    "discovery_v1.EndpointPort": {"name": "", "protocol": "TCP"},
+}
+"""Defaults of fields, by the type that has them."""
 
 
-def apply_defaults(kind: str, raw: Raw) -> Raw:
+def apply_defaults(kind: ApiResource, raw: Raw) -> Raw:
     """Return an object with the defaults of its kind."""
-    complete = _BY_KIND.get(kind)
-    return raw if complete is None else complete(dict(raw))
+    return _completed(raw, object_type(kind))  # type: ignore[no-any-return]
 
 
 def initialize(kind: str, raw: Raw, now: str) -> Raw:
@@ -27,71 +69,63 @@ def initialize(kind: str, raw: Raw, now: str) -> Raw:
     return raw if begin is None else begin(dict(raw), now)
 
 
-def _service(raw: Raw) -> Raw:
-    spec = {"type": "ClusterIP", "sessionAffinity": "None", **_without_nulls(raw.get("spec"))}
+def _completed(value: Any, of: FieldType) -> Any:
+    """Return a value of a type with the defaults of its fields, and of those below."""
+    if of.sort == "list" and isinstance(value, list):
+        return [_completed(each, of.item) for each in value]
+    if of.name not in _types_with_defaults() or not isinstance(value, Mapping):
+        return value
+    given = _without_nulls(value)
+    missing = {name: default for name, default in _FIELDS.get(of.name, {}).items() if name not in given}
+    found = {name: _completed(each, field_type(of, name)) for name, each in (given | missing).items()}
+    compute = _COMPUTED.get(of.name)
+    return found if compute is None else compute(found)
+
+
+@cache
+def _types_with_defaults() -> frozenset[str]:
+    """Return the types that have defaults, and those that contain such types."""
+    found: set[str] = {*_FIELDS, *_COMPUTED}
+    while more := {name for name in names() if name not in found and not found.isdisjoint(structs_below(named(name)))}:
+        found |= more
+    return frozenset(found)
+
+
+def _without_nulls(given: Mapping[str, Any]) -> Raw:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _service_spec(spec: Raw) -> Raw:
     if spec["sessionAffinity"] == "ClientIP" and not spec.get("sessionAffinityConfig"):
-        spec["sessionAffinityConfig"] = {"clientIP": {"timeoutSeconds": _HOUR3}}
-    spec["ports"] = [_service_port(each) for each in spec.get("ports") or ()]
-    if not spec["ports"]:
-        del spec["ports"]
+        spec["sessionAffinityConfig"] = {"clientIP": {"timeoutSeconds": 10800}}
+    if not spec.get("ports"):
+        spec.pop("ports", None)
     if spec["type"] in ("NodePort", "LoadBalancer"):
         spec.setdefault("externalTrafficPolicy", "Cluster")
     if spec["type"] == "LoadBalancer":
         spec.setdefault("allocateLoadBalancerNodePorts", True)
     if spec["type"] != "ExternalName":
         spec.setdefault("internalTrafficPolicy", "Cluster")
-    return {**raw, "spec": spec}
+    return spec
 
 
-def _service_port(port: Any) -> Any:
-    if not isinstance(port, Mapping):
-        return port
-    found = {"protocol": "TCP", **_without_nulls(port)}
-    if found.get("targetPort") in (None, "", 0) and "port" in found:
-        found["targetPort"] = found["port"]
-    return found
+def _service_port(port: Raw) -> Raw:
+    if port.get("targetPort") in (None, "", 0) and "port" in port:
+        port["targetPort"] = port["port"]
+    return port
 
 
-def _deployment(raw: Raw) -> Raw:
-    spec = {
-        "replicas": 1,
-        "revisionHistoryLimit": 10,
-        "progressDeadlineSeconds": 600,
-        **_without_nulls(raw.get("spec")),
-    }
-    strategy = {"type": "RollingUpdate", **_without_nulls(spec.get("strategy"))}
-    if strategy["type"] == "RollingUpdate":
-        strategy["rollingUpdate"] = {
-            "maxUnavailable": "25%",
-            "maxSurge": "25%",
-            **_without_nulls(strategy.get("rollingUpdate")),
-        }
-    return {**raw, "spec": {**_templated(spec), "strategy": strategy}}
-
-
-def _replica_set(raw: Raw) -> Raw:
-    return {**raw, "spec": _templated({"replicas": 1, **_without_nulls(raw.get("spec"))})}
-
-
-def _templated(spec: Raw) -> Raw:
-    template = spec.get("template")
-    if not isinstance(template, Mapping):
-        return spec
-    return {**spec, "template": {**template, "spec": pod_spec(template.get("spec") or {})}}
-
-
-def _pod(raw: Raw) -> Raw:
-    return {**raw, "spec": pod_spec(raw.get("spec") or {})}
+def _strategy(strategy: Raw) -> Raw:
+    if strategy["type"] != "RollingUpdate":
+        return strategy
+    rolling = {"maxUnavailable": "25%", "maxSurge": "25%", **_without_nulls(strategy.get("rollingUpdate") or {})}
+    return {**strategy, "rollingUpdate": rolling}
 
 
 def _namespace(raw: Raw) -> Raw:
     meta = raw["metadata"]
     labels = {**(meta.get("labels") or {}), "kubernetes.io/metadata.name": meta.get("name", "")}
-    return {
-        **raw,
-        "metadata": {**meta, "labels": labels},
-        "spec": {"finalizers": ["kubernetes"], **(raw.get("spec") or {})},
-    }
+    return {**raw, "metadata": {**meta, "labels": labels}}
 
 
 def _secret(raw: Raw) -> Raw:
@@ -101,21 +135,6 @@ def _secret(raw: Raw) -> Raw:
         **{key: base64.b64encode(str(value).encode()).decode() for key, value in given.items()},
     }
     return {"type": "Opaque", **raw, **({"data": data} if data else {})}
-
-
-def _slice(raw: Raw) -> Raw:
-    ports = [{"name": "", "protocol": "TCP", **_without_nulls(each)} for each in raw.get("ports") or ()]
-    return {**raw, "ports": ports} if ports else raw
-
-
-def _endpoints(raw: Raw) -> Raw:
-    subsets = [
-        {**each, "ports": [{"protocol": "TCP", **_without_nulls(port)} for port in each["ports"]]}
-        if each.get("ports")
-        else each
-        for each in raw.get("subsets") or ()
-    ]
-    return {**raw, "subsets": subsets} if subsets else raw
 
 
 def _definition(raw: Raw) -> Raw:
@@ -145,39 +164,17 @@ def _begin_definition(raw: Raw, now: str) -> Raw:
     }
 
 
-def _without_nulls(given: Any) -> Raw:
-    """Return a mapping without nulls."""
-    return (
-        {name: value for name, value in (given or {}).items() if value is not None}
-        if isinstance(given, Mapping)
-        else {}
-    )
-
-
-_PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
-_MODED = ("configMap", "secret", "downwardAPI", "projected")
-_TOLERATED = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-
-
-def pod_spec(given: Mapping[str, Any]) -> Raw:
-    """Return a pod's spec with its defaults."""
-    spec: Raw = {
-        "restartPolicy": "Always",
-        "terminationGracePeriodSeconds": 30,
-        "dnsPolicy": "ClusterFirst",
-        "schedulerName": "default-scheduler",
-        "securityContext": {},
-        **{name: value for name, value in given.items() if value is not None},
-    }
-    for name in ("containers", "initContainers"):
-        if spec.get(name):
-            spec[name] = [_container(each, bool(spec.get("hostNetwork"))) for each in spec[name]]
-    if spec.get("volumes"):
-        spec["volumes"] = [_volume(each) for each in spec["volumes"]]
-    account = spec.get("serviceAccountName") or spec.get("serviceAccount")
-    if account:
+def _pod_spec(spec: Raw) -> Raw:
+    if account := spec.get("serviceAccountName") or spec.get("serviceAccount"):
         spec |= {"serviceAccountName": account, "serviceAccount": account}
+    for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+        for port in container.get("ports") or () if spec.get("hostNetwork") else ():
+            if not port.get("hostPort") and port.get("containerPort"):
+                port["hostPort"] = port["containerPort"]
     return spec
+
+
+_TOLERATED = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 def admitted_pod(raw: Raw) -> Raw:
@@ -204,72 +201,24 @@ def admitted_pod(raw: Raw) -> Raw:
     }
 
 
-def _container(given: Any, host_network: bool) -> Any:
-    if not isinstance(given, Mapping):
-        return given
-    image = str(given.get("image") or "")
+def _container(container: Raw) -> Raw:
+    image = str(container.get("image") or "")
     tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
     always = "@" not in image and tag in ("", "latest")
-    found: Raw = {
-        "imagePullPolicy": "Always" if always else "IfNotPresent",
-        "terminationMessagePath": "/dev/termination-log",
-        "terminationMessagePolicy": "File",
-        **given,
-    }
-    found["resources"] = _resources(given.get("resources") or {})
-    if found.get("ports"):
-        found["ports"] = [_port(each, host_network) for each in found["ports"]]
-    for name in _PROBES:
-        if isinstance(found.get(name), Mapping):
-            found[name] = _probe(found[name])
-    if found.get("env"):
-        found["env"] = [_variable(each) for each in found["env"]]
-    return found
-
-
-def _resources(given: Mapping[str, Any]) -> Raw:
-    """Return resources in which each limit without a request is requested, too."""
-    found: Raw = dict(given)
+    container.setdefault("imagePullPolicy", "Always" if always else "IfNotPresent")
+    resources = dict(container["resources"])
     for name in ("limits", "requests"):
-        if found.get(name):
-            found[name] = {key: str(value) for key, value in found[name].items()}
-    if found.get("limits"):
-        found["requests"] = {**found["limits"], **(found.get("requests") or {})}
-    return found
+        if resources.get(name):
+            resources[name] = {key: str(value) for key, value in resources[name].items()}
+    if resources.get("limits"):
+        # A limit without a request is requested, too.
+        resources["requests"] = {**resources["limits"], **(resources.get("requests") or {})}
+    return {**container, "resources": resources}
 
 
-def _port(given: Any, host_network: bool) -> Any:
-    if not isinstance(given, Mapping):
-        return given
-    found = {"protocol": "TCP", **given}
-    if host_network and not found.get("hostPort") and found.get("containerPort"):
-        found["hostPort"] = found["containerPort"]
-    return found
-
-
-def _probe(given: Mapping[str, Any]) -> Raw:
-    found = {"timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3, **given}
-    if isinstance(found.get("httpGet"), Mapping):
-        found["httpGet"] = {"path": "/", "scheme": "HTTP", **found["httpGet"]}
-    return found
-
-
-def _variable(given: Any) -> Any:
-    source = given.get("valueFrom") if isinstance(given, Mapping) else None
-    if not isinstance(source, Mapping) or not isinstance(source.get("fieldRef"), Mapping):
-        return given
-    return {**given, "valueFrom": {**source, "fieldRef": {"apiVersion": "v1", **source["fieldRef"]}}}
-
-
-def _volume(given: Any) -> Any:
-    if not isinstance(given, Mapping):
-        return given
-    sources = {name: {"defaultMode": 420, **given[name]} for name in _MODED if isinstance(given.get(name), Mapping)}
-    if isinstance(given.get("hostPath"), Mapping):
-        sources["hostPath"] = {"type": "", **given["hostPath"]}
-    # A volume without a source is an emptyDir.
-    nothing: Raw = {"emptyDir": {}} if set(given) == {"name"} else {}
-    return {**given, **sources, **nothing}
+def _volume(volume: Raw) -> Raw:
+    """Return a volume, which is an emptyDir if it has no source."""
+    return {**volume, "emptyDir": {}} if set(volume) == {"name"} else volume
 
 
 def _quality(spec: Raw) -> str:
@@ -284,17 +233,18 @@ def _quality(spec: Raw) -> str:
     return "Guaranteed" if same else "Burstable"
 
 
-_BY_KIND: Mapping[str, Callable[[Raw], Raw]] = {
-    "Service": _service,
-    "Deployment": _deployment,
-    "ReplicaSet": _replica_set,
-    "Pod": _pod,
-    "Namespace": _namespace,
-    "Secret": _secret,
-    "EndpointSlice": _slice,
-    "Endpoints": _endpoints,
-    "CustomResourceDefinition": _definition,
+_COMPUTED: Mapping[str, Callable[[Raw], Raw]] = {
+    "apiextensions_v1.CustomResourceDefinition": _definition,
+    "apps_v1.DeploymentStrategy": _strategy,
+    "core_v1.Container": _container,
+    "core_v1.Namespace": _namespace,
+    "core_v1.PodSpec": _pod_spec,
+    "core_v1.Secret": _secret,
+    "core_v1.ServicePort": _service_port,
+    "core_v1.ServiceSpec": _service_spec,
+    "core_v1.Volume": _volume,
 }
+"""Defaults that depend on other fields, by type. The functions may modify what they get."""
 
 
 _BEGIN: Mapping[str, Callable[[Raw, str], Raw]] = {

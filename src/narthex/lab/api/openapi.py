@@ -102,17 +102,8 @@ def _collect(name: str, into: dict[str, Any], ref: Ref, paths: ResourcePaths) ->
         return
     of = types.named(name)
     into[_full(name)] = _schema(of, ref, _of_type(paths, name))
-    for below in _below(of):
+    for below in types.structs_below(of):
         _collect(below, into, ref, paths)
-
-
-def _below(of: FieldType) -> Iterator[str]:
-    for reference in of.fields.values():
-        field = types.resolve(reference)
-        while field.sort in ("list", "map"):
-            field = field.item
-        if field.sort == "struct" and field.name:
-            yield field.name
 
 
 def _schema(of: FieldType, ref: Ref, kinds: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:

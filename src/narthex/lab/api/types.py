@@ -12,7 +12,7 @@ Unknown fields are dropped. `fieldValidation` decides if that is an error, a war
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -80,6 +80,16 @@ def field_type(of: FieldType, name: str) -> FieldType:
 def resolve(reference: str | FieldType) -> FieldType:
     """Return the type that a reference names."""
     return reference if isinstance(reference, FieldType) else _referred(reference)
+
+
+def structs_below(of: FieldType) -> Iterator[str]:
+    """Yield the names of the structs in the fields of a struct."""
+    for reference in of.fields.values():
+        field = resolve(reference)
+        while field.sort in ("list", "map"):
+            field = field.item
+        if field.sort == "struct" and field.name:
+            yield field.name
 
 
 @cache
