@@ -10,7 +10,6 @@ from typing import Any
 
 from narthex.lab.api import errors
 from narthex.lab.api.defaults import apply_defaults, initialize
-from narthex.lab.api.errors import StatusError
 from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import Raw
@@ -43,9 +42,7 @@ def _home(registry: Registry, kind: ApiResource, new: Raw) -> None:
     if home["metadata"].get("deletionTimestamp"):
         why = f"unable to create new content in namespace {name} because it is being terminated"
         fault = errors.forbidden(kind.plural, kind.group, str(new["metadata"].get("name", "")), why)
-        cause = {
-            "reason": "NamespaceTerminating",
-            "message": f"namespace {name} is being terminated",
-            "field": "metadata.namespace",
-        }
-        raise StatusError(fault.code, fault.reason, fault.message, {**fault.details, "causes": [cause]})
+        message = f"namespace {name} is being terminated"
+        cause = {"reason": "NamespaceTerminating", "message": message, "field": "metadata.namespace"}
+        fault.details["causes"] = [cause]
+        raise fault

@@ -22,6 +22,7 @@ from narthex.lab.api.requests import (
     ResourcePaths,
     choose_type,
     decode_body,
+    is_true,
     json_response,
     parse_path,
     resource_paths,
@@ -91,7 +92,7 @@ class ApiHandler:
             return ApiResponse(200, view.one(held) + b"\n")
         selector = self._selector(where, query)
         wanted = ListRequest(store, where.stored, where.namespace, selector, view, query, self.abilities)
-        return wanted.watch() if query.get("watch") in ("true", "1") else wanted.objects()
+        return wanted.watch() if is_true(query, "watch") else wanted.objects()
 
     def _talk(self, request: ApiRequest, where: ApiPath) -> ApiAnswer:
         if where.subresource == "portforward":
@@ -104,9 +105,8 @@ class ApiHandler:
         if where.subresource in ("exec", "attach", "portforward") and request.method == "POST":
             return self._talk(request, where)
         written = handle_write(self.registry, where, request, lambda: self._selector(where, request.query))
-        headers = (
-            {"Warning": ", ".join(f'299 - "{_quoted(each)}"' for each in written.warnings)} if written.warnings else {}
-        )
+        warnings = ", ".join(f'299 - "{_quoted(each)}"' for each in written.warnings)
+        headers = {"Warning": warnings} if warnings else {}
         if written.raw.get("kind") != where.kind.kind or (where.name and where.subresource == "scale"):
             return json_response(written.code, written.raw, headers)
         return ApiResponse(written.code, self._view(request, where).one(StoredObject(0, written.raw)) + b"\n", headers)
@@ -123,7 +123,7 @@ class ApiHandler:
         if where.stored == "Service" and not self.abilities.service_fields:
             fields = frozenset()
         words = query.get("fieldSelector", "")
-        if where.namespace and query.get("watch") in ("true", "1"):
+        if where.namespace and is_true(query, "watch"):
             words += f",metadata.namespace={where.namespace}"
         return ListSelector(query.get("labelSelector", ""), words, fields)
 

@@ -15,7 +15,7 @@ import msgspec
 
 from narthex.lab.api import errors
 from narthex.lab.api.errors import StatusError, bad_request
-from narthex.lab.api.requests import JSON, ApiResponse
+from narthex.lab.api.requests import JSON, ApiResponse, is_true, whole_number
 from narthex.lab.api.store import Key, ObjectStore, StoredObject
 from narthex.lab.api.views import ObjectView
 from narthex.model.selector import (
@@ -67,7 +67,7 @@ class ListRequest(msgspec.Struct, frozen=True):
     def objects(self) -> ApiResponse:
         """Return the response to a list. Raises StatusError."""
         store, query = self.store, self.query
-        limit, version, at = _whole_number(query, "limit"), query.get("resourceVersion", ""), store.version
+        limit, version, at = whole_number(query, "limit"), query.get("resourceVersion", ""), store.version
         if token := query.get("continue", ""):
             at, start = _continuation(token)
             kept = store.kept_page(at, self.kind)
@@ -92,7 +92,7 @@ class ListRequest(msgspec.Struct, frozen=True):
         """Return the response to a watch. Raises StatusError."""
         store, query, view = self.store, self.query, self.view
         version, match = query.get("resourceVersion", ""), query.get("resourceVersionMatch", "")
-        initial = query.get("sendInitialEvents") in ("true", "1")
+        initial = is_true(query, "sendInitialEvents")
         if (initial or match) and not self.abilities.streaming:
             raise _invalid_options("sendInitialEvents is forbidden for watch")
         if initial != bool(match):
@@ -125,7 +125,7 @@ class WatchCursor:
         self._request = request
         self._version = version
         self._first = first
-        self.timeout = _whole_number(request.query, "timeoutSeconds") or _LONGEST
+        self.timeout = whole_number(request.query, "timeoutSeconds") or _LONGEST
         """Seconds after which the server ends the watch."""
         self.broken = False
         """True once no further lines will come."""
@@ -185,13 +185,6 @@ def _continuation(token: str) -> tuple[int, Key]:
         return msgspec.json.decode(base64.urlsafe_b64decode(token), type=tuple[int, Key])
     except (msgspec.DecodeError, binascii.Error, ValueError):
         raise errors.bad_request("continue key is not valid") from None
-
-
-def _whole_number(query: Mapping[str, str], name: str) -> int:
-    text = query.get(name) or "0"
-    if not text.isdigit():
-        raise errors.bad_request(f"{name}: {text!r} is not a number")
-    return int(text)
 
 
 _COMMON = frozenset({"metadata.name", "metadata.namespace"})

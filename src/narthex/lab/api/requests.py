@@ -34,6 +34,19 @@ class ApiRequest(msgspec.Struct, frozen=True):
         return [value for each, value in self.repeated if each == name]
 
 
+def whole_number(query: Mapping[str, str], name: str) -> int | None:
+    """Return a number of a query, None if it is absent or empty. Raises StatusError."""
+    text = query.get(name)
+    if text and not text.isdigit():
+        raise errors.bad_request(f"{name}: {text!r} is not a number")
+    return int(text) if text else None
+
+
+def is_true(query: Mapping[str, str], name: str) -> bool:
+    """Return True if a query sets a flag."""
+    return query.get(name, "").lower() in ("true", "1")
+
+
 class ApiResponse(msgspec.Struct, frozen=True):
     """A response with a body."""
 

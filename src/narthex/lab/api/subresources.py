@@ -11,7 +11,7 @@ from narthex.lab.api.columns import json_path_values, selector_text
 from narthex.lab.api.errors import FieldError
 from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.requests import ApiPath, ApiRequest, ExecRequest, LogRequest
+from narthex.lab.api.requests import ApiPath, ApiRequest, ExecRequest, LogRequest, is_true, whole_number
 from narthex.lab.api.store import Raw
 
 SUCCESS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
@@ -52,8 +52,8 @@ def log_request(registry: Registry, where: ApiPath, request: ApiRequest) -> LogR
     """Return which log a request asks for. Raises StatusError."""
     pod, query = _pod(registry, where), request.query
     since = None
-    if query.get("sinceSeconds"):
-        since = registry.now().timestamp() - _number(query, "sinceSeconds")
+    if (seconds := whole_number(query, "sinceSeconds")) is not None:
+        since = registry.now().timestamp() - seconds
     elif query.get("sinceTime"):
         try:
             since = datetime.fromisoformat(query["sinceTime"].replace("Z", "+00:00")).timestamp()
@@ -63,12 +63,12 @@ def log_request(registry: Registry, where: ApiPath, request: ApiRequest) -> LogR
         namespace=where.namespace,
         pod=where.name,
         container=_container(pod, query.get("container", "")),
-        tail=_number(query, "tailLines") if query.get("tailLines") else None,
-        follow=_true(query, "follow"),
+        tail=whole_number(query, "tailLines"),
+        follow=is_true(query, "follow"),
         since=since,
-        previous=_true(query, "previous"),
-        timestamps=_true(query, "timestamps"),
-        limit=_number(query, "limitBytes") if query.get("limitBytes") else None,
+        previous=is_true(query, "previous"),
+        timestamps=is_true(query, "timestamps"),
+        limit=whole_number(query, "limitBytes"),
     )
 
 
@@ -78,16 +78,15 @@ def exec_request(registry: Registry, where: ApiPath, request: ApiRequest) -> Exe
     argv = tuple(request.all("command"))
     if where.subresource == "exec" and not argv:
         raise errors.bad_request("you must specify at least 1 command for the container")
-    tty = _true(query, "tty")
-    streams = {name: _true(query, name) for name in ("stdin", "stdout", "stderr")}
+    tty = is_true(query, "tty")
     return ExecRequest(
         namespace=where.namespace,
         pod=where.name,
         container=_container(pod, query.get("container", "")),
         argv=argv,
-        stdin=streams["stdin"],
-        stdout=streams["stdout"],
-        stderr=streams["stderr"] and not tty,
+        stdin=is_true(query, "stdin"),
+        stdout=is_true(query, "stdout"),
+        stderr=is_true(query, "stderr") and not tty,
         tty=tty,
     )
 
@@ -115,16 +114,6 @@ def _container(pod: Raw, requested: str) -> str:
     return str(names[0])
 
 
-def _number(query: Mapping[str, str], name: str) -> int:
-    if not query[name].isdigit():
-        raise errors.bad_request(f"{name}: {query[name]!r} is not a number")
-    return int(query[name])
-
-
-def _true(query: Mapping[str, str], name: str) -> bool:
-    return query.get(name, "").lower() in ("true", "1")
-
-
 _SPEC, _STATUS, _SELECTOR = "specReplicasPath", "statusReplicasPath", "labelSelectorPath"
 
 
@@ -133,18 +122,14 @@ def read_scale(kind: ApiResource, raw: Mapping[str, Any]) -> dict[str, Any]:
     meta = {
         name: raw["metadata"].get(name) for name in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
     }
-    requested, there = (
-        _found(raw, kind.scale.get(_SPEC, ".spec.replicas")),
-        _found(raw, kind.scale.get(_STATUS, ".status.replicas")),
-    )
-    status: dict[str, Any] = {"replicas": there or 0}
+    status: dict[str, Any] = {"replicas": _found(raw, kind.scale.get(_STATUS, ".status.replicas")) or 0}
     if selector := _selector(kind, raw):
         status["selector"] = selector
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": {name: value for name, value in meta.items() if value is not None},
-        "spec": {"replicas": requested or 0},
+        "spec": {"replicas": _found(raw, kind.scale.get(_SPEC, ".spec.replicas")) or 0},
         "status": status,
     }
 

@@ -17,7 +17,7 @@ from narthex.lab.api.errors import FieldError
 from narthex.lab.api.kinds import event_from_v1, event_to_v1
 from narthex.lab.api.reads import ListSelector
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.requests import ApiPath, ApiRequest, as_object, decode_body, decode_json_or_yaml
+from narthex.lab.api.requests import ApiPath, ApiRequest, as_object, decode_body, decode_json_or_yaml, is_true
 from narthex.lab.api.store import Raw
 from narthex.lab.api.subresources import SUCCESS, bind, evict, read_scale, write_scale
 from narthex.lab.api.types import object_type, validate_fields
@@ -57,7 +57,7 @@ def write_options(request: ApiRequest) -> WriteOptions:
         manager=query.get("fieldManager") or agent.partition("/")[0] or "unknown",
         dry_run=bool(query.get("dryRun")),
         validation=validation,
-        force=query.get("force") in ("true", "1"),
+        force=is_true(query, "force"),
     )
 
 

@@ -39,19 +39,15 @@ def make(names: Sequence[str]) -> Certificate:
     listed = ",".join(f"IP:{name}" if _is_address(name) else f"DNS:{name}" for name in names)
     with tempfile.TemporaryDirectory(prefix="narthex-") as folder:
         key, certificate = Path(folder) / "key.pem", Path(folder) / "certificate.pem"
-        run(
-            [
-                *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-                *("-keyout", str(key), "-out", str(certificate), "-days", str(_DAYS), "-subj", "/CN=narthex-lab"),
-                *("-addext", f"subjectAltName={listed}", "-addext", "basicConstraints=critical,CA:TRUE"),
-                *(
-                    "-addext",
-                    "keyUsage=critical,digitalSignature,keyCertSign",
-                    "-addext",
-                    "extendedKeyUsage=serverAuth",
-                ),
-            ]
+        how = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=narthex-lab"
+        extensions = (
+            f"subjectAltName={listed}",
+            "basicConstraints=critical,CA:TRUE",
+            "keyUsage=critical,digitalSignature,keyCertSign",
+            "extendedKeyUsage=serverAuth",
         )
+        added = [word for each in extensions for word in ("-addext", each)]
+        run(["openssl", *how.split(), "-keyout", str(key), "-out", str(certificate), "-days", str(_DAYS), *added])
         return Certificate(certificate.read_text(), key.read_text())
 
 
