@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from narthex.model.net import Protocol as Transport
 from narthex.model.objects import EndpointSlice, NamespacedName, Node, Pod, Service
 from narthex.model.problem import Problem
 from narthex.model.store import Event, Slices, Snapshot, Store
@@ -123,15 +124,20 @@ _MOST_ENDPOINTS = 1000
 def picture(snapshot: Snapshot) -> Picture:
     """Return the picture of a cluster, including pods that only EndpointSlices name."""
     pods = {key: _pod(pod) for key, pod in snapshot.pods.items()}
-    for key, made in _from_slices(snapshot):
-        pods.setdefault(key, made)
-    ports = _ports_of_pods(snapshot)
+    ports: dict[NamespacedName, set[str]] = {}
+    for each in (each for slices in snapshot.slices.values() for each in slices.values()):
+        for endpoint in each.endpoints:
+            if endpoint.target:
+                key = NamespacedName(each.namespace, endpoint.target)
+                state = "ready" if endpoint.ready else "terminating" if endpoint.terminating else "not ready"
+                made = {"node": endpoint.node_name, "addresses": [endpoint.address], "state": state}
+                pods.setdefault(key, {"key": str(key), **made})
+                ports.setdefault(key, set()).update(_target_ports(each))
     for key, pod in pods.items():
-        pod["ports"] = ports.get(str(key), [])
-    node_ports = sorted(
-        {f"{port.node_port}/{port.protocol.lower}" for service in snapshot.services.values() for port in service.ports
-         if port.node_port}
-    )  # fmt: skip
+        pod["ports"] = sorted(ports.get(key, ()))
+    services = snapshot.services
+    open_ports = (port for service in services.values() for port in service.ports if port.node_port)
+    node_ports = sorted({_port(port.node_port, port.protocol) for port in open_ports})
     nodes = {node.name: _node(node, node_ports) for node in snapshot.nodes.values()}
     for pod in pods.values():
         if pod["node"] and pod["node"] not in nodes:
@@ -139,18 +145,22 @@ def picture(snapshot: Snapshot) -> Picture:
     return {
         "nodes": [nodes[name] for name in sorted(nodes)],
         "pods": [pods[key] for key in sorted(pods)],
-        "services": [_service(service, snapshot.slices.get(key)) for key, service in sorted(snapshot.services.items())],
+        "services": [_service(service, snapshot.slices.get(key)) for key, service in sorted(services.items())],
         "slices": [_slice(each) for _, slices in sorted(snapshot.slices.items()) for _, each in sorted(slices.items())],
     }
 
 
+def _port(number: int | None, protocol: Transport) -> str:
+    return f"{number}/{protocol.lower}"
+
+
+def _target_ports(each: EndpointSlice) -> list[str]:
+    return [_port(port.port, port.protocol) for port in each.ports if port.port]
+
+
 def _node(node: Node, ports: list[str]) -> dict[str, Any]:
-    return {
-        "key": node.name,
-        "ready": node.ready,
-        "addresses": [*node.internal_ips, *node.external_ips],
-        "ports": ports,
-    }
+    addresses = [*node.internal_ips, *node.external_ips]
+    return {"key": node.name, "ready": node.ready, "addresses": addresses, "ports": ports}
 
 
 def _pod(pod: Pod) -> dict[str, Any]:
@@ -158,58 +168,17 @@ def _pod(pod: Pod) -> dict[str, Any]:
     return {"key": str(pod.key), "node": pod.spec.node_name, "addresses": list(pod.ips), "state": state}
 
 
-def _from_slices(snapshot: Snapshot) -> Iterable[tuple[NamespacedName, dict[str, Any]]]:
-    for slices in snapshot.slices.values():
-        for each in slices.values():
-            for endpoint in each.endpoints:
-                if endpoint.target:
-                    key = NamespacedName(each.namespace, endpoint.target)
-                    yield (
-                        key,
-                        {
-                            "key": str(key),
-                            "node": endpoint.node_name,
-                            "addresses": [endpoint.address],
-                            "state": "ready"
-                            if endpoint.ready
-                            else "terminating"
-                            if endpoint.terminating
-                            else "not ready",
-                        },
-                    )
-
-
-def _ports_of_pods(snapshot: Snapshot) -> dict[str, list[str]]:
-    """Return the target ports of each pod's Services: `8080/tcp`."""
-    found: dict[str, set[str]] = {}
-    for slices in snapshot.slices.values():
-        for each in slices.values():
-            ports = {f"{port.port}/{port.protocol.lower}" for port in each.ports if port.port}
-            for endpoint in each.endpoints:
-                if endpoint.target:
-                    found.setdefault(f"{each.namespace}/{endpoint.target}", set()).update(ports)
-    return {key: sorted(ports) for key, ports in found.items()}
-
-
 def _service(service: Service, slices: Slices | None) -> dict[str, Any]:
-    kind = "headless" if service.headless else service.type
-    ready = {
-        endpoint.target or endpoint.address
-        for each in (slices or {}).values()
-        for endpoint in each.endpoints
-        if endpoint.ready
-    }
+    endpoints = (endpoint for each in (slices or {}).values() for endpoint in each.endpoints)
+    ready = {endpoint.target or endpoint.address for endpoint in endpoints if endpoint.ready}
+    cluster_ips, balancers = (ip for ip in service.cluster_ips if ip != "None"), (each.ip for each in service.ingress)
     return {
         "key": str(service.key),
-        "type": kind,
-        "addresses": [
-            *(ip for ip in service.cluster_ips if ip != "None"),
-            *service.external_ips,
-            *(entry.ip for entry in service.ingress),
-        ],
+        "type": "headless" if service.headless else service.type,
+        "addresses": [*cluster_ips, *service.external_ips, *balancers],
         "name": service.external_name,
         "ports": [
-            {"name": port.name, "port": f"{port.port}/{port.protocol.lower}", "nodePort": port.node_port}
+            {"name": port.name, "port": _port(port.port, port.protocol), "nodePort": port.node_port}
             for port in service.ports
         ],
         "ready": len(ready),
@@ -221,7 +190,7 @@ def _slice(each: EndpointSlice) -> dict[str, Any]:
         "key": str(each.key),
         "service": str(each.service),
         "family": each.family.label if each.family else "FQDN",
-        "ports": [f"{port.port}/{port.protocol.lower}" for port in each.ports if port.port],
+        "ports": _target_ports(each),
         "endpoints": [
             {
                 "address": endpoint.address,
