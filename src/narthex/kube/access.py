@@ -65,6 +65,8 @@ def open_connection(access: Access) -> ServerConnection:
 
 
 def _open(access: Access) -> ServerConnection:
+    from urllib.request import getproxies
+
     import httpx2
     from lightkube.config.client_adapter import ConnectionParams
     from lightkube.config.kubeconfig import KubeConfig
@@ -89,7 +91,9 @@ def _open(access: Access) -> ServerConnection:
     config = _with_exec(config, raw)
     # How long silence is borne is the business of the watch protocol.
     timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS, write=CONNECT_SECONDS)
-    if cluster.get("proxy-url") or _environment_names_proxies():
+    proxies = getproxies()
+    if cluster.get("proxy-url") or any(proxies.get(scheme) for scheme in ("http", "https", "all")):
+        # httpx2 must then select the transport.
         fields = ConnectionParams(timeout=timeout, proxy=cluster.get("proxy-url") or None).httpx_params(config)
     else:
         fields = _direct(config, timeout)
@@ -110,14 +114,6 @@ def _direct(config: SingleConfig, timeout: Timeout) -> dict[str, Any]:
         return {"base_url": server, "auth": user_auth(config.user), "timeout": timeout, "transport": ApiTransport(None)}
     fields: dict[str, Any] = ConnectionParams(timeout=timeout).httpx_params(config)
     return fields | {"transport": ApiTransport(fields["verify"])}
-
-
-def _environment_names_proxies() -> bool:
-    """Return True if the environment may name a proxy; httpx2 must then select the transport."""
-    from urllib.request import getproxies
-
-    proxies = getproxies()
-    return any(proxies.get(scheme) for scheme in ("http", "https", "all"))
 
 
 def _read(file: Path) -> dict[str, Any]:

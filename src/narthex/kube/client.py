@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _LONGEST_REFUSAL = 65536
 
-
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 """TCP keepalive detects a vanished peer within a minute, even on an idle watch."""
 

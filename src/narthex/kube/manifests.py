@@ -160,7 +160,8 @@ class ManifestSource:
         """Read a file again if it looks changed."""
         known = self._files.get(name)
         try:
-            signature = _signature(path)
+            found = path.stat()
+            signature = found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
             if known is not None and known.signature == signature:
                 return
             data = _read(path)
@@ -252,11 +253,6 @@ def _identity(path: Path) -> Any:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _signature(path: Path) -> Signature:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
 def _read(path: Path) -> bytes:

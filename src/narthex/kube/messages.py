@@ -16,7 +16,6 @@ from narthex.model.store import Event
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 """Annotation of the bookmark that ends a streaming list (KEP-3157)."""
 
-
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 

@@ -8,7 +8,6 @@ requests and the heads of responses; TLS settings come from lightkube; retries a
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import re
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
@@ -76,7 +75,7 @@ class ApiTransport(httpx2.AsyncBaseTransport):
         if scheme == "https" and self._context is None:
             raise httpx2.UnsupportedProtocol(f"{host}: this client was not made for https")
         more: dict[str, Any] = {"ssl": self._context, "server_hostname": name} if scheme == "https" else {}
-        if not _is_address(host):
+        if ":" not in host and not host.replace(".", "").isdigit():
             # One of its addresses may be dead. (asyncio's race leaves a socket to the collector when it is cancelled.)
             more["happy_eyeballs_delay"] = 0.25
         _, connection = await asyncio.get_running_loop().create_connection(
@@ -267,14 +266,6 @@ class _Body(httpx2.AsyncByteStream):
                 return await self._connection.read()
             async with asyncio.timeout(self._patience):
                 return await self._connection.read()
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 @contextmanager

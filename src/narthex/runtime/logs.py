@@ -22,7 +22,6 @@ DEBUG_VERBOSITY = 4
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
-
 _USUAL = LoggingConfiguration()
 
 

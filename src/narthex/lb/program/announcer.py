@@ -60,7 +60,6 @@ _SAY_EVERY = 0.5
 LEAVE_SECONDS = 4.0
 """Time for other nodes to take over during shutdown."""
 
-
 PATH = "/announcer"
 _LATE = 3 * RESCAN_SECONDS
 """Seconds without an iteration after which the part is unhealthy."""
