@@ -72,7 +72,7 @@ def candidates(name: str, search: SearchPath) -> tuple[str, ...]:
     whole = names.text(names.wire(name))
     if name.endswith("."):
         return (whole,)
-    longer = tuple(f"{whole}{zone}" for zone in search.zones if _is_name(f"{whole}{zone}"))
+    longer = tuple(f"{whole}{zone}" for zone in search.zones if names.wire_or_none(f"{whole}{zone}") is not None)
     return (whole, *longer) if name.count(".") >= search.ndots else (*longer, whole)
 
 
@@ -121,14 +121,6 @@ def _addresses(message: bytes) -> list[str]:
         if records.rdtype in (dns.rdatatype.A, dns.rdatatype.AAAA)
         for data in records
     ]
-
-
-def _is_name(name: str) -> bool:
-    try:
-        names.wire(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _query(name: str, qtype: int) -> Query:

@@ -38,24 +38,18 @@ _BASES = {POSTROUTING: ("nat", "POSTROUTING", _MASQUERADED), FORWARD: ("filter",
 
 def _masquerading(cluster: str, own: str, family: IPFamily) -> tuple[Rule, ...]:
     """Return the rules; `cluster` is the Pod network of the cluster, `own` that of this node."""
-
-    def rule(*expressions: Expression) -> Rule:
-        return Rule(expressions, _MASQUERADED)
-
-    def source(cidr: str, negate: bool = False) -> Compare:
-        return Compare(Field.SADDR, (cidr,), negate)
-
-    def destination(cidr: str, negate: bool = False) -> Compare:
-        return Compare(Field.DADDR, (cidr,), negate)
-
-    return (
-        rule(MarkIs(MARK, MARK), Return()),
-        rule(source(own), destination(cluster), Return()),
-        rule(source(cluster), destination(own), Return()),
-        rule(source(cluster, negate=True), destination(own), Return()),
-        rule(source(cluster), destination(_MULTICAST[family], negate=True), Masquerade()),
-        rule(source(cluster, negate=True), destination(cluster), Masquerade()),
+    from_cluster, from_elsewhere = (Compare(Field.SADDR, (cluster,), negate) for negate in (False, True))
+    to_cluster, to_own = (Compare(Field.DADDR, (cidr,)) for cidr in (cluster, own))
+    to_unicast = Compare(Field.DADDR, (_MULTICAST[family],), negate=True)
+    rules: tuple[tuple[Expression, ...], ...] = (
+        (MarkIs(MARK, MARK), Return()),
+        (Compare(Field.SADDR, (own,)), to_cluster, Return()),
+        (from_cluster, to_own, Return()),
+        (from_elsewhere, to_own, Return()),
+        (from_cluster, to_unicast, Masquerade()),
+        (from_elsewhere, to_cluster, Masquerade()),
     )
+    return tuple(Rule(expressions, _MASQUERADED) for expressions in rules)
 
 
 def _forwarding(cluster: str) -> tuple[Rule, ...]:

@@ -17,7 +17,7 @@ from narthex.dns.corefile.settings import (
 from narthex.dns.corefile.syntax import CorefileNode, CorefileReader
 from narthex.dns.message import names, wire
 from narthex.model.duration import duration, duration_text
-from narthex.model.net import address as canonical_address
+from narthex.model.net import address
 from narthex.model.problem import one_of, quoted
 
 _ZONE = re.compile(r"[A-Za-z0-9_./*-]+", re.ASCII)
@@ -174,7 +174,7 @@ def parse_upstream(word: str) -> Upstream | None:
     elif rest.count(":") == 1:
         host, _, port = rest.partition(":")
     try:
-        address = canonical_address(host)
+        server = address(host)
     except ValueError:
         if scheme:
             raise ValueError(f"{quoted(host)} is not an address") from None
@@ -182,8 +182,8 @@ def parse_upstream(word: str) -> Upstream | None:
     if port and not _port(port):
         raise ValueError(f"{quoted(port)} is not a port (1-65535)")
     if transport == "tls":
-        return Upstream(address, int(port or DEFAULT_TLS_PORT), "tls")
-    return Upstream(address, int(port or DEFAULT_PORT))
+        return Upstream(server, int(port or DEFAULT_TLS_PORT), "tls")
+    return Upstream(server, int(port or DEFAULT_PORT))
 
 
 def _port(word: str) -> bool:

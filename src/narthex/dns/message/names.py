@@ -66,6 +66,14 @@ def wire(text: str) -> bytes:
     return packed
 
 
+def wire_or_none(text: str) -> bytes | None:
+    """Return the wire form of a name in lower case, or None if it is invalid."""
+    try:
+        return wire(text).lower()
+    except ValueError:
+        return None
+
+
 def text(name: bytes) -> str:
     """Return a valid wire form as text, with the trailing dot; special characters are escaped as in zone files."""
     parts = []

@@ -39,7 +39,7 @@ def parse_hosts(lines: Iterable[str]) -> HostsTable:
         if packed is None:
             continue
         for word in words[1:]:
-            name = _name(word)
+            name = names.wire_or_none(word)
             if name is not None:
                 addresses.setdefault(name, {})[packed] = None
                 pointers.setdefault(_reverse_name(packed), {})[name] = None
@@ -93,13 +93,6 @@ class HostsPlugin:
 def _packed(word: str) -> bytes | None:
     try:
         return ipaddress.ip_address(address(word.split("%", 1)[0])).packed
-    except ValueError:
-        return None
-
-
-def _name(word: str) -> bytes | None:
-    try:
-        return names.wire(word).lower()
     except ValueError:
         return None
 

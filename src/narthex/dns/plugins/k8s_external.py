@@ -18,8 +18,8 @@ from narthex.dns.message.response import (
     record,
     soa_record,
 )
-from narthex.dns.message.wire import AAAA, NOERROR, NS, NXDOMAIN, REFUSED, SERVFAIL, SOA, SRV, A
-from narthex.dns.zone.records import SRV_TARGET, Records, ServiceRecords
+from narthex.dns.message.wire import NOERROR, NS, NXDOMAIN, REFUSED, SERVFAIL, SOA, SRV
+from narthex.dns.zone.records import SRV_TARGET, Records, ServiceRecords, address_records
 from narthex.dns.zone.zone import Zone
 
 _SVC = b"\x03svc"
@@ -79,7 +79,7 @@ class K8sExternalPlugin:
         if not labels or labels == [self._apex]:
             return ()
         if labels[-1] == self._apex:
-            return _by_family(self._own) if labels[:-1] == [_SERVER] else None
+            return address_records(self._own) if labels[:-1] == [_SERVER] else None
         if len(labels) == 1:
             return None if self._zone.find(relative + _SVC) is None else ()
         service = self._zone.services.get(labels[-2] + labels[-1] + _SVC)
@@ -92,7 +92,7 @@ class K8sExternalPlugin:
             if before and (records is None or any(type_ in wire.ADDRESS_SIZES for type_, _ in records)):
                 return None
             services = [data[:SRV_TARGET] for type_, values in records or () if type_ == SRV for data in values]
-            own = () if before else _by_family(service.external)
+            own = () if before else address_records(service.external)
             return (*own, (SRV, tuple(dict.fromkeys(services)))) if services else own
         return records if service.headless and self._settings.headless else None
 
@@ -118,7 +118,7 @@ class K8sExternalPlugin:
             return Sections([self._soa(at_zone, negative=False)])
         ttl = self._settings.ttl
         server = _SERVER + self._apex + at_zone
-        own = [record(server, type_, ttl, data) for type_, values in _by_family(self._own) for data in values]
+        own = [record(server, type_, ttl, data) for type_, values in address_records(self._own) for data in values]
         return Sections([record(AT_QUESTION, NS, ttl, server)], additional=own)
 
     def _soa(self, at_zone: bytes, *, negative: bool) -> bytes:
@@ -129,11 +129,3 @@ class K8sExternalPlugin:
 def _wire_labels(relative: bytes) -> list[bytes]:
     """Return the labels of a relative name, each after its length byte."""
     return [bytes((len(label),)) + label for label in names.labels(relative + b"\0")]
-
-
-def _by_family(addresses: Sequence[bytes]) -> Records:
-    found = (
-        (A, tuple(each for each in addresses if len(each) == 4)),
-        (AAAA, tuple(each for each in addresses if len(each) == 16)),
-    )
-    return tuple((type_, values) for type_, values in found if values)

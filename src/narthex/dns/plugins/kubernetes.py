@@ -106,10 +106,6 @@ class KubernetesPlugin:
             return self._existing(query, zone, at_zone, found, limit)
         return build_response(query, wire.NOERROR, limit, sections, authoritative=True)
 
-    def links_only(self, query: Query, external: ExternalTarget, limit: int) -> EncodedResponse:
-        """Build the response with the CNAME records of an ExternalName when no resolver can complete it."""
-        return build_response(query, wire.NOERROR, limit, Sections(external.links), authoritative=True)
-
     def _existing(
         self, query: Query, zone: bytes, at_zone: bytes, found: ExistingName, limit: int
     ) -> EncodedResponse | ExternalTarget:

@@ -15,7 +15,7 @@ import msgspec
 
 from narthex.dns.message import names, wire
 from narthex.dns.message.query import DnsClient, Query, Transport, max_response_size, parse_query
-from narthex.dns.message.response import EncodedResponse, build_response, header_response, truncate
+from narthex.dns.message.response import EncodedResponse, Sections, build_response, header_response, truncate
 from narthex.dns.message.wire import rcode_label, type_label
 from narthex.dns.plugins import Reply, Resolver
 from narthex.dns.plugins.autopath import AutopathPlugin
@@ -133,7 +133,8 @@ class Dispatcher:
         if block.resolver is not None:
             return PendingQuery(query, block.resolver, zone, external)
         if external.links and kubernetes is not None:
-            return _local(kubernetes.links_only(query, external, limit), query, zone, KUBERNETES)
+            response = build_response(query, wire.NOERROR, limit, Sections(external.links), authoritative=True)
+            return _local(response, query, zone, KUBERNETES)
         return _local(build_response(query, wire.REFUSED, limit), query, zone)
 
     def _block(self, name: bytes) -> tuple[BlockPlugins | None, str]:
@@ -241,3 +242,8 @@ class QueryServer:
         counter = self.counter.counter((self.transport, self.family, labels, len(packet), size))
         counter[0] += 1
         return counter
+
+    def log_query(self, zone: str, packet: bytes, message: bytes, client: DnsClient, port: int, started: float) -> None:
+        """Log a query that was received at `started`, and its response, if the server block logs queries."""
+        if self.log is not None and self.log.covers(zone):
+            self.log.log_query(zone, packet, message, client, port, time.perf_counter() - started)

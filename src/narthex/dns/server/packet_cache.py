@@ -74,30 +74,24 @@ class PacketCache:
         self._room = self._max_bytes
 
 
-class NxdomainTemplate:
+class NxdomainTemplate(msgspec.Struct, frozen=True):
     """The NXDOMAIN response to any name with a first label of one length: everything but the question."""
 
-    __slots__ = ("after", "counter", "head")
-
-    def __init__(self, head: bytes, after: bytes, counter: PacketCounter) -> None:
-        self.head = head
-        self.after = after
-        self.counter = counter
+    head: bytes
+    after: bytes
+    counter: PacketCounter
 
 
-class _MissingBelow:
+class _MissingBelow(msgspec.Struct, frozen=True):
     """Templates for names with one label before the same suffix."""
 
-    __slots__ = ("extra", "scope", "services", "tail", "templates")
-
-    def __init__(self, tail: bytes, scope: NxdomainScope, services: Mapping[bytes, object], extra: int) -> None:
-        self.tail = tail
-        self.scope = scope
-        self.services = services
-        self.extra = extra
-        """Number of bytes after the question."""
-        self.templates: dict[int, NxdomainTemplate] = {}
-        """By the length of the first label."""
+    tail: bytes
+    scope: NxdomainScope
+    services: Mapping[bytes, object]
+    extra: int
+    """Number of bytes after the question."""
+    templates: dict[int, NxdomainTemplate] = {}
+    """By the length of the first label."""
 
 
 class NxdomainTemplates:

@@ -45,7 +45,7 @@ def parse_resolv_conf(text: str) -> ResolvConf:
         if words[0] == "nameserver":
             servers += _address(words[1])
         elif words[0] in ("search", "domain"):
-            search = [zone for word in words[1:] for zone in _zone(word)]
+            search = [names.text(zone) for zone in map(names.wire_or_none, words[1:]) if zone is not None]
         elif words[0] == "options":
             options += words[1:]
     unique = tuple(dict.fromkeys(servers))
@@ -96,12 +96,5 @@ def _address(word: str) -> list[str]:
     try:
         # The zone index of a link-local server (fe80::1%eth0) has no meaning for sockets of another process.
         return [address(word)]
-    except ValueError:
-        return []
-
-
-def _zone(word: str) -> list[str]:
-    try:
-        return [names.text(names.wire(word)).lower()]
     except ValueError:
         return []

@@ -176,7 +176,7 @@ class _Connection:
         if cached is not None:
             cached.counter[0] += 1
             message = packet[:2] + (cached.tail if cached.rotation is None else cached.rotation.next())
-            self._log_query(cached.zone, packet, message, started)
+            server.log_query(cached.zone, packet, message, self._client, self._port, started)
             self._send(message)
             return
         answer = server.dispatcher.handle(packet, "tcp")
@@ -188,7 +188,7 @@ class _Connection:
                 server.cache.store_negative(key, response.tail, counter)
             else:
                 server.cache.store(key, response, counter, labels.zone)
-            self._log_query(labels.zone, packet, message, started)
+            server.log_query(labels.zone, packet, message, self._client, self._port, started)
             self._send(message)
         elif isinstance(answer, PendingQuery):
             self._pending += 1
@@ -197,17 +197,13 @@ class _Connection:
             server.count(answer.labels, packet, len(answer.message))
             self._send(answer.message)
 
-    def _log_query(self, zone: str, packet: bytes, message: bytes, started: float) -> None:
-        log = self._server.log
-        if log is not None and log.covers(zone):
-            log.log_query(zone, packet, message, self._client, self._port, time.perf_counter() - started)
-
     def _resolved(self, pending: PendingQuery, message: bytes | None, started: float) -> None:
         self._pending -= 1
         if self._sock.fileno() < 0:
             return
         if message is not None:
-            self._log_query(pending.zone, pending.query.packet, message, started)
+            packet = pending.query.packet
+            self._server.log_query(pending.zone, packet, message, self._client, self._port, started)
             self._send(message)
         if not self._answering:
             self._serve()

@@ -154,8 +154,7 @@ class UdpServer(QueryServer):
 
     def _log_query(self, zone: str, slot: int, packet: bytes, message: bytes, started: float) -> None:
         address, port, _ = self._batch.client(slot)
-        assert self.log is not None
-        self.log.log_query(zone, packet, message, DnsClient(address, "udp"), port, time.perf_counter() - started)
+        self.log_query(zone, packet, message, DnsClient(address, "udp"), port, started)
 
     def _resolve(self, slot: int, pending: PendingQuery) -> bytes | None:
         """Have a query resolved. Return the response after its ID if it is known at once."""
@@ -164,20 +163,18 @@ class UdpServer(QueryServer):
         to = (address, port) if self.family == 1 else (address, port, 0, scope)
         immediate: list[bytes] = []
         waiting = False
-        started, log = time.perf_counter(), self.log
+        started, client = time.perf_counter(), DnsClient(address, "udp")
 
         def reply(message: bytes | None) -> None:
             if message is None:
                 return
-            if log is not None and log.covers(pending.zone):
-                seconds = time.perf_counter() - started
-                log.log_query(pending.zone, pending.query.packet, message, DnsClient(address, "udp"), port, seconds)
+            self.log_query(pending.zone, pending.query.packet, message, client, port, started)
             if waiting:
                 self._send_later(message, control, to)
             else:
                 immediate.append(message)
 
-        self.recursion.resolve(pending, DnsClient(address, "udp"), reply)
+        self.recursion.resolve(pending, client, reply)
         waiting = True
         return immediate[0][2:] if immediate else None
 

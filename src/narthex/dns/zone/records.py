@@ -147,8 +147,8 @@ def packed(address: str) -> bytes:
     return inet_pton(AF_INET6 if ":" in address else AF_INET, address)
 
 
-def _addresses(packed_ones: Iterable[bytes]) -> Records:
-    """Return A and AAAA records without duplicates."""
+def address_records(packed_ones: Iterable[bytes]) -> Records:
+    """Return the A and AAAA records of packed addresses without duplicates."""
     once = tuple(dict.fromkeys(packed_ones))
     if len(once) == 1:
         return ((A if len(once[0]) == 4 else AAAA, once),)
@@ -183,7 +183,7 @@ def _hosts_below(hosts: Iterable[_Host]) -> dict[bytes, Records]:
     by_label: dict[bytes, list[bytes]] = {}
     for host in hosts:
         by_label.setdefault(host.label, []).append(host.address)
-    return {name: _addresses(found) for name, found in by_label.items()}
+    return {name: address_records(found) for name, found in by_label.items()}
 
 
 def _service_records(
@@ -201,7 +201,7 @@ def _service_records(
 def _cluster(service: Service, hosts: list[_Host]) -> ServiceRecords:
     ips = tuple(packed(ip) for ip in service.cluster_ips)
     srv, by_port = _service_ports(service.ports, len(ips))
-    return _service_records((*_addresses(ips), *srv), {**by_port, **_hosts_below(hosts)}, hosts, ips)
+    return _service_records((*address_records(ips), *srv), {**by_port, **_hosts_below(hosts)}, hosts, ips)
 
 
 @lru_cache(maxsize=1024)
@@ -219,5 +219,5 @@ def _headless(hosts: list[_Host]) -> ServiceRecords | None:
     if not hosts:
         return None
     listed = [(name, protocol, port, host.label) for host in hosts for name, protocol, port in host.ports]
-    own = (*_addresses(host.address for host in hosts), *_srv([(port, target) for _, _, port, target in listed]))
+    own = (*address_records(host.address for host in hosts), *_srv([(port, target) for _, _, port, target in listed]))
     return _service_records(own, {**_by_port(listed), **_hosts_below(hosts)}, hosts, ())

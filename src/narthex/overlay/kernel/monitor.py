@@ -14,17 +14,8 @@ from narthex.linux.background import in_background
 from narthex.linux.netlink import HEADER, PORTS, PORTS_MASK, bind_own_port
 
 _NETLINK_ROUTE = 0
-_GROUPS = {
-    name: 1 << number - 1
-    for name, number in (
-        ("link", 1),
-        ("neigh", 3),
-        ("ipv4 address", 5),
-        ("ipv4 route", 7),
-        ("ipv6 address", 9),
-        ("ipv6 route", 11),
-    )
-}
+_GROUPS = sum(1 << number - 1 for number in (1, 3, 5, 7, 9, 11))
+"""Links, neighbors, IPv4 addresses and routes, IPv6 addresses and routes."""
 _LINK, _ADDRESS, _ROUTE, _NEIGHBOUR = (16, 17), (20, 21), (24, 25), (28, 29)
 _SO_RCVBUFFORCE = 33
 _QUEUE = 4 << 20
@@ -46,7 +37,7 @@ class RouteMonitor:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE)
-        bind_own_port(self._socket, sum(_GROUPS.values()))
+        bind_own_port(self._socket, _GROUPS)
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def close(self) -> None:
