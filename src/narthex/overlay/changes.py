@@ -37,7 +37,6 @@ class OverlayState(msgspec.Struct, frozen=True, kw_only=True):
     """The current kernel state."""
 
     devices: Mapping[str, ObservedDevice] = {}
-    """Links with the names of our devices."""
     neighbours: frozenset[OverlayNeighbor] = frozenset()
     """Permanent neighbor entries on our devices."""
     forwards: frozenset[OverlayFdbEntry] = frozenset()

@@ -82,7 +82,6 @@ class DesiredState(msgspec.Struct, frozen=True, kw_only=True):
     forwards: frozenset[OverlayFdbEntry] = frozenset()
     routes: frozenset[OverlayRoute] = frozenset()
     settings: tuple[KernelSetting, ...] = ()
-    """Required sysctls."""
 
 
 class KernelRoute(msgspec.Struct, frozen=True):

@@ -20,7 +20,6 @@ BACKENDS = (VXLAN, HOST_GW)
 UNSUPPORTED_BACKENDS = (
     "udp", "wireguard", "ipip", "ipsec", "extension", "alloc", "ali-vpc", "aws-vpc", "gce", "tencent-vpc",
 )  # fmt: skip
-"""flannel's other backends."""
 PORT = 8472
 """Default VXLAN port: that of Linux, not IANA's 4789."""
 _MOST_BYTES = 1 << 20

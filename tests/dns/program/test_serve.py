@@ -9,6 +9,7 @@ import pytest
 from narthex.dns.program.serve import DnsServer, DnsSettings
 from narthex.model.store import Synced, Upsert
 from narthex.model.trigger_time import TRIGGER_TIME
+from narthex.runtime.metrics import exposition
 from narthex.testing.build import endpoint, endpoint_slice, service
 from narthex.testing.load import until
 
@@ -116,7 +117,7 @@ def test_how_long_each_kind_of_service_waited():
     thread, raised = started(part)
 
     def counted():
-        text = part._metrics.text().decode()
+        text = exposition(part).decode()
         return {
             kind: f'coredns_kubernetes_dns_programming_duration_seconds_count{{service_kind="{kind}"}} 1.0' in text
             for kind, _ in kinds.values()

@@ -6,14 +6,7 @@ import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 
-from narthex.dns.corefile.settings import (
-    DEFAULT_PORT,
-    DEFAULT_TLS_PORT,
-    CorefilePosition,
-    HttpEndpoint,
-    Upstream,
-    Zones,
-)
+from narthex.dns.corefile.settings import DEFAULT_PORT, DEFAULT_TLS_PORT, HttpEndpoint, Upstream, Zones
 from narthex.dns.corefile.syntax import CorefileNode, CorefileReader
 from narthex.dns.message import names, wire
 from narthex.model.duration import duration, duration_text
@@ -36,11 +29,6 @@ class Directive:
     def name(self) -> str:
         """Name of the plugin or option."""
         return self.node.name
-
-    @property
-    def where(self) -> CorefilePosition:
-        """Position of the line."""
-        return self.node.where
 
     def error(self, message: str) -> None:
         """Report an error of this line."""

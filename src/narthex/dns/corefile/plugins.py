@@ -514,4 +514,3 @@ UNSUPPORTED_PLUGINS = frozenset((
     "multisocket", "nomad", "nsid", "pprof", "quic", "rewrite", "root", "route53", "secondary", "sign", "template",
     "timeouts", "tls", "trace", "transfer", "tsig", "view", "whoami",
 ))  # fmt: skip
-"""Plugins of CoreDNS that have no equivalent here."""

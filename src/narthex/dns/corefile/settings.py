@@ -156,7 +156,6 @@ class HostsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Lines in the format of the file."""
     ttl: int = 3600
     reverse: bool = True
-    """False with `no_reverse`."""
     reload: float = 5.0
     """Seconds between two checks of the file; 0: it is read once."""
     fallthrough: Zones | None = None
@@ -207,10 +206,8 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     servfail: float = CACHE_SERVFAIL_TTL
     """Lifetime of a SERVFAIL response; 0: it is not cached."""
     no_success: Zones = ()
-    """Zones without caching of positive responses (`disable success`)."""
     no_denial: Zones = ()
     keep_ttl: bool = False
-    """Cached responses keep their original TTL."""
 
 
 class UpstreamTlsSettings(msgspec.Struct, frozen=True, kw_only=True):

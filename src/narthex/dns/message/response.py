@@ -155,16 +155,11 @@ def truncate(message: bytes, query: Query, limit: int) -> bytes:
 
 
 def local_response(
-    query: Query,
-    rcode: int,
-    records: Iterable[tuple[int, int, bytes]] = (),
-    *,
-    authoritative: bool = False,
-    recursion: bool = True,
+    query: Query, rcode: int, records: Iterable[tuple[int, int, bytes]] = (), *, authoritative: bool = False
 ) -> bytes:
     """Build a whole message of any size. `records` are type, TTL, and data of answers at the question name."""
     flags = wire.QR | query.flags & (wire.RD | wire.CD) | rcode & 15
-    flags |= (wire.AA if authoritative else 0) | (wire.RA if recursion else 0)
+    flags |= wire.RA | (wire.AA if authoritative else 0)
     answers = [record(AT_QUESTION, *each) for each in records]
     extra = b"" if query.edns_size is None else opt_record(rcode >> 4, query.dnssec_ok)
     header = wire.HEADER.pack(query.id, flags, 1, len(answers), 0, bool(extra))
@@ -203,11 +198,6 @@ class UpstreamResponse(msgspec.Struct, frozen=True, kw_only=True):
     """Offsets of uncompressed owner names that equal the question name."""
     addresses: tuple[tuple[int, tuple[int, ...]], ...]
     """Size and offsets of the addresses of one name and type, whose order may change."""
-
-    @property
-    def question(self) -> bytes:
-        """The question section: name, type, and class."""
-        return self.packet[wire.HEADER.size : self.question_end]
 
     def for_client(self, query: Query, ttl: int | None = None, shuffle: Shuffle | None = None) -> bytes:
         """Return the message for a client that asked the same question in any case.

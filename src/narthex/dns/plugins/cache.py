@@ -75,7 +75,6 @@ class CacheCounters(msgspec.Struct):
     evictions: dict[CacheHalf, int] = msgspec.field(default_factory=lambda: {"success": 0, "denial": 0})
     prefetches: int = 0
     stale: int = 0
-    """Stale responses served."""
 
 
 class ResponseCache:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,9 @@ from narthex.dns.server.counters import (
     CacheCounts,
     ResolverCounts,
     UpstreamCounts,
-    empty_buckets,
     sum_of,
 )
-from narthex.runtime.metrics import counter, exposition, gauge
+from narthex.runtime.metrics import counter, gauge
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -45,61 +44,37 @@ _GAUGES = {
 }
 
 
-class ProgrammingDurations:
-    """Time from the change of a Service's endpoints until all workers have it, by kind of Service. One thread writes."""
+def server_metrics(
+    counts: AnswerCounts,
+    resolvers: Mapping[str, ResolverCounts],
+    programming: Mapping[str, BucketCounts],
+    state: Mapping[str, float],
+) -> Iterable[Metric]:
+    """Yield the metrics of a server, for prometheus-client.
 
-    def __init__(self) -> None:
-        self.by_kind: dict[str, BucketCounts] = {}
-
-    def observe(self, kind: str, seconds: float) -> None:
-        """Record one change."""
-        self.by_kind.setdefault(kind, empty_buckets(PROGRAMMING)).add(PROGRAMMING, max(0.0, seconds))
-
-
-class DnsMetrics:
-    """Collects the metrics of a server on each scrape."""
-
-    def __init__(
-        self,
-        counts: Callable[[], tuple[AnswerCounts, Mapping[str, ResolverCounts]]],
-        programming: ProgrammingDurations,
-        state: Callable[[], Mapping[str, float]],
-    ) -> None:
-        """Create the collector.
-
-        Args:
-            counts: Returns the sums of answers, and of plugin chains by the first zone of their server block.
-            programming: Durations that the main process measures.
-            state: Returns the number of panics, and the gauges of `_GAUGES` by name.
-        """
-        self._counts = counts
-        self._programming = programming
-        self._state = state
-
-    def text(self) -> bytes:
-        """Return the metrics in the Prometheus text format."""
-        return exposition(self)
-
-    def collect(self) -> Iterable[Metric]:
-        """Yield the metrics, for prometheus-client."""
-        counts, resolvers = self._counts()
-        yield from _answer_metrics(counts)
-        yield from resolver_metrics(resolvers)
-        yield from _answer_histograms(counts)
-        text = "Time from a change of a Service's endpoints to the change of its names."
-        by_kind = {(kind,): buckets for kind, buckets in self._programming.by_kind.items()}
-        name = "coredns_kubernetes_dns_programming_duration_seconds"
-        yield _histogram(name, text, PROGRAMMING, by_kind, "service_kind")
-        state = dict(self._state())
-        yield counter("coredns_panics", "Workers that died.", state.pop("panics", 0))
-        python = ".".join(map(str, sys.version_info[:3]))
-        build: dict[tuple[str, ...], float] = {(f"narthex {narthex.__version__}", "", f"python {python}"): 1.0}
-        yield gauge("coredns_build_info", "Version.", build, "version", "revision", "goversion")
-        yield counter("narthex_dns_lost_answers", "Responses that could not be sent.", counts.lost)
-        text = "TCP connections above the limits."
-        yield counter("narthex_dns_refused_connections", text, counts.refused_connections)
-        for name, value in state.items():
-            yield gauge(name, _GAUGES[name], value)
+    Args:
+        counts: Sums of all answers.
+        resolvers: Sums of plugin chains by the first zone of their server block.
+        programming: Seconds from the change of a Service's endpoints until all workers have it, by kind of Service.
+        state: Number of panics, and the gauges of `_GAUGES` by name.
+    """
+    yield from _answer_metrics(counts)
+    yield from resolver_metrics(resolvers)
+    yield from _answer_histograms(counts)
+    text = "Time from a change of a Service's endpoints to the change of its names."
+    by_kind = {(kind,): buckets for kind, buckets in programming.items()}
+    name = "coredns_kubernetes_dns_programming_duration_seconds"
+    yield _histogram(name, text, PROGRAMMING, by_kind, "service_kind")
+    yield counter("coredns_panics", "Workers that died.", state["panics"])
+    python = ".".join(map(str, sys.version_info[:3]))
+    build: dict[tuple[str, ...], float] = {(f"narthex {narthex.__version__}", "", f"python {python}"): 1.0}
+    yield gauge("coredns_build_info", "Version.", build, "version", "revision", "goversion")
+    yield counter("narthex_dns_lost_answers", "Responses that could not be sent.", counts.lost)
+    text = "TCP connections above the limits."
+    yield counter("narthex_dns_refused_connections", text, counts.refused_connections)
+    for name, text in _GAUGES.items():
+        if name in state:
+            yield gauge(name, text, state[name])
 
 
 def _answer_metrics(counts: AnswerCounts) -> Iterable[Metric]:

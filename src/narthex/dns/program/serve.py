@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,11 @@ from narthex.dns.corefile.settings import KubernetesSettings, ServerBlock
 from narthex.dns.plugins.loop import LoopProbeSecrets
 from narthex.dns.program.configuration import CorefileSource, DnsConfigurationError
 from narthex.dns.program.listeners import ListenError, listen_addresses, reached_at
-from narthex.dns.program.metrics import DnsMetrics, ProgrammingDurations
+from narthex.dns.program.metrics import PROGRAMMING, server_metrics
 from narthex.dns.program.status import Readiness, StatusEndpoints
 from narthex.dns.program.worker_protocol import WorkerSetup
 from narthex.dns.program.workers import WorkerPool
-from narthex.dns.server.counters import AnswerCounts, ResolverCounts
+from narthex.dns.server.counters import AnswerCounts, BucketCounts, ResolverCounts, empty_buckets
 from narthex.dns.server.dispatcher import DEFAULT_RECURSION_NETWORKS
 from narthex.dns.zone.changes import ZoneChange, ZoneTracker
 from narthex.linux.clock import Clock, SystemClock
@@ -34,10 +34,13 @@ from narthex.model.objects import EndpointSlice, NamespacedName
 from narthex.model.store import Event, Snapshot, Store, Synced, Upsert
 from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
 from narthex.runtime.logs import LOGGER, ProblemLog, start_logging
+from narthex.runtime.metrics import exposition
 from narthex.runtime.process import ended_by_signal
 from narthex.runtime.reconciler import EventFeed, EventSource, Reconciler
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from narthex.kube.access import Access
     from narthex.kube.source import FollowedList
 
@@ -95,9 +98,8 @@ class DnsServer:
         self._trackers: dict[int, ZoneTracker] = {}
         self._workers: WorkerPool | None = None
         self._blocks = settings.blocks
-        self._programming = ProgrammingDurations()
-        self._metrics = DnsMetrics(self._counts, self._programming, self._state)
-        self._endpoints = StatusEndpoints(self._metrics, self._readiness)
+        self._programming: dict[str, BucketCounts] = {}
+        self._endpoints = StatusEndpoints(lambda: exposition(self), self._readiness)
         self._lock = threading.Lock()
         """Held while events are processed or workers are replaced."""
         self._fault: Exception | None = None
@@ -252,7 +254,8 @@ class DnsServer:
             self._workers.update(changes)
         sent = self._clock.wall()
         for key, when in since.items():
-            self._programming.observe(_service_kind(snapshot, key), sent - when)
+            buckets = self._programming.setdefault(_service_kind(snapshot, key), empty_buckets(PROGRAMMING))
+            buckets.add(PROGRAMMING, max(0.0, sent - when))
 
     def _note_trigger(self, event: Event, since: dict[NamespacedName, float]) -> None:
         """Note the time of the change behind an event of endpoints, unless it is older than this process or known."""
@@ -287,6 +290,10 @@ class DnsServer:
             LOGGER.error("the new Corefile cannot be applied; the previous one stays in force: %s", error)
             return
         LOGGER.info("the Corefile has changed and is in force")
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics, for prometheus-client."""
+        return server_metrics(*self._counts(), self._programming, self._state())
 
     def _counts(self) -> tuple[AnswerCounts, dict[str, ResolverCounts]]:
         workers, blocks = self._workers, self._blocks

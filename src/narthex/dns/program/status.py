@@ -9,7 +9,6 @@ import msgspec
 
 from narthex.dns.corefile.settings import HttpEndpoint, ServerBlock
 from narthex.dns.program.listeners import EVERYWHERE, ListenError
-from narthex.dns.program.metrics import DnsMetrics
 from narthex.runtime.http.messages import ConnectionSlots, HttpRequest, HttpResponse, Responder, SlowResponse
 from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.metrics import metrics_reply
@@ -21,7 +20,6 @@ class Readiness(msgspec.Struct, frozen=True):
     """State of the server for `/ready`."""
 
     missing: tuple[str, ...] = ()
-    """Plugins that are not ready."""
     stale: str = ""
     """Which data is stale and for how long; empty if none is."""
     terminating: bool = False
@@ -30,8 +28,8 @@ class Readiness(msgspec.Struct, frozen=True):
 class StatusEndpoints:
     """The HTTP endpoints of a DNS server."""
 
-    def __init__(self, metrics: DnsMetrics, readiness: Callable[[], Readiness]) -> None:
-        self._metrics = metrics
+    def __init__(self, scrape: Callable[[], bytes], readiness: Callable[[], Readiness]) -> None:
+        self._scrape = scrape
         self._readiness = readiness
         self._http = HttpServer()
         self._slots = ConnectionSlots()
@@ -52,7 +50,7 @@ class StatusEndpoints:
                 self._strict = self._strict or block.ready.monitor == "continuously"
                 desired["ready", block.ready.listen] = _only("/ready", self._ready)
             if block.prometheus is not None:
-                desired["metrics", block.prometheus.listen] = _only("/metrics", lambda: SlowResponse(self._scrape))
+                desired["metrics", block.prometheus.listen] = _only("/metrics", lambda: SlowResponse(self._metrics))
         for key in [key for key in self._open if key not in desired]:
             self._http.close(self._open.pop(key))
         for key, responder in desired.items():
@@ -66,8 +64,8 @@ class StatusEndpoints:
         self._http.stop()
         self._open.clear()
 
-    def _scrape(self) -> HttpResponse:
-        return metrics_reply(self._metrics.text())
+    def _metrics(self) -> HttpResponse:
+        return metrics_reply(self._scrape())
 
     def _ready(self) -> HttpResponse:
         now = self._readiness()

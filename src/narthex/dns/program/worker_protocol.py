@@ -30,7 +30,6 @@ class WorkerSetup(msgspec.Struct, frozen=True, tag=True):
     own: tuple[str, ...] = ()
     """Addresses of this server (row D30)."""
     recursion: tuple[str, ...] = ()
-    """Networks whose clients may use recursion."""
     first: bool = True
     """True for one of the workers, which logs what would be the same for all."""
     probes: LoopProbeSecrets = LoopProbeSecrets("", "")

@@ -149,7 +149,6 @@ class UpstreamCounts(msgspec.Struct):
     durations: dict[tuple[str, str], BucketCounts] = {}
     """Seconds until the response, by upstream and response code."""
     failed_checks: dict[str, int] = {}
-    """Failed health checks, by upstream."""
     connections: dict[tuple[str, str, bool], int] = {}
     """Queries by upstream, `udp`, `tcp` or `tcp-tls`, and whether an idle connection was reused."""
     drops: dict[str, int] = {}

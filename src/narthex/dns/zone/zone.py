@@ -52,10 +52,6 @@ class Zone:
         self.serial = 0
         self.synced = False
 
-    def __len__(self) -> int:
-        """Return the number of Services whose names exist."""
-        return len(self._services)
-
     def apply(self, change: ZoneChange) -> None:
         """Apply a change."""
         for key, records in change.services.items():

@@ -45,7 +45,6 @@ from narthex.runtime.configuration.values import OverlayConfiguration
 from narthex.runtime.logs import LOGGER
 
 _MOST_LINES = 20
-"""Maximum number of logged changes per reconciliation."""
 _KINDS = {OverlayNeighbor: "neighbour", OverlayFdbEntry: "fdb", OverlayRoute: "route"}
 
 Annotate = Callable[[Node, Mapping[str, str]], None]
@@ -58,13 +57,11 @@ class OverlaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings. Several overlays on one machine need separate namespaces and `subnet_file`s."""
 
     node: str
-    """Name of this node's Node object."""
     net_conf: str = _USUAL.net_conf
     subnet_file: str = _USUAL.subnet_file
     routes_file: str = ""
     """File of our own routes over the external interface; empty: next to `subnet_file`."""
     choice: InterfaceSelection = InterfaceSelection()
-    """Selects the interface to the other nodes."""
     public_ips: tuple[str, ...] = ()
     """Addresses that peers send to, at most one per family; default: those of the interface."""
     masquerade: bool = True
@@ -72,7 +69,6 @@ class OverlaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Accept Pod traffic in the FORWARD chain, whose policy may be DROP."""
     annotation_prefix: str = _USUAL.annotation_prefix
     set_condition: bool = True
-    """Set the Node condition NetworkUnavailable to False."""
     repair_checksums: bool = True
     resync: float = 10.0
     """Seconds between full reconciliations; changes that the kernel reports are repaired at once."""
