@@ -5,7 +5,7 @@ import ipaddress
 import pytest
 
 from narthex.cni.request import is_name
-from narthex.lab import pod_network, topology
+from narthex.lab import topology
 from narthex.linux.namespaces import namespace_path
 from narthex.model.net import address, contains, network
 from narthex.model.objects import NamespacedName
@@ -89,7 +89,7 @@ def test_outside_knows_the_nodes_addresses_only():
     assert routes == ["192.168.49.0/24", "fd00:192:168:49::/64"]
 
 
-@pytest.mark.parametrize("overlay", [pod_network.VXLAN, pod_network.HOST_GW])
+@pytest.mark.parametrize("overlay", [topology.VXLAN, topology.HOST_GW])
 def test_an_overlay_has_the_routes_to_itself(overlay):
     members = topology.nodes("t", 3)
     commands = topology.wire_node(members[0], members, overlay).commands

@@ -5,7 +5,7 @@
                              ├── node-1 eth0 192.168.49.11 ── cni0 10.244.1.1 ── pods 10.244.1.2 …
                              └── node-2 eth0 192.168.49.12 ── cni0 10.244.2.1 ── pods 10.244.2.2 …
 
-Each box is a network namespace. CNI plugins create the pods' veth pairs and the bridge `cni0` (`pod_network.py`). Since the
+Each box is a network namespace. CNI plugins create the pods' veth pairs and the bridge `cni0`. Since the
 fabric is a namespace too, several labs can use the same addresses. Fabric and `outside` have no routes to pods or Services,
 only to the nodes, as in the network around a real cluster. Load balancer addresses are routed to the nodes' link; the fabric
 resolves the node that has one as a router does, with ARP or neighbour discovery.
@@ -16,12 +16,17 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
-from narthex.lab.pod_network import NONE
 from narthex.model.net import family_of
 from narthex.model.objects import NamespacedName
+
+NONE, VXLAN, HOST_GW = OVERLAYS = ("none", "vxlan", "host-gw")
+"""How pods of other nodes are reached: by static routes, or by the nodes' overlay."""
+NETWORK = "lab"
+"""Name of the network."""
 
 MAX_NODES = 200
 MAX_PODS_PER_NODE = 250
@@ -269,3 +274,42 @@ def wire_balancers(lab: str, gone: Iterable[str], new: Iterable[str]) -> tuple[W
 def wire_dead(lab: str, node: LabNode) -> Wiring:
     """Return the change that disconnects a dead node: its port on the fabric goes down."""
     return Wiring(namespace=fabric_namespace(lab), sysctls={}, commands=(f"link set {node.name} down",))
+
+
+_BRIDGE = {
+    "type": "bridge",
+    "bridge": "cni0",
+    "isDefaultGateway": True,
+    "hairpinMode": True,
+    # Replies between pods of a node must pass connection tracking, which reverses the proxy's NAT. Real nodes load
+    # br_netfilter for this, which affects the whole machine.
+    "throughNode": True,
+}
+
+
+def net_conf(overlay: str, cluster_cidrs: tuple[str, ...]) -> dict[str, Any]:
+    """Return the overlay's `net-conf.json`. `cluster_cidrs` has one network for IPv4 and one for IPv6."""
+    four, six = cluster_cidrs
+    # The nodes' proxies use nftables by default.
+    common = {"EnableIPv4": True, "EnableIPv6": True, "EnableNFTables": True}
+    return {**common, "Network": four, "IPv6Network": six, "Backend": {"Type": overlay}}
+
+
+def bridge_network(pod_cidrs: tuple[str, ...], reservations: str) -> dict[str, Any]:
+    """Return the configuration of a node with fixed pod ranges. `reservations` is the directory of host-local's reservations."""
+    ranges = [[{"subnet": cidr}] for cidr in pod_cidrs]
+    return _chain({**_BRIDGE, "ipam": {"type": "host-local", "ranges": ranges, "dataDir": reservations}})
+
+
+def overlay_network(subnet_file: str, kept: str, reservations: str) -> dict[str, Any]:
+    """Return the configuration of a node whose overlay provides ranges and MTU in `subnet_file`.
+
+    `kept` is the directory of delegated configurations, `reservations` that of host-local.
+    """
+    plugin = {"type": "flannel", "subnetFile": subnet_file, "dataDir": kept, "delegate": _BRIDGE}
+    return _chain({**plugin, "ipam": {"dataDir": reservations}})
+
+
+def _chain(first: dict[str, Any]) -> dict[str, Any]:
+    ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+    return {"cniVersion": "1.0.0", "name": NETWORK, "plugins": [first, ports]}

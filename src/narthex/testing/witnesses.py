@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import msgspec
 
-from narthex.model.net import family_of, join_port
+from narthex.model.net import IPFamily, family_of, join_port
 from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace
 from narthex.proxy.backends import BACKENDS
+from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import plan_once
 from narthex.testing.findings import OutcomeText, WitnessFinding, possible_ends, say, say_trace
 from narthex.testing.scenario import Scenario, ScenarioFlow, ScenarioStep
@@ -23,10 +25,14 @@ BRANCHES = 48
 """How many different histories of steps are followed side by side. Two endpoints and five free picks fit."""
 
 
+def _plans(scenario: Scenario, mode: str) -> dict[IPFamily, Plan]:
+    objects, config = snapshot(scenario), node_config(scenario, mode)
+    return {family: plan_once(objects, config, family) for family in families_of((*scenario.flows, *scenario.steps))}
+
+
 def plan_answer(scenario: Scenario, mode: str) -> Answer:
     """Return the answer of the plan, adapted to the deviations of the mode's backend."""
-    backend, objects, config = BACKENDS[mode], snapshot(scenario), node_config(scenario, mode)
-    plans = {family: plan_once(objects, config, family) for family in families_of((*scenario.flows, *scenario.steps))}
+    backend, plans = BACKENDS[mode], _plans(scenario, mode)
 
     def answer(packet: Packet, host: Host, memory: Memory | None, now: float) -> Trace:
         return evaluate(plans[family_of(packet.destination)], packet, host, backend.deviations, memory, now)
@@ -36,11 +42,8 @@ def plan_answer(scenario: Scenario, mode: str) -> Answer:
 
 def rules_answer(scenario: Scenario, mode: str) -> Answer:
     """Return the answer of the rendered rules, walked like the kernel does."""
-    backend, objects, config = BACKENDS[mode], snapshot(scenario), node_config(scenario, mode)
-    rules = {
-        family: backend.render(plan_once(objects, config, family))
-        for family in families_of((*scenario.flows, *scenario.steps))
-    }
+    backend = BACKENDS[mode]
+    rules = {family: backend.render(plan) for family, plan in _plans(scenario, mode).items()}
 
     def answer(packet: Packet, host: Host, memory: Memory | None, now: float) -> Trace:
         return backend.walk(rules[family_of(packet.destination)], packet, host, memory, now)
@@ -54,21 +57,15 @@ ANSWERS = {"plan": plan_answer, "rules": rules_answer}
 def testify(scenario: Scenario, mode: str, against: str, flows: tuple[ScenarioFlow, ...]) -> list[WitnessFinding]:
     """Return what the witness `against` says about the flows and all steps."""
     answer = ANSWERS[against](scenario, mode)
+    finding = partial(WitnessFinding, scenario=scenario.name, mode=mode, against=against)
     findings = []
     for flow in as_declared(flows, BACKENDS[mode].deviations):
         trace = answer(packet_of(scenario, flow), host_of(scenario, flow), None, 0.0)
-        findings.append(
-            WitnessFinding(
-                scenario=scenario.name,
-                label=flow.label,
-                mode=mode,
-                against=against,
-                expect=say(flow.expect),
-                got=say_trace(trace),
-                ok=possible_ends(trace) == flow.expect,
-            )
-        )
-    return findings + _follow(scenario, mode, against, answer)
+        ok = possible_ends(trace) == flow.expect
+        findings.append(finding(label=flow.label, expect=say(flow.expect), got=say_trace(trace), ok=ok))
+    for step, got, ok in _follow(scenario, mode, answer):
+        findings.append(finding(label=f"step {step.number}", expect=step.pick, got=got, ok=ok))
+    return findings
 
 
 class _History(msgspec.Struct):
@@ -78,29 +75,16 @@ class _History(msgspec.Struct):
     picks: Mapping[int, tuple[str, int]] = {}
 
 
-def _follow(scenario: Scenario, mode: str, against: str, answer: Answer) -> list[WitnessFinding]:
+def _follow(scenario: Scenario, mode: str, answer: Answer) -> Iterator[tuple[ScenarioStep, OutcomeText, bool]]:
     """Take the steps in every possible history, up to BRANCHES; a demand must hold in all of them."""
     histories = [_History(Memory())]
-    findings: list[WitnessFinding] = []
     for step in scenario.steps_in(mode):
         packet, host = packet_of(scenario, step), host_of(scenario, step)
         traces = [(history, answer(packet, host, history.memory, step.at)) for history in histories]
-        got, ok = _judge(step, traces)
-        findings.append(
-            WitnessFinding(
-                scenario=scenario.name,
-                label=f"step {step.number}",
-                mode=mode,
-                against=against,
-                expect=step.pick,
-                got=got,
-                ok=ok,
-            )
-        )
+        yield step, *_judge(step, traces)
         histories = _spread([_after(history, outcome, step) for history, t in traces for outcome in _live(t)])
         if not histories:
             break
-    return findings
 
 
 def _judge(step: ScenarioStep, traces: list[tuple[_History, Trace]]) -> tuple[OutcomeText, bool]:

@@ -13,11 +13,8 @@ from narthex.cli.options import output_option, with_options
 from narthex.cli.output import print_document
 from narthex.lab.faults import FaultKind, InjectedFault
 from narthex.lab.program import labs
-from narthex.lab.program.state import StateDirectory
 from narthex.model.duration import duration
 from narthex.runtime.logs import printable
-
-_REQUEST_SECONDS = 60.0
 
 
 def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
@@ -171,4 +168,4 @@ def _start(
 
 
 def _send(name: str, content: dict[str, Any]) -> dict[str, Any]:
-    return labs.send_command(StateDirectory(labs.read(name).name), {"fault": content}, _REQUEST_SECONDS)
+    return labs.request(name, {"fault": content})

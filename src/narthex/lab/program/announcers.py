@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from narthex.lab.program.labs import Lab, access_of, open_lab
+from narthex.lab.program.labs import access_of, open_lab
 from narthex.lab.program.node_client import announcer_status
-from narthex.lab.program.state import LabError
+from narthex.lab.program.state import LabError, LabState
 from narthex.lb.program.inspection import States, WhyError, why_service
 from narthex.lb.why import AnnouncerStatus, ServiceExplanation
 
 
-def states(lab: Lab) -> dict[str, AnnouncerStatus]:
+def states(lab: LabState) -> dict[str, AnnouncerStatus]:
     """Return the status of each announcer that responds, by node."""
     found = {node.name: announcer_status(node.namespace) for node in lab.nodes}
     return {name: state for name, state in found.items() if state is not None}

@@ -33,14 +33,13 @@ from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import ApiRequest, ApiResponse
 from narthex.lab.containers.forks import ForkServer
 from narthex.lab.encode import encode
-from narthex.lab.pod_network import NONE
 from narthex.lab.program.components import LabComponents, build_components
 from narthex.lab.program.fault_injector import FaultRequests
 from narthex.lab.program.network import make_network, wire
 from narthex.lab.program.report import describe_state
 from narthex.lab.program.shared_registry import RegistrySnapshot
 from narthex.lab.program.state import LabError, LabState, StateDirectory
-from narthex.lab.topology import LabNode
+from narthex.lab.topology import NONE, LabNode
 from narthex.linux.clock import SystemClock
 from narthex.linux.processes import identify_process
 from narthex.model.backoff import Backoff

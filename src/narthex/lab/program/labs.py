@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from narthex.lab import topology
-from narthex.lab.pod_network import NONE
 from narthex.lab.program import daemon
 from narthex.lab.program.node_client import healthy as is_node_healthy
-from narthex.lab.program.state import LABS, PROGRAMS, LabError, LabState, PodRecord, StateDirectory, existing, remaining
-from narthex.lab.topology import LabNode
+from narthex.lab.program.state import LABS, PROGRAMS, LabError, LabState, StateDirectory, existing, remaining
+from narthex.lab.topology import NONE
 from narthex.linux.namespaces import delete_namespace, namespace_names
 from narthex.linux.processes import ProcessIdentity, is_alive, kill_processes, processes_inside
 
@@ -34,21 +33,6 @@ _NEEDED = {"ip": "iproute2", "nft": "nftables", "openssl": "openssl"}
 _REQUEST_SECONDS = 60.0
 _LOCK_SECONDS = 5.0
 _CLOSE_SECONDS = 10.0
-
-
-class Lab(NamedTuple):
-    """A running lab, for commands that inspect it."""
-
-    name: str
-    mode: str
-    kubeconfig: Path
-    """Of the lab's API on loopback."""
-    nodes: tuple[LabNode, ...]
-    outside: str
-    """Network namespace of the client outside the cluster."""
-    pods: tuple[PodRecord, ...]
-    balancing: bool = False
-    """Nodes answer for load balancer addresses."""
 
 
 class LabNodeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,16 +66,15 @@ class StartedLab(NamedTuple):
     """The remains of a crashed lab of this name were removed first."""
 
 
-def open_lab(name: str) -> Lab:
-    """Return the running lab of this name. Raises LabError if there is none."""
+def open_lab(name: str) -> LabState:
+    """Return the state of the running lab of this name. Raises LabError if there is none."""
     state = read(name)
     if not state.running or not is_running(state):
         raise LabError(f"lab {name!r} is not running; `narthex lab down --name {name}` removes its remains")
-    kubeconfig = StateDirectory(name).kubeconfig
-    return Lab(state.name, state.mode, kubeconfig, state.nodes, state.outside, state.pods, state.balancing)
+    return state
 
 
-def access_of(lab: Lab) -> Access:
+def access_of(lab: LabState) -> Access:
     """Return the access to the lab's API."""
     from narthex.kube.access import Access
     from narthex.runtime.configuration.values import ClientConnection
@@ -225,25 +208,28 @@ def send_command(directory: StateDirectory, command: dict[str, Any], timeout: fl
     return response
 
 
+def request(name: str, command: dict[str, Any]) -> dict[str, Any]:
+    """Send a command to the process of a lab, and return the response. Raises LabError."""
+    return send_command(StateDirectory(read(name).name), command, _REQUEST_SECONDS)
+
+
 def scale(name: str, namespace: str, deployment: str, replicas: int) -> LabState:
     """Scale a Deployment; return when its pods run and all proxies have synced. Raises LabError."""
     if not 0 <= replicas <= topology.MAX_NODES * topology.MAX_PODS_PER_NODE:
         raise LabError(f"{replicas} is not a valid number of replicas")
-    state = read(name)
-    content = {"scale": {"namespace": namespace, "name": deployment, "replicas": replicas}}
-    send_command(StateDirectory(state.name), content, _REQUEST_SECONDS)
+    request(name, {"scale": {"namespace": namespace, "name": deployment, "replicas": replicas}})
     return read(name)
 
 
 def kill(name: str, node: str) -> LabState:
     """Kill a node: its process and its link. Returns at once. Raises LabError."""
-    send_command(StateDirectory(read(name).name), {"kill": {"node": node}}, _REQUEST_SECONDS)
+    request(name, {"kill": {"node": node}})
     return read(name)
 
 
 def settle(name: str) -> LabState:
     """Wait until the current manifests are applied and all proxies have synced. Raises LabError."""
-    send_command(StateDirectory(read(name).name), {"settle": True}, _REQUEST_SECONDS)
+    request(name, {"settle": True})
     return read(name)
 
 

@@ -9,9 +9,8 @@ from typing import Any
 from narthex.cni.program.install import install
 from narthex.cni.program.runtime import NetworkConfigList, Runtime, RuntimeConf, read_network
 from narthex.lab import topology
-from narthex.lab.pod_network import NETWORK
 from narthex.lab.program.state import StateDirectory
-from narthex.lab.topology import LabNode, Wiring
+from narthex.lab.topology import NETWORK, LabNode, Wiring
 from narthex.linux.links import ip_batch, set_sysctls
 from narthex.linux.namespaces import create_namespace, delete_namespace, namespace_path
 from narthex.model.objects import NamespacedName

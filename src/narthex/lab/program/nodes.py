@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab import cluster, pod_network, topology
+from narthex.lab import cluster, topology
 from narthex.lab.containers.forks import ForkServer
-from narthex.lab.pod_network import NONE
 from narthex.lab.program.node_client import HEALTH_PORT, METRICS_PORT, announcer_status, healthy, synced_since
 from narthex.lab.program.node_process import NodeProcess, NodeStartRequest
 from narthex.lab.program.state import LabError, NodeRecord, StateDirectory
@@ -47,8 +46,8 @@ class NodeProcesses:
         if announce:
             self._make_key()
         self._directory.corefile.write_text(cluster.corefile())
-        if self._overlay != NONE:
-            conf = pod_network.net_conf(self._overlay, topology.CLUSTER_CIDRS)
+        if self._overlay != topology.NONE:
+            conf = topology.net_conf(self._overlay, topology.CLUSTER_CIDRS)
             self._directory.net_conf.write_bytes(msgspec.json.format(msgspec.json.encode(conf)))
         for node in self._nodes:
             paths = self._directory.node(node.name)
@@ -165,9 +164,9 @@ class NodeProcesses:
 
     def _network(self, node: LabNode) -> dict[str, Any]:
         paths = self._directory.node(node.name)
-        if self._overlay == NONE:
-            return pod_network.bridge_network(node.pod_cidrs, str(paths.reservations))
-        return pod_network.overlay_network(str(paths.subnet_file), str(paths.delegated), str(paths.reservations))
+        if self._overlay == topology.NONE:
+            return topology.bridge_network(node.pod_cidrs, str(paths.reservations))
+        return topology.overlay_network(str(paths.subnet_file), str(paths.delegated), str(paths.reservations))
 
     def _configuration(self, node: LabNode, announce: bool) -> list[dict[str, Any]]:
         paths = self._directory.node(node.name)
@@ -188,7 +187,13 @@ class NodeProcesses:
         own = {
             "apiVersion": "narthex/v1alpha1",
             "kind": "NarthexConfiguration",
-            "parts": {"proxy": True, "cni": True, "overlay": self._overlay != NONE, "dns": True, "announcer": announce},
+            "parts": {
+                "proxy": True,
+                "cni": True,
+                "overlay": self._overlay != topology.NONE,
+                "dns": True,
+                "announcer": announce,
+            },
             "cni": {"socket": str(paths.socket), "stateDirectory": str(paths.records)},
             "dns": {
                 "addresses": cluster.own_addresses(DATAPLANES[self._mode].binds_addresses),

@@ -31,8 +31,7 @@ from pathlib import Path
 import msgspec
 
 from narthex.lab.faults import InjectedFault
-from narthex.lab.pod_network import NETWORK, NONE
-from narthex.lab.topology import LabNode, check_name
+from narthex.lab.topology import NETWORK, NONE, LabNode, check_name
 from narthex.linux.processes import ProcessIdentity
 from narthex.model.problem import Problem
 
@@ -137,6 +136,11 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[InjectedFault, ...] = ()
     """Active injected faults."""
 
+    @property
+    def kubeconfig(self) -> Path:
+        """The kubeconfig for the API on loopback."""
+        return StateDirectory(self.name).kubeconfig
+
 
 class NodePaths:
     """Paths of a node's own files, since the nodes of a lab share the machine's file system."""
@@ -208,12 +212,9 @@ class StateDirectory:
 
     def write(self, state: LabState) -> None:
         """Replace the state atomically."""
-        self._replace(self._state, msgspec.json.format(msgspec.json.encode(state)))
-
-    def _replace(self, path: Path, content: bytes) -> None:
-        draft = self.path / f".{path.name}"
-        draft.write_bytes(content)
-        draft.rename(path)
+        draft = self.path / f".{self._state.name}"
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+        draft.rename(self._state)
 
     def lock(self) -> int | None:
         """Lock the lab; return a file descriptor to keep open, None if another process owns it. Raises FileNotFoundError."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from narthex.lab.program.labs import Lab, open_lab
-from narthex.lab.program.state import LabError, StateDirectory
+from narthex.lab.program.labs import open_lab
+from narthex.lab.program.state import LabError, LabState, StateDirectory
 from narthex.lab.topology import OUTSIDE_ADDRESSES, LabNode
 from narthex.linux.addresses import own_addresses
 from narthex.linux.namespaces import in_namespace
@@ -82,7 +82,7 @@ class _Announcing(NamedTuple):
     known: dict[str, NodeAnnouncerState]
 
 
-def _announcing(lab: Lab, snapshot: Snapshot, target: AddressOwner) -> _Announcing:
+def _announcing(lab: LabState, snapshot: Snapshot, target: AddressOwner) -> _Announcing:
     from narthex.lab.program.announcers import holder, states
     from narthex.lb.program.inspection import announcers
 
@@ -97,7 +97,7 @@ def _rules(mode: str, family: IPFamily, namespace: str) -> Any:
     return dataplane(mode).rules_in_force(family, namespace)
 
 
-def _node(lab: Lab, name: str) -> LabNode:
+def _node(lab: LabState, name: str) -> LabNode:
     """Return the named node, or the first one without a name. Raises TraceError."""
     found = next((node for node in lab.nodes if node.name == name), None)
     if name and found is None:
@@ -105,12 +105,12 @@ def _node(lab: Lab, name: str) -> LabNode:
     return found or lab.nodes[0]
 
 
-def cluster_of(lab: Lab) -> ClusterObjects:
+def cluster_of(lab: LabState) -> ClusterObjects:
     """Return the lab's current objects. Raises InputError."""
     return read_server(str(lab.kubeconfig), "", pods=True)
 
 
-def pods_of(lab: Lab) -> list[AddressOwner]:
+def pods_of(lab: LabState) -> list[AddressOwner]:
     """Return the lab's pods that have addresses."""
     return [
         AddressOwner(kind="pod", name=f"{pod.namespace}/{pod.name}", addresses=pod.addresses, node=pod.node)
@@ -119,7 +119,7 @@ def pods_of(lab: Lab) -> list[AddressOwner]:
     ]
 
 
-def names_of(lab: Lab) -> dict[str, AddressName]:
+def names_of(lab: LabState) -> dict[str, AddressName]:
     """Return the owners of the lab's addresses."""
     names = {ip: AddressName("outside", "") for ip in OUTSIDE_ADDRESSES}
     for pod in lab.pods:
@@ -195,7 +195,7 @@ def _pod(name: str, namespace: str) -> NodeView:
     return view_of_bundle(gathered.parts, gathered.table, "live")
 
 
-def _open(name: str) -> Lab:
+def _open(name: str) -> LabState:
     try:
         return open_lab(name)
     except LabError as error:

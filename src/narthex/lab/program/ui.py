@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from narthex.lab.program import node_client as ask
-from narthex.lab.program.labs import Lab, access_of, open_lab
+from narthex.lab.program.labs import access_of, open_lab
+from narthex.lab.program.state import LabState
 from narthex.lab.program.trace import trace_lab
 from narthex.lab.ui.board import Board, ConnectionCounts
 from narthex.lab.ui.path import Tracer, source_of
@@ -25,7 +26,7 @@ def board_of(name: str) -> tuple[Board, Tracer]:
     return board, partial(trace_lab, name)
 
 
-def connections(lab: Lab) -> ConnectionCounts | None:
+def connections(lab: LabState) -> ConnectionCounts | None:
     """Return the new connections on all nodes, None if no node answers."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         pages = [page for page in pool.map(_metrics, (node.namespace for node in lab.nodes)) if page is not None]

@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from types import TracebackType
 from typing import NamedTuple
 
 import msgspec
@@ -77,9 +76,7 @@ class PacketListeners:
     def __enter__(self) -> PacketListeners:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for taken in self._accepted:
             taken.close()
         self._stack.close()
@@ -309,9 +306,7 @@ class Tap:
     def __enter__(self) -> Tap:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def take(self) -> set[tuple[str, str, str]]:

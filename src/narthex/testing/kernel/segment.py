@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from narthex.lab.program.node_client import METRICS_PORT, get
 from narthex.linux.links import ip_batch, set_sysctls
 from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace, namespace_exists
 from narthex.linux.run import run
@@ -157,14 +158,7 @@ class EthernetSegment:
         return self._http(name, "/metrics")
 
     def _http(self, name: str, path: str) -> str:
-        with in_namespace(self.ns(name)):
-            sock = socket.create_connection(("127.0.0.1", 10249), 5)
-        with sock:
-            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-            got = b""
-            while data := sock.recv(65536):
-                got += data
-        return got.partition(b"\r\n\r\n")[2].decode()
+        return get(self.ns(name), METRICS_PORT, path, 5.0)[1].decode()
 
     def address(self, name: str, address: str = VIP) -> dict[str, Any]:
         """Return what an announcer reports about an address."""

@@ -20,7 +20,6 @@ import itertools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -242,9 +241,7 @@ class World:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
