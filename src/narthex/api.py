@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from narthex.cli.output import json_text
+from narthex.cli.trace import picture
 from narthex.model.net import IPFamily
 from narthex.netfilter.dump.read import DumpError, read_dumps
 from narthex.proxy.backends import BACKENDS
@@ -28,10 +29,6 @@ from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
 from narthex.trace.program.reports import compare_node
 from narthex.trace.program.rules_trace import answer, ask, question
 from narthex.trace.program.travel import from_files
-from narthex.trace.render import graph
-from narthex.trace.render.drawing import draw
-from narthex.trace.render.html import page
-from narthex.trace.render.svg import svg
 from narthex.trace.render.text import text
 from narthex.trace.reports.check import CheckReport
 
@@ -58,15 +55,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     def picture(self, format: Literal["svg", "html", "dot", "mermaid"] = "svg") -> str:
         """Return the path as a drawing, a self-contained page, or a graph for another tool."""
-        match format:
-            case "svg":
-                return svg(draw(self.path), self.causes)
-            case "html":
-                return page(self.path, self.causes)
-            case "dot":
-                return graph.dot(draw(self.path))
-            case "mermaid":
-                return graph.mermaid(draw(self.path))
+        return picture(format)(self.path, self.causes)
 
 
 def load(

@@ -1,9 +1,10 @@
 """What the lab writes reads back as the same objects."""
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from narthex.lab.encode import encode, manifest_list
+from narthex.lab.encode import encode
 from narthex.model.decode.objects import load
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import (
@@ -25,6 +26,12 @@ from narthex.model.selector import Requirement
 from narthex.testing.build import endpoint, endpoint_slice, service
 
 LABELS = (("app", "web"),)
+
+
+def manifest_list(objects):
+    """A JSON `kind: List` with one object in each line, so that line numbers in messages identify objects."""
+    lines = b",\n".join(msgspec.json.encode(encode(obj)) for obj in objects)
+    return b'{"apiVersion":"v1","kind":"List","items":[\n' + lines + b"\n]}\n"
 
 
 def round_trip(*things):

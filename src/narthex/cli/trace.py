@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -172,7 +172,7 @@ def _over_nodes(options: dict[str, Any], request: TraceRequest, *, probe: bool) 
 
         namespace = options["netns"]
         tried = send(path, sender=sender_of(path.packet.source, namespace), node=namespace)
-    return TraceResult(path=path, findings=findings_of(path, known), tried=tried)
+    return TraceResult(path=path, findings=_findings(path, known), tried=tried)
 
 
 def _in_lab(name: str, request: TraceRequest, *, probe: bool) -> TraceResult:
@@ -193,11 +193,13 @@ def _in_lab(name: str, request: TraceRequest, *, probe: bool) -> TraceResult:
     if probe:
         sender = namespace_of(name, path.packet.source)
         tried = send(path, sender=sender, node=namespace_of(name, node), node_name=node)
-    return TraceResult(path=path, findings=findings_of(path, known), tried=tried)
+    return TraceResult(path=path, findings=_findings(path, known), tried=tried)
 
 
 def _by_objects(request: TraceRequest, iif: str | None, options: dict[str, Any]) -> TraceResult:
     """Walk the rules that the objects become on one node, or those of dumps, and compare them with the plan."""
+    from narthex.trace.causes.find import find
+
     cluster = cluster_of(options, pods=True)
     chosen = node_options_of(options)
     places = OwnerIndex(cluster.snapshot)
@@ -215,7 +217,7 @@ def _by_objects(request: TraceRequest, iif: str | None, options: dict[str, Any])
         others=_OUTSIDE,
         dump=(lambda family: read_dumps(texts, family).for_family(family)) if texts else None,
     )
-    return TraceResult(path=path, findings=findings_of_objects(path, cluster.snapshot))
+    return TraceResult(path=path, findings=find(path, {}, cluster.snapshot))
 
 
 class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,18 +233,11 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.tried is not None and not self.tried.alignment.agrees
 
 
-def findings_of(path: PacketPath, known: KnownCluster) -> list[CauseFinding]:
+def _findings(path: PacketPath, known: KnownCluster) -> list[CauseFinding]:
     """Return the causes of a failure, by everything that is known of nodes and objects."""
     from narthex.trace.causes.find import find
 
     return find(path, {view.name: view for view in known.views}, known.snapshot if known.has_objects else None)
-
-
-def findings_of_objects(path: PacketPath, snapshot: Snapshot) -> list[CauseFinding]:
-    """Return the causes of a failure, by objects alone."""
-    from narthex.trace.causes.find import find
-
-    return find(path, {}, snapshot)
 
 
 def show(result: TraceResult, format: str, *, every: bool = False) -> None:
@@ -250,7 +245,7 @@ def show(result: TraceResult, format: str, *, every: bool = False) -> None:
     from narthex.trace.program.kernel_probe import probe_record
 
     if format in PICTURES:
-        click.echo(_picture(format)(result.path, result.findings), nl=False)
+        click.echo(picture(format)(result.path, result.findings), nl=False)
         return
     probe = probe_record(result.tried) if result.tried is not None else None
     print_document(trace_document(result.path, result.findings, probe), format, lambda: _text(result, every))
@@ -263,7 +258,8 @@ def _text(result: TraceResult, every: bool) -> str:
     return text(result.path, every=every) + findings_text(result.findings) + probed
 
 
-def _picture(format: str) -> Callable[[PacketPath, list[CauseFinding]], str]:
+def picture(format: str) -> Callable[[PacketPath, Sequence[CauseFinding]], str]:
+    """Return the function that draws a path and its findings in one of PICTURES."""
     from narthex.trace.render.drawing import draw
 
     if format == "html":

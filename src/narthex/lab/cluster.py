@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from narthex.lab.topology import API_ADDRESS, API_PORT, SERVICE_CIDRS, LabNode
-from narthex.model.net import FAMILIES, family_of
+from narthex.model.net import FAMILIES, IPFamily, family_of
 from narthex.model.objects import NamespacedName
 
 Object = dict[str, Any]
@@ -25,6 +25,7 @@ DNS_SERVICE = NamespacedName("kube-system", "kube-dns")
 ADDRESSES = ("10.96.0.10", "fd00:10:96::a")
 """The tenth address of each Service range, by convention."""
 DNS_PORT = 53
+DNS_PORTS = (("dns", "UDP"), ("dns-tcp", "TCP"))
 
 
 def namespace(name: str) -> Object:
@@ -50,37 +51,52 @@ def service_cidr() -> Object:
 
 def api_service() -> list[Object]:
     """Return the Service `default/kubernetes` and its EndpointSlice."""
+    key = NamespacedName("default", "kubernetes")
     labels = {"component": "apiserver", "provider": "kubernetes"}
+    ports = [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": API_PORT}]
+    endpoints = [{"addresses": [API_ADDRESS], "conditions": {"ready": True}}]
+    slice_ports = [{"name": "https", "protocol": "TCP", "port": API_PORT}]
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": "kubernetes", "namespace": "default", "labels": labels},
-            "spec": {
-                "type": "ClusterIP",
-                "clusterIP": API_SERVICE_ADDRESS,
-                "clusterIPs": [API_SERVICE_ADDRESS],
-                "ipFamilies": ["IPv4"],
-                "ipFamilyPolicy": "SingleStack",
-                "internalTrafficPolicy": "Cluster",
-                "sessionAffinity": "None",
-                "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": API_PORT}],
-            },
-            "status": {"loadBalancer": {}},
-        },
-        {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": "kubernetes",
-                "namespace": "default",
-                "labels": {"kubernetes.io/service-name": "kubernetes"},
-            },
-            "addressType": "IPv4",
-            "endpoints": [{"addresses": [API_ADDRESS], "conditions": {"ready": True}}],
-            "ports": [{"name": "https", "protocol": "TCP", "port": API_PORT}],
-        },
+        _service(key, labels, [API_SERVICE_ADDRESS], ports),
+        _slice(key, key.name, IPFamily.IPV4, endpoints, slice_ports),
     ]
+
+
+def _service(key: NamespacedName, labels: dict[str, str], addresses: Sequence[str], ports: list[Object]) -> Object:
+    """Return a Service without a selector on these addresses, one per family."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": key.name, "namespace": key.namespace, "labels": labels},
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": addresses[0],
+            "clusterIPs": list(addresses),
+            "ipFamilies": [family_of(address).label for address in addresses],
+            "ipFamilyPolicy": "PreferDualStack" if len(addresses) > 1 else "SingleStack",
+            "internalTrafficPolicy": "Cluster",
+            "sessionAffinity": "None",
+            "ports": ports,
+        },
+        "status": {"loadBalancer": {}},
+    }
+
+
+def _slice(
+    service: NamespacedName, name: str, family: IPFamily, endpoints: list[Object], ports: list[Object]
+) -> Object:
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": name,
+            "namespace": service.namespace,
+            "labels": {"kubernetes.io/service-name": service.name},
+        },
+        "addressType": family.label,
+        "endpoints": endpoints,
+        "ports": ports,
+    }
 
 
 def custom_resource_definitions() -> list[Object]:
@@ -114,47 +130,18 @@ def _definition(group: str, version: str, kind: str) -> Object:
 
 def dns_service(nodes: Sequence[LabNode]) -> list[Object]:
     """Return the DNS Service, which has no selector, and its EndpointSlices with all nodes."""
-    ports = [("dns", "UDP"), ("dns-tcp", "TCP")]
-    meta = {"namespace": DNS_SERVICE.namespace, "labels": {"k8s-app": "kube-dns", "kubernetes.io/name": "CoreDNS"}}
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": DNS_SERVICE.name, **meta},
-        "spec": {
-            "type": "ClusterIP",
-            "clusterIP": ADDRESSES[0],
-            "clusterIPs": list(ADDRESSES),
-            "ipFamilies": [family.label for family in FAMILIES],
-            "ipFamilyPolicy": "PreferDualStack",
-            "internalTrafficPolicy": "Cluster",
-            "sessionAffinity": "None",
-            "ports": [
-                {"name": name, "protocol": protocol, "port": DNS_PORT, "targetPort": DNS_PORT}
-                for name, protocol in ports
-            ],
-        },
-        "status": {"loadBalancer": {}},
-    }
-    slices = [
-        {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": f"{DNS_SERVICE.name}-{family.label.lower()}",
-                "namespace": DNS_SERVICE.namespace,
-                "labels": {"kubernetes.io/service-name": DNS_SERVICE.name},
-            },
-            "addressType": family.label,
-            "endpoints": [
-                {"addresses": [address], "conditions": {"ready": True}, "nodeName": node.name}
-                for node in nodes
-                for address in node.addresses
-                if family_of(address) is family
-            ],
-            "ports": [{"name": name, "protocol": protocol, "port": DNS_PORT} for name, protocol in ports],
-        }
-        for family in FAMILIES
-    ]
+    labels = {"k8s-app": "kube-dns", "kubernetes.io/name": "CoreDNS"}
+    ports = [{"name": name, "protocol": protocol, "port": DNS_PORT} for name, protocol in DNS_PORTS]
+    service = _service(DNS_SERVICE, labels, ADDRESSES, [{**port, "targetPort": DNS_PORT} for port in ports])
+    slices = []
+    for family in FAMILIES:
+        endpoints = [
+            {"addresses": [address], "conditions": {"ready": True}, "nodeName": node.name}
+            for node in nodes
+            for address in node.addresses
+            if family_of(address) is family
+        ]
+        slices.append(_slice(DNS_SERVICE, f"{DNS_SERVICE.name}-{family.label.lower()}", family, endpoints, ports))
     return [service, *slices]
 
 

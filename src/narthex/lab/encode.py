@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
-
 from narthex.model.objects import (
     AnyObject,
     Container,
@@ -27,12 +25,6 @@ Manifest = dict[str, Any]
 
 _METALLB = "metallb.io/v1beta1"
 _OPERATORS = {"in": "In", "notin": "NotIn", "exists": "Exists", "absent": "DoesNotExist"}
-
-
-def manifest_list(objects: Iterable[AnyObject]) -> bytes:
-    """Return a JSON `kind: List` with one object in each line, so that line numbers in messages identify objects."""
-    lines = b",\n".join(msgspec.json.encode(encode(obj)) for obj in objects)
-    return b'{"apiVersion":"v1","kind":"List","items":[\n' + lines + b"\n]}\n"
 
 
 def encode(obj: AnyObject) -> Manifest:

@@ -81,12 +81,13 @@ class FaultEnded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 HistoryEntry = HistoryStart | InitialObject | ObjectChanged | ControllersRan | FaultStarted | FaultEnded
 _KINDS: dict[str, type[HistoryEntry]] = {
     "history": HistoryStart,
-    "kind": InitialObject,
     "change": ObjectChanged,
     "turn": ControllersRan,
     "fault": FaultStarted,
     "ended": FaultEnded,
+    "kind": InitialObject,
 }
+"""By a field that only this entry has, or that no entry above has."""
 
 
 class InvalidHistory(ValueError):
@@ -127,10 +128,7 @@ def read(lines: Iterable[bytes]) -> Iterator[HistoryEntry]:
             return
         try:
             names = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-            kind = next(
-                (_KINDS[name] for name in ("history", "change", "turn", "fault", "ended", "kind") if name in names),
-                None,
-            )
+            kind = next((kind for name, kind in _KINDS.items() if name in names), None)
             if kind is None:
                 raise InvalidHistory(f"line {number}: not an entry of a history")
             entry = msgspec.json.decode(text, type=kind)

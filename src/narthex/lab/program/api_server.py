@@ -11,7 +11,7 @@ from narthex.lab import topology
 from narthex.lab.api.api import ApiHandler
 from narthex.lab.cluster import API_SERVICE_ADDRESS
 from narthex.lab.program.shared_registry import SharedRegistry
-from narthex.lab.program.state import StateDirectory
+from narthex.lab.program.state import StateDirectory, write_secret
 from narthex.lab.server import certificate
 from narthex.lab.server.pods import PodRuntime
 from narthex.lab.server.server import ApiServer
@@ -85,13 +85,6 @@ NAMES = (
     "kubernetes.default.svc.cluster.local",
 )
 """Subject alternative names of the API server's certificate."""
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Write a file that only its owner can read."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
 
 
 def kubeconfig(lab: str, server: str, certificate: Path, token: str) -> str:

@@ -22,6 +22,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,11 @@ class LabProcess:
         """Start everything and wait for the first sync of every node. Raises LabError, LinkError, or OSError."""
         parts = self.parts
         parts.directory.write(self.state)
-        certificate = _in_background(parts.api_server.make_certificate)
-        make_network(parts.directory.name, parts.nodes, self.state.overlay)
-        parts.pods.network.install()
-        certificate()
+        with ThreadPoolExecutor(1) as background:
+            certificate = background.submit(parts.api_server.make_certificate)
+            make_network(parts.directory.name, parts.nodes, self.state.overlay)
+            parts.pods.network.install()
+        certificate.result()
         self._set_state(server=parts.api_server.start())
         self._create_initial_objects()
         parts.manifests.apply_changes()
@@ -341,27 +343,6 @@ def _create(registry: Registry, kind: str, obj: Object) -> None:
     meta = obj["metadata"]
     if registry.get(kind, meta.get("namespace", ""), meta["name"]) is None:
         registry.create(kind, obj)
-
-
-def _in_background(work: Callable[[], None]) -> Callable[[], None]:
-    """Run `work` in a thread; return a function that waits for it and raises its exception."""
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def join() -> None:
-        thread.join()
-        if failed:
-            raise failed[0]
-
-    return join
 
 
 def _pools(ranges: Sequence[str], members: Sequence[topology.LabNode]) -> tuple[IPAddressPool, ...]:

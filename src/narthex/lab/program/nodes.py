@@ -14,7 +14,7 @@ from narthex.lab import cluster, topology
 from narthex.lab.containers.forks import ForkServer
 from narthex.lab.program.node_client import HEALTH_PORT, METRICS_PORT, announcer_status, healthy, synced_since
 from narthex.lab.program.node_process import NodeProcess, NodeStartRequest
-from narthex.lab.program.state import LabError, NodeRecord, StateDirectory
+from narthex.lab.program.state import LabError, NodeRecord, StateDirectory, write_secret
 from narthex.lab.topology import LabNode
 from narthex.proxy.kernel.dataplanes import DATAPLANES
 
@@ -44,7 +44,7 @@ class NodeProcesses:
         """Start all nodes. With `announce` they answer for load balancer addresses. Raises OSError."""
         records = []
         if announce:
-            self._make_key()
+            write_secret(self._directory.announcer_key, f"{os.urandom(32).hex()}\n")
         self._directory.corefile.write_text(cluster.corefile())
         if self._overlay != topology.NONE:
             conf = topology.net_conf(self._overlay, topology.CLUSTER_CIDRS)
@@ -76,11 +76,6 @@ class NodeProcesses:
         """Kill a node's process and start a new one; return its record. Raises OSError."""
         self.kill(name)
         return self._start(name)
-
-    def _make_key(self) -> None:
-        handle = os.open(self._directory.announcer_key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as key:
-            key.write(f"{os.urandom(32).hex()}\n")
 
     def kill(self, name: str) -> None:
         """Kill a node's process."""

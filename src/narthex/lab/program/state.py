@@ -233,6 +233,13 @@ class StateDirectory:
         return handle
 
 
+def write_secret(path: Path, text: str) -> None:
+    """Write a file that only its owner can read."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+
+
 def existing() -> list[str]:
     """Return the names of all labs with a directory below /run."""
     return _folders(LABS)
