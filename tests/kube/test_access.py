@@ -279,7 +279,7 @@ def test_the_kernel_looks_after_idle_connections(kind, request, tmp_path):
                     sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
                 ]
         finally:
-            await api.close()
+            await api.aclose()
 
     assert asyncio.run(look()) == [1, 30]
 

@@ -88,7 +88,7 @@ class ApiClient:
         async with self._send(method, path, **fields) as answer:
             return answer.code, b"".join([chunk async for chunk in answer.chunks()])
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close all connections."""
         way, self._way = self._way, None
         if way is not None:
@@ -117,7 +117,7 @@ class ApiClient:
         """Return a client built from the current files."""
         if self._way is not None and self._stamps != tuple(map(file_stamp, self._way.files)):
             with contextlib.suppress(OSError, RuntimeError):
-                await self.close()
+                await self.aclose()
         if self._way is None:
             self._way = open_connection(self.access)
             self._stamps = tuple(map(file_stamp, self._way.files))
@@ -255,11 +255,8 @@ class ApiWriter:
 @asynccontextmanager
 async def writing(access: Access, seconds: float) -> AsyncIterator[ApiWriter]:
     """Open a writer with connections of its own while the block runs; `seconds` limits each request."""
-    api = ApiClient(access)
-    try:
+    async with contextlib.aclosing(ApiClient(access)) as api:
         yield ApiWriter(api, seconds)
-    finally:
-        await api.close()
 
 
 def _below(path: str, subresource: str) -> str:

@@ -87,6 +87,11 @@ def of_an_announcer(*, pools: bool = True) -> tuple[WatchedResource, ...]:
     return ALL_SERVICES, LISTED_SLICES, NODES, *([ADDRESS_POOLS, L2_ADVERTISEMENTS] if pools else [])
 
 
+def of_an_allocator(*, pools: bool = True) -> tuple[WatchedResource, ...]:
+    """Return the lists that determine the addresses of load balancers. Without `pools`, these come from a file."""
+    return ALL_SERVICES, NAMESPACES, NODES, SERVICE_CIDRS, *([ADDRESS_POOLS] if pools else [])
+
+
 def of_a_cluster(*, pods: bool = False) -> tuple[WatchedResource, ...]:
     """Return the lists for an inspection of a cluster from any of its nodes."""
     pools = msgspec.structs.replace(ADDRESS_POOLS, optional=True)

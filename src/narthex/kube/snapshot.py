@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -56,7 +57,7 @@ async def _read(
         for task in running:
             task.cancel()
         ended = await asyncio.gather(*running, return_exceptions=True)
-        await api.close()
+        await api.aclose()
     for error in ended:
         if isinstance(error, Exception):
             raise error
@@ -84,11 +85,8 @@ def read_lists(access: Access) -> dict[str, dict[str, Any] | str]:
 
 
 async def _read_raw(access: Access) -> dict[str, dict[str, Any] | str]:
-    api = ApiClient(access)
-    try:
+    async with aclosing(ApiClient(access)) as api:
         return {plural: await _raw_list(api, path) for plural, path in _RAW_PATHS.items()}
-    finally:
-        await api.close()
 
 
 async def _raw_list(api: ApiClient, path: str) -> dict[str, Any] | str:

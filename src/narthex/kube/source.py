@@ -116,7 +116,7 @@ class KubeSource:
                     yield events
             finally:
                 runner.run(batches.aclose())
-                runner.run(api.close())
+                runner.run(api.aclose())
 
     async def follow(self, api: StreamOpener, stop: asyncio.Event) -> AsyncGenerator[list[Event], None]:
         """Yield events until `stop` is set; Synced follows once all lists have been complete.

@@ -20,13 +20,13 @@ import msgspec
 from narthex.kube.access import Access
 from narthex.kube.events import ClusterEvent, ClusterEventRecorder, EventPoster, EventWriter
 from narthex.kube.leader_election import LEASE_TIMES, Leader, LeaseTimes
-from narthex.kube.resources import ADDRESS_POOLS, ALL_SERVICES, NAMESPACES, NODES, SERVICE_CIDRS
+from narthex.kube.resources import of_an_allocator
 from narthex.kube.source import FollowedList, KubeSource, SourceMetrics
 from narthex.lb.allocate import AllocationInput, allocate
 from narthex.lb.ledger import AllocationLedger
 from narthex.lb.pools import Pools, PoolUse, namespace_labels, reserved_addresses, usage, validate_pools
 from narthex.lb.program.files import PoolsFile
-from narthex.lb.program.status_writes import ServerUnavailable, StatusWriter, WriteOutcome, held_by_unreadable
+from narthex.lb.program.status_writes import ServerUnavailable, StatusWriter, WriteOutcome
 from narthex.lb.service_status import AllocationDecision, ServiceEvent, required_changes
 from narthex.linux.clock import Clock, SystemClock
 from narthex.model.objects import IPAddressPool, NamespacedName, Service
@@ -114,17 +114,14 @@ class LoadBalancerController:
 
     def _begin_term(self) -> _Term:
         """Start to follow the API server, until `_resources` is closed."""
-        kinds = [ALL_SERVICES, NAMESPACES, NODES, SERVICE_CIDRS, *([] if self._file is not None else [ADDRESS_POOLS])]
-        source = KubeSource(self._access, kinds, newest=True)
+        source = KubeSource(self._access, of_an_allocator(pools=self._file is None), newest=True)
         self.followed = source.followed
         writer = StatusWriter(self._access, self._clock)
         self._resources.callback(writer.close)
         self.results = writer.results
         feed = EventFeed(source)
         self._resources.enter_context(feed.running(self._loop.wake))
-        return _Term(
-            self._settings, self._file, source, feed, writer, self._events, self.counts, self._access, self._clock
-        )
+        return _Term(self._settings, self._file, source, feed, writer, self._events, self.counts, self._clock)
 
 
 class _Term:
@@ -137,7 +134,6 @@ class _Term:
         writer: StatusWriter,
         events: ClusterEventRecorder,
         counts: ControllerCounts,
-        access: Access,
         clock: Clock,
     ) -> None:
         self._clock = clock
@@ -149,7 +145,6 @@ class _Term:
         self._writer = writer
         self._events = events
         self._counts = counts
-        self._access = access
         self._store = Store()
         self._ledger = AllocationLedger()
         self._reported: dict[NamespacedName, frozenset[ServiceEvent]] = {}
@@ -174,7 +169,8 @@ class _Term:
         pools = self._pools(snapshot, objects)
         self._ledger.observe(snapshot.services.values(), pools, self._clock.now())
         services = self._ledger.with_pending(snapshot.services.values())
-        unreadable = self._unreadable(snapshot)
+        broken = self._broken("Service")
+        unreadable = self._writer.held_by_unreadable(lambda key: key in snapshot.services) if broken else {}
         if unreadable is None:
             return _RETRY_SECONDS
         decisions = allocate(
@@ -273,12 +269,6 @@ class _Term:
         for key in self._refusals.keys() - refusals.keys():
             LOGGER.info("pool %s is refused no more", key.name)
         self._refusals = refusals
-
-    def _unreadable(self, snapshot: Snapshot) -> Mapping[NamespacedName, tuple[str, ...]] | None:
-        """Return the status addresses of Services that cannot be decoded; None if they cannot be determined."""
-        if not self._broken("Service"):
-            return {}
-        return held_by_unreadable(self._access, lambda key: key in snapshot.services)
 
     def _broken(self, kind: str) -> int:
         return sum(each.broken for each in self._source.followed if each.kind == kind)

@@ -14,15 +14,7 @@ from immutables import Map
 from narthex.kube.access import Access
 from narthex.kube.client import Unreachable
 from narthex.kube.manifests import ManifestSource
-from narthex.kube.resources import (
-    ADDRESS_POOLS,
-    ALL_SERVICES,
-    L2_ADVERTISEMENTS,
-    LISTED_SLICES,
-    NAMESPACES,
-    NODES,
-    SERVICE_CIDRS,
-)
+from narthex.kube.resources import L2_ADVERTISEMENTS, LISTED_SLICES, of_an_allocator
 from narthex.lb import why
 from narthex.lb.allocate import AllocationInput, allocate
 from narthex.lb.announce import ElectionInput, NodeAnnouncerState, announced_addresses, elect
@@ -121,9 +113,9 @@ def _read_manifests(manifests: Path) -> tuple[list[Event], tuple[Problem, ...]]:
 def _read_api(access: Access, *, pools: bool, endpoints: bool) -> tuple[list[Event], tuple[Problem, ...]]:
     from narthex.kube.snapshot import read_once
 
-    kinds = [ALL_SERVICES, NAMESPACES, NODES, SERVICE_CIDRS, *([LISTED_SLICES] if endpoints else [])]
+    resources = [*of_an_allocator(pools=pools), *([LISTED_SLICES] if endpoints else [])]
     try:
-        return read_once(access, kinds + ([ADDRESS_POOLS, L2_ADVERTISEMENTS] if pools else []))
+        return read_once(access, resources + ([L2_ADVERTISEMENTS] if pools else []))
     except Unreachable as error:
         raise InspectionError(str(error)) from error
 

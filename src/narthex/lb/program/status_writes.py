@@ -39,6 +39,7 @@ from narthex.model.objects import NamespacedName, Service
 from narthex.runtime.logs import LOGGER, printable
 
 _REQUEST_SECONDS = 10.0
+_LIST_SECONDS = 30.0
 _BACKOFF = Backoff(0.5, 60.0)
 _AGAIN_SECONDS = 60.0
 """Writes closer together indicate a conflict with another writer."""
@@ -72,7 +73,7 @@ class ServerUnavailable(Exception):
 
 
 class StatusWriter:
-    """Writes Service statuses. Used and closed by one thread."""
+    """Writes Service statuses, and reads those of Services that cannot be decoded. Used and closed by one thread."""
 
     def __init__(self, access: Access, clock: Clock) -> None:
         self._clock = clock
@@ -85,7 +86,7 @@ class StatusWriter:
 
     def close(self) -> None:
         """Close the connections."""
-        self._runner.run(self._api.close())
+        self._runner.run(self._api.aclose())
         self._runner.close()
 
     def waits(self, service: Service) -> float:
@@ -139,6 +140,21 @@ class StatusWriter:
         self._attempts[service.key].at = now
         return WriteOutcome.DONE
 
+    def held_by_unreadable(
+        self, readable: Callable[[NamespacedName], bool]
+    ) -> Mapping[NamespacedName, tuple[str, ...]] | None:
+        """Return the status addresses of all Services that are not `readable`; None if the server does not respond."""
+        self._writer.seconds = _LIST_SECONDS
+        try:
+            found = self._runner.run(self._writer.get(ALL_SERVICES.paths[0]))
+        except ApiError as error:
+            LOGGER.warning(
+                "cannot list the Services that failed to decode, which may hold addresses: %s", printable(str(error))
+            )
+            return None
+        held = {_key(raw): _addresses(raw) for raw in found.get("items") or () if isinstance(raw, dict)}
+        return {key: addresses for key, addresses in held.items() if addresses and not readable(key)}
+
     def _await_news(self, service: Service) -> None:
         before = self._attempts.get(service.key)
         made = _Attempt(service.resource_version, self._clock.now() + _STALE_SECONDS)
@@ -157,29 +173,6 @@ class StatusWriter:
         before = self._attempts.get(service.key)
         failures = 1 + (before.failures if before is not None else 0)
         self._attempts[service.key] = _Attempt("", self._clock.now() + _BACKOFF.delay(failures), failures)
-
-
-_SECONDS = 30.0
-
-
-def held_by_unreadable(
-    access: Access, readable: Callable[[NamespacedName], bool]
-) -> Mapping[NamespacedName, tuple[str, ...]] | None:
-    """Return the status addresses of all Services that are not `readable`; None if the server does not respond."""
-    try:
-        found = asyncio.run(_list(access))
-    except ApiError as error:
-        LOGGER.warning(
-            "cannot list the Services that failed to decode, which may hold addresses: %s", printable(str(error))
-        )
-        return None
-    held = {_key(raw): _addresses(raw) for raw in found.get("items") or () if isinstance(raw, dict)}
-    return {key: addresses for key, addresses in held.items() if addresses and not readable(key)}
-
-
-async def _list(access: Access) -> dict[str, Any]:
-    async with writing(access, _SECONDS) as writer:
-        return await writer.get(ALL_SERVICES.paths[0])
 
 
 def _key(raw: dict[str, Any]) -> NamespacedName:
