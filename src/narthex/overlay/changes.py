@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from narthex.model.net import contains, family_of
+from narthex.model.net import contains
 from narthex.overlay.desired import DesiredState, OverlayFdbEntry, OverlayNeighbor, OverlayRoute, VxlanDevice
+from narthex.overlay.peers import within
 
 
 class ObservedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +118,10 @@ def plan_changes(
         route
         for route in current.routes
         if route.device not in fresh
-        and (route in made or (route.device in ours and route.onlink and _within_any(route.destination, networks)))
+        and (
+            route in made
+            or (route.device in ours and route.onlink and any(within(route.destination, one) for one in networks))
+        )
         and route.destination not in destinations
     ]
     steps += map(RemoveEntry, sorted(stale_routes, key=str))
@@ -173,12 +177,3 @@ def _missing(
     fresh: set[str],
 ) -> list[OverlayNeighbor | OverlayFdbEntry | OverlayRoute]:
     return sorted((one for one in desired if one not in current or one.device in fresh), key=str)
-
-
-def _within_any(destination: str, networks: Iterable[str]) -> bool:
-    return any(
-        family_of(network) is family_of(destination)
-        and contains(network, destination.partition("/")[0])
-        and int(destination.rpartition("/")[2]) >= int(network.rpartition("/")[2])
-        for network in networks
-    )

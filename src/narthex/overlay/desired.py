@@ -121,15 +121,9 @@ def _inner_mtu(conf: NetConf, family: IPFamily, interface: ExternalInterface) ->
 
 def is_on_link(address: str, kernel_routes: Iterable[KernelRoute], link: int) -> bool:
     """Return True if an address is reached over the link without a router."""
-    best: KernelRoute | None = None
-    for route in kernel_routes:
-        if contains(route.destination, address) and (best is None or _length(route) > _length(best)):
-            best = route
+    matching = (route for route in kernel_routes if contains(route.destination, address))
+    best = max(matching, key=lambda route: int(route.destination.rpartition("/")[2]), default=None)
     return best is not None and best.link == link and not best.via
-
-
-def _length(route: KernelRoute) -> int:
-    return int(route.destination.rpartition("/")[2])
 
 
 def desired_state(

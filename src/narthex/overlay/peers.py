@@ -51,7 +51,7 @@ def node_subnets(node: Node | None, name: str, conf: NetConf) -> dict[IPFamily, 
                 f"node {name}: spec.podCIDRs has no network of {family.label} (pod cidr not assigned): start the controller "
                 f"manager with --allocate-node-cidrs and --cluster-cidr {network}, or write spec.podCIDR yourself"
             )
-        if not _within(subnet, network):
+        if not within(subnet, network):
             raise NodeNotReadyError(
                 f"node {name}: spec.podCIDR {subnet} is not within {network}, the Network of net-conf.json: "
                 "give the controller manager and net-conf.json the same network"
@@ -93,7 +93,7 @@ def _peer(node: Node, network: str, conf: NetConf, keys: AnnotationKeys, assumed
     subnet = next((cidr for cidr in node.pod_cidrs if family_of(cidr) is family), "")
     if not subnet:
         raise ValueError(f"spec.podCIDRs has no network of {family.label} yet: no route to it")
-    if not _within(subnet, network):
+    if not within(subnet, network):
         raise ValueError(f"spec.podCIDR {subnet} is not within {network}, the Network of net-conf.json: no route to it")
     there = public_ip(node, keys, family)
     if not there and assumed:
@@ -178,6 +178,7 @@ def _ends(cidr: str) -> tuple[int, int]:
     return int(net.network_address), int(net.broadcast_address)
 
 
-def _within(subnet: str, network: str) -> bool:
+def within(subnet: str, network: str) -> bool:
+    """Return True if a network contains a whole subnet."""
     (first, last), (low, high) = _ends(subnet), _ends(network)
     return family_of(subnet) is family_of(network) and low <= first and last <= high

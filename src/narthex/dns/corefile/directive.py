@@ -117,7 +117,7 @@ class Directive:
     def listen(self, word: str) -> HttpEndpoint | None:
         """Parse the host and port of an HTTP endpoint; None after an error."""
         host, colon, port = word.rpartition(":")
-        if not colon or not _port(port) or not re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*", host, re.ASCII):
+        if not colon or not is_port(port) or not re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*", host, re.ASCII):
             self.error(f"{quoted(word)} is not an address to listen on such as :8080 or 127.0.0.1:8080")
             return None
         return HttpEndpoint(host.strip("[]"), int(port))
@@ -167,12 +167,13 @@ def parse_upstream(word: str) -> Upstream | None:
         if scheme:
             raise ValueError(f"{quoted(host)} is not an address") from None
         return None
-    if port and not _port(port):
+    if port and not is_port(port):
         raise ValueError(f"{quoted(port)} is not a port (1-65535)")
     if transport == "tls":
         return Upstream(server, int(port or DEFAULT_TLS_PORT), "tls")
     return Upstream(server, int(port or DEFAULT_PORT))
 
 
-def _port(word: str) -> bool:
+def is_port(word: str) -> bool:
+    """Return True for a number from 1 to 65535."""
     return bool(re.fullmatch(r"\d{1,5}", word, re.ASCII)) and 1 <= int(word) <= 65535

@@ -18,14 +18,12 @@ from typing import Any
 
 import msgspec
 
-from narthex.dns.corefile import directive as values
-from narthex.dns.corefile.directive import Directive
+from narthex.dns.corefile.directive import Directive, is_port
+from narthex.dns.corefile.directive import zones as zones_of
 from narthex.dns.corefile.plugins import PLUGINS, UNSUPPORTED_PLUGINS
 from narthex.dns.corefile.settings import DEFAULT_PORT, BindSettings, CorefilePosition, KubernetesSettings, ServerBlock
 from narthex.dns.corefile.syntax import CorefileNode, CorefileReader, CorefileWord, LoadFiles
 from narthex.model.problem import Problem, one_of, quoted
-
-_PORT = re.compile(r"\d{1,5}", re.ASCII)
 
 
 class CorefileError(ValueError):
@@ -116,11 +114,11 @@ def _key(word: CorefileWord, node: CorefileNode, reader: CorefileReader, default
         "/" not in rest and (match := re.fullmatch(r"([^:]*):(.*)", rest))
     ):
         zone, port = match[1] or ".", match[2]
-    if not _PORT.fullmatch(port) or not 1 <= int(port) <= 65535:
+    if not is_port(port):
         reader.error(node.where, f"key {quoted(text)}: {quoted(port)} is not a port (1-65535)")
         return []
     try:
-        return [(int(port), each) for each in values.zones(zone)]
+        return [(int(port), each) for each in zones_of(zone)]
     except ValueError as error:
         reader.error(node.where, f"key {quoted(text)}: {quoted(zone)} {error}")
         return []

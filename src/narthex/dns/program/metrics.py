@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 PROGRAMMING = tuple(0.001 * 2**power for power in range(20))
 """Upper bounds in seconds of the buckets of programming durations, as in CoreDNS."""
 _SERVER = "dns://"
-_BLOCK_LABELS = ("server", "zones", "view")
 _CACHE_COUNTERS = {
     "requests": ("coredns_cache_requests", "Lookups in the cache."),
     "misses": ("coredns_cache_misses", "Lookups without a result."),
@@ -128,7 +127,7 @@ def _cache_metrics(caches: Mapping[str, CacheCounts]) -> Iterable[Metric]:
         yield make(name, text, values, "server", "type", "zones", "view")
     for field, (name, text) in _CACHE_COUNTERS.items():
         values = {(_SERVER, zone, ""): getattr(cache.counters, field) for zone, cache in caches.items()}
-        yield counter(name, text, values, *_BLOCK_LABELS)
+        yield counter(name, text, values, "server", "zones", "view")
 
 
 def _forward_metrics(counts: UpstreamCounts) -> Iterable[Metric]:

@@ -201,7 +201,11 @@ class DnsServer:
         setup = WorkerSetup(
             blocks=(), listeners=(), own=reached_at(listen), recursion=self._settings.recursion, probes=draw_secrets()
         )
-        workers = WorkerPool(blocks, listen, self._settings.number, setup, lambda: _whole_zones(trackers), before)
+
+        def zones() -> dict[int, ZoneChange]:
+            return {number: tracker.whole() for number, tracker in trackers.items()}
+
+        workers = WorkerPool(blocks, listen, self._settings.number, setup, zones, before)
         try:
             workers.start()
         except BaseException:
@@ -333,10 +337,6 @@ class DnsServer:
 def draw_secrets() -> LoopProbeSecrets:
     """Draw the loop probe secrets of all workers."""
     return LoopProbeSecrets(os.urandom(16).hex(), os.urandom(16).hex())
-
-
-def _whole_zones(trackers: dict[int, ZoneTracker]) -> dict[int, ZoneChange]:
-    return {number: tracker.whole() for number, tracker in trackers.items()}
 
 
 def _service_kind(snapshot: Snapshot, key: NamespacedName) -> str:

@@ -123,7 +123,8 @@ class WorkerPool:
         listeners = []
         for each in self.listen:
             name = f"{each.address} {each.port}"
-            pair = _duplicated(shared[name]) if name in shared else open_sockets(each)
+            before = shared.get(name)
+            pair = open_sockets(each) if before is None else (before[0].dup(), before[1].dup())
             if pair is None:
                 continue
             pairs[name] = pair
@@ -225,7 +226,3 @@ class WorkerPool:
 
 def _ports(listen: Sequence[ListenAddress]) -> list[tuple[str, int]]:
     return [(each.address, each.port) for each in listen]
-
-
-def _duplicated(pair: _Pair) -> _Pair:
-    return pair[0].dup(), pair[1].dup()

@@ -99,13 +99,10 @@ class OverlayKernel:
     def default_link(self, families: Iterable[IPFamily]) -> int:
         """Return the interface index of the default route of the first family that has one; 0 if there is none. Raises OSError."""
         for family in families:
-            best = None
-            for _, values, head in self._routes(family):
-                metric = _number(values.get(_RTA_PRIORITY, b""))
-                if head[1] == 0 and _RTA_OIF in values and (best is None or metric < best[0]):
-                    best = metric, _number(values[_RTA_OIF])
-            if best is not None:
-                return best[1]
+            found = [values for _, values, head in self._routes(family) if head[1] == 0 and _RTA_OIF in values]
+            if found:
+                best = min(found, key=lambda values: _number(values.get(_RTA_PRIORITY, b"")))
+                return _number(best[_RTA_OIF])
         return 0
 
     def read(self, names: Iterable[str], families: Sequence[IPFamily]) -> tuple[OverlayState, tuple[KernelRoute, ...]]:
