@@ -29,7 +29,6 @@ class ContainerStartError(RuntimeError):
         """Create the error. `missing` is True if the program does not exist or is not executable."""
         super().__init__(message)
         self.missing = missing
-        """There is no such program, or it cannot be executed."""
 
 
 class RunningContainer:

@@ -42,7 +42,6 @@ class KeeperReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     failed: str = ""
     """Why the program could not be started."""
     missing: bool = False
-    """True if the reason is that there is no such program."""
     status: int | None = None
     """Exit status, or 128 and the signal's number. None while the program runs."""
     signal: int = 0
@@ -53,7 +52,6 @@ class KeeperRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """A request to the keeper."""
 
     signal: int = 0
-    """Signal to send to the program."""
 
 
 def keep_program(control: socket.socket, order: bytes, files: Sequence[int]) -> NoReturn:
@@ -115,7 +113,6 @@ def _start(run: Callable[[], NoReturn]) -> int:
 
 
 def _closed(writer: int) -> bool:
-    """Return True if the reading end of a pipe is closed."""
     poll = select.poll()
     poll.register(writer, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

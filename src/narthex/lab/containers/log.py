@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 
 _LONGEST = 16 * 1024
 """Maximum bytes of an entry; longer lines become several."""
@@ -82,7 +81,7 @@ class LogReader:
         self._path = path
         self._timestamps = timestamps
         self._since = since
-        self._file = None if not path.exists() else path.open("rb")
+        self._file = path.open("rb") if path.exists() else None
 
     def tail(self, lines: int | None) -> list[bytes]:
         """Return the last lines so far. None: all."""
@@ -137,9 +136,7 @@ class LogReader:
         """Return the reader."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Give the file back."""
+    def __exit__(self, *error: object) -> None:
+        """Close the file."""
         if self._file is not None:
             self._file.close()

@@ -71,7 +71,6 @@ class ExecSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A program to run in the namespaces of another one."""
 
     target_pid: int
-    """Process ID of the other program."""
     argv: tuple[str, ...]
     environment: Mapping[str, str] = {}
     directory: str = "/"
@@ -167,7 +166,6 @@ def _of_the_program(program: ProgramSpec) -> list[BindMount]:
 
 
 def _is_own(path: str) -> bool:
-    """Return True if a path is below a private directory."""
     return str(Path(path).resolve()).startswith(tuple(f"{place}/" for place in _OWN_PLACES))
 
 

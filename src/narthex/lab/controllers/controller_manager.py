@@ -203,5 +203,4 @@ def _execute(registry: Registry, write: Write) -> None:
 
 
 def _describe(write: Write) -> str:
-    """Return the kind and key of the object that a write concerns."""
     return f"{write.kind} {write.key if isinstance(write, DeleteObject) else key_of(write.obj)}"

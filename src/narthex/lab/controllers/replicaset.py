@@ -64,14 +64,11 @@ class ReplicaSetController:
                 found.add(ObjectKey(change.key.namespace, owner["name"]))
         return found
 
-    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterable[ReconcileResult]:
+    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
         """Adopt and release pods, create and delete pods, and update the status."""
         replica_set = state.get("ReplicaSet", key)
-        return self._reconcile(key, replica_set, state, now) if replica_set is not None else ()
-
-    def _reconcile(
-        self, key: ObjectKey, replica_set: Object, state: ClusterState, now: datetime
-    ) -> Iterator[ReconcileResult]:
+        if replica_set is None:
+            return
         ownership_changes = list(adopt_and_release("Pod", replica_set, state))
         if ownership_changes:
             # The changed ownership takes effect in the next reconciliation.

@@ -63,25 +63,18 @@ class Scheduler:
             return self._waiting
         return []
 
-    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterable[ReconcileResult]:
+    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
         """Bind the pod, or set its condition PodScheduled to False."""
         pod = state.get("Pod", key)
-        if pod is None:
-            return ()
-        if self._capacities is None or self._capacities[0] != state.version:
-            self._capacities = state.version, _NodeCapacities(state)
-        return self._reconcile(key, pod, self._capacities[1], now)
-
-    def _reconcile(
-        self, key: ObjectKey, pod: Object, capacities: _NodeCapacities, now: datetime
-    ) -> Iterator[ReconcileResult]:
-        if is_terminating(pod) or not _needs_scheduling(pod):
+        if pod is None or is_terminating(pod) or not _needs_scheduling(pod):
             return
         if spec_of(pod).get("nodeName"):
             self._waiting.discard(key)
             yield _status_update(pod, {"type": "PodScheduled", "status": "True"}, now)
             return
-        name, message = capacities.select_node(pod)
+        if self._capacities is None or self._capacities[0] != state.version:
+            self._capacities = state.version, _NodeCapacities(state)
+        name, message = self._capacities[1].select_node(pod)
         if name:
             self._waiting.discard(key)
             yield UpdateObject("Pod", with_fields(pod, "spec", nodeName=name), "binding")
@@ -167,7 +160,6 @@ class _NodeCapacities:
 
 
 def _owner_uid(pod: Object) -> str:
-    """Return the UID of the pod's controller, empty if it has none."""
     owner = controller_of(pod)
     return str(owner.get("uid") or "") if owner is not None else ""
 

@@ -137,8 +137,6 @@ def is_http_success(status: int) -> bool:
 
 
 class _ProbeTally:
-    """The results of one probe."""
-
     def __init__(self, probe: ContainerProbe, started: datetime) -> None:
         self.due = started + timedelta(seconds=probe.initial_delay)
         # Until the first result a container counts as alive, but not as ready.
@@ -160,19 +158,15 @@ class ProbeState:
     def __init__(self, probes: tuple[ContainerProbe, ...], started: datetime) -> None:
         """Start the schedule; `started` is the start time of the container."""
         self._tallies = {probe: _ProbeTally(probe, started) for probe in probes}
-        self._startup_passed = not any(probe.purpose == "startup" for probe in probes)
+        self.started = not any(probe.purpose == "startup" for probe in probes)
+        """No startup probe is pending (`status.containerStatuses[].started`)."""
         self.to_restart: ContainerProbe | None = None
         """The failed probe that requires a restart."""
 
     @property
-    def started(self) -> bool:
-        """True if no startup probe is pending (`status.containerStatuses[].started`)."""
-        return self._startup_passed
-
-    @property
     def ready(self) -> bool:
         """True if the container has started and its readiness probe, if any, passes."""
-        return self._startup_passed and all(
+        return self.started and all(
             tally.passed for probe, tally in self._tallies.items() if probe.purpose == "readiness"
         )
 
@@ -195,7 +189,7 @@ class ProbeState:
         tally = self._tallies[probe]
         tally.record_result(probe, ok, now)
         if probe.purpose == "startup" and tally.passed:
-            self._startup_passed = True
+            self.started = True
         elif probe.purpose != "readiness" and not tally.passed and not ok and tally.count >= probe.failures:
             self.to_restart = probe
 
@@ -203,4 +197,4 @@ class ProbeState:
         """Return the startup probe until it passes, then the others."""
         if self.to_restart is not None:
             return []
-        return [probe for probe in self._tallies if (probe.purpose == "startup") != self._startup_passed]
+        return [probe for probe in self._tallies if (probe.purpose == "startup") != self.started]

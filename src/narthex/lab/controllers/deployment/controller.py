@@ -167,7 +167,6 @@ class _DeploymentSync:
         return recorded and size.replicas == replicas and size.available == replicas
 
     def _create_new_replica_set(self, old: Sequence[Object]) -> None:
-        """Create the ReplicaSet for a template that has none."""
         deployment, limits = self._deployment, self._limits
         if not rollout.is_rolling(deployment) and self._scale_to_zero(old):
             return

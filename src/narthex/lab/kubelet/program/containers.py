@@ -6,10 +6,12 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from narthex.lab.cluster import DNS_PORT
 from narthex.lab.containers.container import Containers, ContainerStartError, RunningContainer
@@ -21,6 +23,7 @@ from narthex.lab.kubelet.program.endpoint_drain import EndpointDrain
 from narthex.lab.kubelet.program.event_recorder import EventRecorder
 from narthex.lab.kubelet.program.prober import Prober
 from narthex.lab.kubelet.program.volumes import PodFiles
+from narthex.lab.kubelet.status import ContainerFacts
 from narthex.lab.program.network import PodNetwork
 from narthex.lab.program.shared_registry import SharedRegistry
 
@@ -43,7 +46,10 @@ class PodDependencies(NamedTuple):
 class ContainerRun:
     """One run of a container."""
 
-    def __init__(self, container: RunningContainer | None, spec: Object, environment: dict[str, str]) -> None:
+    def __init__(
+        self, facts: ContainerFacts, container: RunningContainer | None, spec: Object, environment: dict[str, str]
+    ) -> None:
+        self.facts = facts
         self.container = container
         """None: the echo server replaces the program."""
         self.environment = environment
@@ -60,7 +66,7 @@ def echo_name(pod: Object, container: str) -> str:
     return f"{pod['metadata']['uid']}/{container}"
 
 
-def start_echo(pod: Object, spec: Object, deps: PodDependencies) -> ContainerRun:
+def start_echo(pod: Object, spec: Object, facts: ContainerFacts, deps: PodDependencies) -> ContainerRun:
     """Let the echo server replace a container's program. Raises OSError."""
     declared = ((str(port.get("protocol") or "TCP"), int(port["containerPort"])) for port in spec.get("ports") or ())
     ports = dict.fromkeys(declared)
@@ -69,20 +75,19 @@ def start_echo(pod: Object, spec: Object, deps: PodDependencies) -> ContainerRun
         raise OSError(errno.EADDRINUSE, f"Address already in use: port {DNS_PORT} of {node} is the lab's DNS's")
     says = f"{pod['metadata']['name']} on {node}"
     deps.echo.add(echo_name(pod, spec["name"]), says, deps.network.namespace(pod), ports)
-    return ContainerRun(None, spec, {})
+    return ContainerRun(facts, None, spec, {})
+
+
+ProgramEnded = Callable[[RunningContainer], None]
+"""Called in another thread."""
 
 
 def start_program(
-    pod: Object,
-    spec: Object,
-    image: str,
-    restarts: int,
-    deps: PodDependencies,
-    ended: Callable[[RunningContainer], None],
+    pod: Object, spec: Object, facts: ContainerFacts, image: str, deps: PodDependencies, ended: ProgramEnded
 ) -> ContainerRun:
-    """Start a container's program. Raises ContainerConfigError, StartError, or OSError.
+    """Start a container's program. Raises ContainerConfigError, ContainerStartError, or OSError.
 
-    `image` is the path of the program behind the image. `ended` is called in another thread.
+    `image` is the path of the program behind the image.
     """
     known = environment_of(pod, spec, deps.registry)
     argv = command_line(spec, image, known)
@@ -92,19 +97,28 @@ def start_program(
     except OSError as error:
         raise ContainerStartError(str(error.strerror), missing=True) from error
     security = {**(pod["spec"].get("securityContext") or {}), **(spec.get("securityContext") or {})}
-    program = ProgramSpec(
-        argv=argv,
+    program = msgspec.structs.replace(
+        program_in_pod(pod, spec, deps, argv, executable, known),
+        directory=directory,
+        user=security.get("runAsUser"),
+        group=security.get("runAsGroup"),
+        log=str(deps.files.log(pod, spec["name"], facts.restarts)),
+    )
+    return ContainerRun(facts, deps.containers.run(program, ended=ended), spec, known)
+
+
+def program_in_pod(
+    pod: Object, spec: Object, deps: PodDependencies, argv: Sequence[str], executable: str, known: dict[str, str]
+) -> ProgramSpec:
+    """Return a program with the namespaces and mounts of a container. Raises ContainerConfigError."""
+    return ProgramSpec(
+        argv=tuple(argv),
         executable=executable,
         environment=known,
-        directory=directory,
         network_namespace=deps.network.namespace(pod),
         hostname="" if pod["spec"].get("hostNetwork") else hostname(pod),
         shows=tuple(deps.files.mounts(pod, spec)),
-        user=security.get("runAsUser"),
-        group=security.get("runAsGroup"),
-        log=str(deps.files.log(pod, spec["name"], restarts)),
     )
-    return ContainerRun(deps.containers.run(program, ended=ended), spec, known)
 
 
 def environment_of(pod: Object, spec: Object, shared: SharedRegistry) -> dict[str, str]:

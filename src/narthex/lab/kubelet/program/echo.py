@@ -167,12 +167,10 @@ class _Listener:
         self._prefix = prefix
 
     def note(self, client: str) -> None:
-        """Record a response."""
         self.used_at = time.monotonic()
         self.responses.append((time.time(), f"{self.protocol} request from {client}"))
 
     def accept(self) -> Iterator[_Connection]:
-        """Yield the connections that wait."""
         while True:
             try:
                 sock, peer = self.sock.accept()
@@ -186,7 +184,6 @@ class _Listener:
             yield connection
 
     def answer_datagrams(self) -> None:
-        """Answer each datagram that waits."""
         while True:
             try:
                 _, peer = self.sock.recvfrom(_MAX_REQUEST)

@@ -33,7 +33,6 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def _machine() -> dict[str, str]:
-    """Return this machine's properties for a Node's status."""
     found = platform.machine()
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
@@ -87,7 +86,6 @@ class NodeHeartbeats:
         self._renew()
 
     def _post_status(self, registry: Registry, node: LabNode) -> None:
-        """Post the status of a healthy node."""
         held = registry.get("Node", "", node.name) or {}
         status = _status(node, self._machine, held.get("status") or {}, registry.stamp())
         registry.update("Node", {**held, "status": status}, subresource="status")
@@ -123,7 +121,6 @@ class NodeHeartbeats:
 
 
 def _node(lab_node: LabNode, machine: Mapping[str, str]) -> Object:
-    """Return the Node that a kubelet registers."""
     labels = {
         "kubernetes.io/hostname": lab_node.name,
         "kubernetes.io/os": "linux",
@@ -178,7 +175,6 @@ def _condition(before: Any, kind: str, state: str, reason: str, words: str, now:
 
 
 def _lease(name: str, duration: int, now: str) -> Object:
-    """Return a node's Lease; `now` as `metav1.MicroTime`."""
     return {
         "metadata": {"name": name, "namespace": LEASES},
         "spec": {"holderIdentity": name, "leaseDurationSeconds": duration, "renewTime": now},

@@ -158,66 +158,61 @@ class PodLifecycle:
             identity = hashlib.sha256(f"{self.uid} {facts.name} {facts.restarts}".encode()).hexdigest()
             facts.container_id = f"narthex://{identity}"
             facts.state = Running(_timestamp())
-            self._evaluate_probes(facts, run)
+            self._evaluate_probes(run)
             self._record_event("Pulled", f'Container image "{facts.image}" already present on machine')
             self._record_event("Created", f"Created container: {facts.name}")
             self._record_event("Started", f"Started container {facts.name}")
 
     def _run(self, spec: Object, program: str, facts: ContainerFacts) -> ContainerRun:
         if not program:
-            return start_echo(self.pod, spec, self._deps)
+            return start_echo(self.pod, spec, facts, self._deps)
 
         def ended(container: RunningContainer) -> None:
-            self._worker.post(lambda: self._ended(facts.name, container))
+            self._worker.post(lambda: self._program_ended(facts, container))
 
-        return start_program(self.pod, spec, program, facts.restarts, self._deps, ended)
+        return start_program(self.pod, spec, facts, program, self._deps, ended)
 
-    def _evaluate_probes(self, facts: ContainerFacts, run: ContainerRun) -> None:
+    def _evaluate_probes(self, run: ContainerRun) -> None:
         """Apply the results of a container's probes, and run those that are due."""
-        probes, now = run.probes, datetime.now(UTC)
+        facts, probes, now = run.facts, run.probes, datetime.now(UTC)
         facts.started, facts.ready = probes.started, probes.ready and not facts.init
         if probes.to_restart is not None:
-            self._restart_for_probe(facts, run, probes.to_restart)
+            self._restart_for_probe(run, probes.to_restart)
             return
         for probe in probes.due(now):
             probes.mark_started(probe, now)
             process = run.container.pid if run.container is not None else 0
             target = ProbeTarget(self._node.namespace, next(iter(self.facts.ips), ""), process, run.environment)
-            self._deps.prober.run(probe, target, partial(self._on_probe_result, facts, run, probe))
+            self._deps.prober.run(probe, target, partial(self._on_probe_result, run, probe))
         due = probes.next_due()
         if due is not None and not run.check_scheduled:
             run.check_scheduled = True
-            self._worker.after((due - now).total_seconds(), partial(self._evaluate_later, facts, run))
+            self._worker.after((due - now).total_seconds(), partial(self._evaluate_later, run))
 
-    def _evaluate_later(self, facts: ContainerFacts, run: ContainerRun) -> None:
+    def _evaluate_later(self, run: ContainerRun) -> None:
         run.check_scheduled = False
-        if self.runs.get(facts.name) is run and not self._ending:
-            self._evaluate_probes(facts, run)
+        if self.runs.get(run.facts.name) is run and not self._ending:
+            self._evaluate_probes(run)
 
-    def _on_probe_result(
-        self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe, result: ContainerProbeResult
-    ) -> None:
+    def _on_probe_result(self, run: ContainerRun, probe: ContainerProbe, result: ContainerProbeResult) -> None:
         """Post a result to the node's thread. Called in another thread."""
-        self._worker.post(lambda: self._handle_probe_result(facts, run, probe, result))
+        self._worker.post(lambda: self._handle_probe_result(run, probe, result))
 
-    def _handle_probe_result(
-        self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe, result: ContainerProbeResult
-    ) -> None:
-        if self.runs.get(facts.name) is not run or self._ending or run.failed:
+    def _handle_probe_result(self, run: ContainerRun, probe: ContainerProbe, result: ContainerProbeResult) -> None:
+        if self.runs.get(run.facts.name) is not run or self._ending or run.failed:
             return
         run.probes.record_result(probe, result.ok, datetime.now(UTC))
         if not result.ok:
             self._record_event("Unhealthy", probe.failure_message(result.why), warning=True)
-        self._evaluate_probes(facts, run)
+        self._evaluate_probes(run)
         self.write_status()
 
-    def _restart_for_probe(self, facts: ContainerFacts, run: ContainerRun, probe: ContainerProbe) -> None:
+    def _restart_for_probe(self, run: ContainerRun, probe: ContainerProbe) -> None:
         """Terminate a container whose probe failed; it restarts as after any other end."""
         run.failed = True
-        message = f"Container {facts.name} failed {probe.purpose} probe, will be restarted"
-        self._record_event("Killing", message)
+        self._record_event("Killing", f"Container {run.facts.name} failed {probe.purpose} probe, will be restarted")
         if run.container is None:
-            self._kill_container(facts)
+            self._kill_container(run.facts)
             return
         run.container.signal(signal.SIGTERM)
         grace = float(self.pod["spec"].get("terminationGracePeriodSeconds") or _GRACE_SECONDS)
@@ -239,13 +234,10 @@ class PodLifecycle:
         if pod["metadata"].get("deletionTimestamp"):
             self.terminate(float(pod["metadata"].get("deletionGracePeriodSeconds") or 0))
 
-    def _ended(self, name: str, container: RunningContainer) -> None:
-        run = self.runs.get(name)
-        if run is None or run.container is not container:
-            return
-        facts = next(each for each in self.facts.containers if each.name == name)
-        ending = container.end
-        self._container_ended(facts, ending.status or 0, ending.signal)
+    def _program_ended(self, facts: ContainerFacts, container: RunningContainer) -> None:
+        run = self.runs.get(facts.name)
+        if run is not None and run.container is container:
+            self._container_ended(facts, container.end.status or 0, container.end.signal)
 
     def _container_ended(self, facts: ContainerFacts, code: int, signal_number: int = 0) -> None:
         run = self.runs.pop(facts.name)
@@ -375,7 +367,6 @@ class PodLifecycle:
 
 
 def _pre_stop_seconds(spec: Mapping[str, Any], grace: float) -> float:
-    """Return the duration of the container's preStop sleep."""
     hook = (spec.get("lifecycle") or {}).get("preStop") or {}
     return min(float((hook.get("sleep") or {}).get("seconds") or 0), grace)
 

@@ -10,13 +10,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
+import msgspec
+
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.requests import LogRequest
 from narthex.lab.containers.container import ContainerStartError, RunningContainer
 from narthex.lab.containers.log import LogReader, log_time
-from narthex.lab.containers.program import ExecSpec, ProgramSpec, find_program
-from narthex.lab.kubelet.environment import hostname
-from narthex.lab.kubelet.program.containers import ContainerRun, PodDependencies, echo_name, environment_of
+from narthex.lab.containers.program import ExecSpec, find_program
+from narthex.lab.kubelet.program.containers import (
+    ContainerRun,
+    PodDependencies,
+    echo_name,
+    environment_of,
+    program_in_pod,
+)
 from narthex.lab.kubelet.program.kubelet import Kubelet
 from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.kubelet.status import ContainerFacts, Running
@@ -31,10 +38,7 @@ class PodAccess:
 
     def __init__(self, kubelet: Kubelet, deps: PodDependencies) -> None:
         self._kubelet = kubelet
-        self._files = deps.files
-        self._containers = deps.containers
-        self._echo = deps.echo
-        self._registry = deps.registry
+        self._deps = deps
 
     def logs(self, request: LogRequest) -> Iterator[bytes]:
         """Yield the log of a container. Raises StatusError."""
@@ -51,7 +55,7 @@ class PodAccess:
     def _program_log(
         self, lifecycle: PodLifecycle, facts: ContainerFacts, number: int, request: LogRequest
     ) -> Iterator[bytes]:
-        path = self._files.log(lifecycle.pod, facts.name, number)
+        path = self._deps.files.log(lifecycle.pod, facts.name, number)
         since = "" if request.since is None else log_time(int(request.since * 1e9))
 
         def is_over() -> bool:
@@ -71,7 +75,7 @@ class PodAccess:
 
         def more(most: int | None = None) -> bytes:
             nonlocal last
-            new = [each for each in self._echo.responses(name) if each > last]
+            new = [each for each in self._deps.echo.responses(name) if each > last]
             last = new[-1] if new else last
             shown = new if most is None else new[-most:] if most else []
             return b"".join(_line(each, request.timestamps) for each in shown)
@@ -88,15 +92,17 @@ class PodAccess:
         run = lifecycle.runs.get(facts.name)
         if run is None:
             raise StatusError(500, "InternalError", f"container not found ({facts.name!r})")
-        environment = environment_of(lifecycle.pod, lifecycle.specs[facts.name], self._registry)
+        spec = lifecycle.specs[facts.name]
+        environment = environment_of(lifecycle.pod, spec, self._deps.registry)
         ours, theirs = _terminal() if tty else _pipes(stdin)
         try:
             if run.container is not None:
                 entry = ExecSpec(target_pid=run.container.pid, argv=tuple(argv), environment=environment, tty=tty)
-                started = self._containers.enter(entry, theirs)
+                started = self._deps.containers.enter(entry, theirs)
             else:
-                program = self._program_in_echo_pod(lifecycle, facts, argv, environment, tty)
-                started = self._containers.run(program, theirs)
+                executable = find_program(argv[0], environment)
+                program = program_in_pod(lifecycle.pod, spec, self._deps, argv, executable, environment)
+                started = self._deps.containers.run(msgspec.structs.replace(program, tty=tty), theirs)
         except (ContainerStartError, OSError) as error:
             for handle in ours:
                 os.close(handle)
@@ -105,26 +111,6 @@ class PodAccess:
             for handle in set(theirs):
                 os.close(handle)
         return ExecProcess(started, ours)
-
-    def _program_in_echo_pod(
-        self,
-        lifecycle: PodLifecycle,
-        facts: ContainerFacts,
-        argv: Sequence[str],
-        environment: dict[str, str],
-        tty: bool,
-    ) -> ProgramSpec:
-        """Return a program with namespaces like those of the pod, in which no program runs."""
-        spec = lifecycle.specs[facts.name]
-        return ProgramSpec(
-            argv=tuple(argv),
-            executable=find_program(argv[0], environment),
-            environment=environment,
-            network_namespace=lifecycle.namespace,
-            hostname="" if lifecycle.pod["spec"].get("hostNetwork") else hostname(lifecycle.pod),
-            shows=tuple(self._files.mounts(lifecycle.pod, spec)),
-            tty=tty,
-        )
 
     def _find(self, namespace: str, pod: str, container: str) -> tuple[PodLifecycle, ContainerFacts]:
         lifecycle = self._kubelet.pod(NamespacedName(namespace, pod))
