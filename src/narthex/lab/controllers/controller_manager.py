@@ -58,10 +58,10 @@ class Controller(Protocol):
     kinds: frozenset[str]
     """Kinds whose changes affect the controller; empty: all."""
 
-    def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
+    def affected_keys(self, change: ObjectChange, state: ClusterState, /) -> Iterable[ObjectKey]:
         """Return the keys to reconcile after a change."""
 
-    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterable[ReconcileResult]:
+    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime, /) -> Iterable[ReconcileResult]:
         """Return the writes that a key needs now. Its object may no longer exist."""
 
 

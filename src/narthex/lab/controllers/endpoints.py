@@ -56,9 +56,8 @@ class EndpointsController:
             return [change.key]
         return services_of_pod(change, state)
 
-    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
+    def reconcile(self, key: ObjectKey, state: ClusterState, _now: datetime) -> Iterator[ReconcileResult]:
         """Yield the write that the Endpoints object needs."""
-        del now
         service, have = state.get("Service", key), state.get("Endpoints", key)
         if service is None:
             if have is not None and labels_of(have).get(_MANAGED_BY) == _MANAGER:
@@ -124,14 +123,12 @@ class EndpointSliceMirroringController:
     def __init__(self) -> None:
         self._slices = EndpointSliceReconciler(_MIRRORING_MANAGER)
 
-    def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
+    def affected_keys(self, change: ObjectChange, _state: ClusterState) -> Iterable[ObjectKey]:
         """Return the Endpoints with the name of the changed Service, Endpoints, or slice label."""
-        del state
         return services_of_slice(change) if change.kind == "EndpointSlice" else [change.key]
 
-    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
+    def reconcile(self, key: ObjectKey, state: ClusterState, _now: datetime) -> Iterator[ReconcileResult]:
         """Yield the writes that the mirrored slices need."""
-        del now
         endpoints, service = state.get("Endpoints", key), state.get("Service", key)
         if endpoints is None or is_terminating(endpoints):
             return

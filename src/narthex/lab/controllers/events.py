@@ -84,9 +84,8 @@ class EventTtlController:
         self._by_age: deque[tuple[datetime, ObjectKey]] = deque()
         """In order of creation."""
 
-    def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
+    def affected_keys(self, change: ObjectChange, _state: ClusterState) -> Iterable[ObjectKey]:
         """Return the single key when the first Event is created."""
-        del state
         created = parse_time(change.after["metadata"].get("creationTimestamp")) if change.after is not None else None
         if change.before is None and created is not None:
             self._by_age.append((created, change.key))
@@ -94,9 +93,8 @@ class EventTtlController:
                 return [_OLDEST_EVENT]
         return []
 
-    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
+    def reconcile(self, _key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
         """Delete expired Events."""
-        del key
         while self._by_age and self._by_age[0][0] + self._ttl <= now:
             _, old = self._by_age.popleft()
             if state.get("Event", old) is not None:

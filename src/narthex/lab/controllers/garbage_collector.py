@@ -45,9 +45,8 @@ class GarbageCollector:
             found += [each for each in owners if each is not None and _has_pending_finalizers(state.get(*each))]
         return [ObjectKey(key.namespace, f"{kind}/{key.name}") for kind, key in found]
 
-    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
+    def reconcile(self, key: ObjectKey, state: ClusterState, _now: datetime) -> Iterator[ReconcileResult]:
         """Delete the object if all its owners are gone, or advance its deletion."""
-        del now
         kind, _, name = key.name.partition("/")
         own_key = ObjectKey(key.namespace, name)
         obj = state.get(kind, own_key)

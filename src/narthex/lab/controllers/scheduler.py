@@ -50,9 +50,8 @@ class Scheduler:
         self._capacities: tuple[int, _NodeCapacities] | None = None
         """Capacities for one version of the state, including pods assigned since."""
 
-    def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
+    def affected_keys(self, change: ObjectChange, _state: ClusterState) -> Iterable[ObjectKey]:
         """Return a pod to schedule, or all unschedulable pods when a node changes or a pod releases its place."""
-        del state
         if change.kind == "Pod":
             if change.after is not None and not is_terminating(change.after) and _needs_scheduling(change.after):
                 return [change.key]

@@ -5,7 +5,7 @@ Follows Kubernetes 1.34: kubelet_pods.go (getPhase, convertToAPIContainerStatuse
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -120,36 +120,21 @@ def status(pod: Mapping[str, Any], facts: PodFacts, now: str) -> Object:
     policy = pod["spec"].get("restartPolicy") or "Always"
     found = phase(facts, policy)
     over = found in ("Succeeded", "Failed")
-    made: Object = {name: value for name, value in before.items() if name not in _OWN}
-    made["phase"] = found
-    made["conditions"] = _conditions(pod, facts, over, found, now)
-    if facts.host_ips:
-        made |= {"hostIP": facts.host_ips[0], "hostIPs": [{"ip": ip} for ip in facts.host_ips]}
-    if facts.ips:
-        made |= {"podIP": facts.ips[0], "podIPs": [{"ip": ip} for ip in facts.ips]}
-    if facts.start_time:
-        made["startTime"] = facts.start_time
-    if facts.init:
-        made["initContainerStatuses"] = [_container(each) for each in facts.init]
-    made["containerStatuses"] = [_container(each) for each in facts.main]
-    made.setdefault("qosClass", "BestEffort")
-    return made
-
-
-_OWN = {
-    "phase",
-    "conditions",
-    "hostIP",
-    "hostIPs",
-    "podIP",
-    "podIPs",
-    "startTime",
-    "initContainerStatuses",
-    "containerStatuses",
-    "reason",
-    "message",
-}
-_TYPES = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
+    own = {
+        "phase": found,
+        "conditions": _conditions(pod, facts, over, found, now),
+        "hostIP": next(iter(facts.host_ips), ""),
+        "hostIPs": [{"ip": ip} for ip in facts.host_ips],
+        "podIP": next(iter(facts.ips), ""),
+        "podIPs": [{"ip": ip} for ip in facts.ips],
+        "startTime": facts.start_time,
+        "initContainerStatuses": [_container(each) for each in facts.init],
+        "reason": "",
+        "message": "",
+    }
+    others = {name: value for name, value in before.items() if name not in own}
+    statuses = [_container(each) for each in facts.main]
+    return {"qosClass": "BestEffort", **others, **_filled(**own), "containerStatuses": statuses}
 
 
 def _conditions(pod: Mapping[str, Any], facts: PodFacts, over: bool, found: str, now: str) -> list[Object]:
@@ -162,22 +147,17 @@ def _conditions(pod: Mapping[str, Any], facts: PodFacts, over: bool, found: str,
     gates = [str(each["conditionType"]) for each in pod["spec"].get("readinessGates") or ()]
     closed = [gate for gate in gates if held.get(gate, {}).get("status") != "True"]
     incomplete = [each.name for each in facts.init if not each.succeeded]
+    not_initialized = f"containers with incomplete status: [{' '.join(incomplete)}]"
     desired: dict[str, tuple[bool, Object]] = {
         "PodReadyToStartContainers": (facts.networked and not over, {}),
-        "Initialized": (
-            facts.initialized,
-            {
-                "reason": "ContainersNotInitialized",
-                "message": f"containers with incomplete status: [{' '.join(incomplete)}]",
-            },
-        ),
+        "Initialized": (facts.initialized, {"reason": "ContainersNotInitialized", "message": not_initialized}),
         "Ready": (facts.ready and not over and not closed, _gates(closed) if facts.ready and closed else not_ready),
         "ContainersReady": (facts.ready and not over, not_ready),
         "PodScheduled": (True, {}),
     }
     if found == "Succeeded":
         desired["Initialized"] = (True, {"reason": "PodCompleted"})
-    made = [_condition(kind, *desired[kind], held.get(kind), now) for kind in _TYPES]
+    made = [_condition(kind, *wanted, held.get(kind), now) for kind, wanted in desired.items()]
     return [*made, *(each for kind, each in held.items() if kind not in desired)]
 
 
@@ -235,8 +215,3 @@ def back_off(restarts: int) -> float:
     As backOffPeriod in kuberuntime_manager.go.
     """
     return _RESTART_BACKOFF.delay(restarts)
-
-
-def wants_restart(policy: str, ended: Iterable[Terminated]) -> bool:
-    """Return True if the restart policy restarts a container that ended like this."""
-    return policy == "Always" or (policy == "OnFailure" and any(each.exit_code for each in ended))

@@ -62,9 +62,8 @@ class EndpointSliceController:
             found |= {key for key, service in state.all("Service").items() if has_automatic_mode(service)}
         return found
 
-    def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
+    def reconcile(self, key: ObjectKey, state: ClusterState, _now: datetime) -> Iterator[ReconcileResult]:
         """Yield the writes that the Service's slices need."""
-        del now
         service = state.get("Service", key)
         if service is None or is_terminating(service):
             # The garbage collector deletes the slices.

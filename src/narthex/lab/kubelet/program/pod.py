@@ -31,16 +31,7 @@ from narthex.lab.kubelet.program.containers import (
 )
 from narthex.lab.kubelet.program.prober import ContainerProbeResult, ProbeTarget
 from narthex.lab.kubelet.program.work_queue import WorkQueue
-from narthex.lab.kubelet.status import (
-    ContainerFacts,
-    PodFacts,
-    Running,
-    Terminated,
-    Waiting,
-    back_off,
-    status,
-    wants_restart,
-)
+from narthex.lab.kubelet.status import ContainerFacts, PodFacts, Running, Terminated, Waiting, back_off, status
 from narthex.lab.topology import LabNode
 from narthex.linux.links import LinkError
 from narthex.model.objects import NamespacedName
@@ -251,7 +242,7 @@ class PodLifecycle:
             return
         if facts.init and code == 0:
             self._start_next()
-        elif wants_restart("OnFailure" if facts.init and self._policy == "Always" else self._policy, [ended]):
+        elif self._policy == "Always" or (self._policy == "OnFailure" and code != 0):
             if time.monotonic() - run.began > _STABLE_SECONDS:
                 facts.restarts = 0
             self._restart_later(facts, ended)
