@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
+from narthex.lab.controllers.objects import Object
 from narthex.model.backoff import Backoff
-
-Object = dict[str, Any]
 
 IMAGE_ID = "narthex://"
 

@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from narthex.lab.controllers.endpointslice.controller import HEADLESS
+from narthex.lab.controllers.objects import ObjectKey, labels_of
 from narthex.lab.program.shared_registry import SharedRegistry
-from narthex.model.objects import NamespacedName
 
 _SETTLED_SECONDS = 0.3
 """Time after a change of slices in which nodes may not have seen it yet."""
@@ -22,11 +23,11 @@ class EndpointDrain:
         self._registry = registry
         self._synced = synced
         self._lock = threading.Lock()
-        self._removals: dict[NamespacedName, tuple[float, float]] = {}
+        self._removals: dict[ObjectKey, tuple[float, float]] = {}
         """By pod: time of the deletion request, and time since which no slice lists it as ready."""
         self._responses: dict[float, tuple[float, bool]] = {}
 
-    def __call__(self, key: NamespacedName, since: float) -> bool:
+    def __call__(self, key: ObjectKey, since: float) -> bool:
         """Return True once no proxy routes traffic to a pod that was deleted at `since` (seconds since 1970)."""
         now = time.time()
         listed, ready = self._slices(key)
@@ -52,12 +53,12 @@ class EndpointDrain:
             self._responses[since] = (now, response)
         return response
 
-    def _slices(self, key: NamespacedName) -> tuple[bool, bool]:
+    def _slices(self, key: ObjectKey) -> tuple[bool, bool]:
         """Return True for each: slices with addresses list the pod, and as a ready endpoint."""
         listed = ready = False
         with self._registry.held() as registry:
             for each in registry.list("EndpointSlice", key.namespace):
-                if "service.kubernetes.io/headless" in (each["metadata"].get("labels") or {}):
+                if HEADLESS in labels_of(each):
                     continue
                 for endpoint in each.get("endpoints") or ():
                     if (endpoint.get("targetRef") or {}).get("name") == key.name:

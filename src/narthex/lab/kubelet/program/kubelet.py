@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Any
 
 from narthex.lab.api.errors import StatusError
+from narthex.lab.controllers.objects import Object, ObjectKey, is_pod_finished, is_terminating, key_of, uid_of
 from narthex.lab.kubelet.program.containers import PodDependencies
 from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.kubelet.program.work_queue import WorkQueue
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.topology import LabNode
-from narthex.model.objects import NamespacedName
-
-Object = dict[str, Any]
 
 _REPLACE_SECONDS = 0.02
 
@@ -31,7 +28,7 @@ class Kubelet:
         self._deps = deps
         self._nodes = {node.name: node for node in nodes}
         self._workers = {name: WorkQueue(f"kubelet-{name}") for name in self._nodes}
-        self._pods: dict[NamespacedName, PodLifecycle] = {}
+        self._pods: dict[ObjectKey, PodLifecycle] = {}
         self._dead: set[str] = set()
         self._version = 0
         self._wake = threading.Event()
@@ -44,7 +41,7 @@ class Kubelet:
             self._version = registry.version
             present = registry.list("Pod")
         for pod in present:
-            self._dispatch(NamespacedName(pod["metadata"]["namespace"], pod["metadata"]["name"]), pod)
+            self._dispatch(key_of(pod), pod)
         threading.Thread(target=self._follow, name="kubelet", daemon=True).start()
         self._registry.listen(self._wake.set)
 
@@ -58,7 +55,7 @@ class Kubelet:
                     if run.container is not None:
                         run.container.signal(9)
 
-    def crash(self, key: NamespacedName) -> bool:
+    def crash(self, key: ObjectKey) -> bool:
         """Kill a pod's containers; return False if no running node has the pod."""
         lifecycle = self.pod(key)
         if lifecycle is None or self.on_dead_node(lifecycle):
@@ -70,7 +67,7 @@ class Kubelet:
         """Return all pods that are not finished. Safe from any thread; their content belongs to the threads of their nodes."""
         return [lifecycle for lifecycle in tuple(self._pods.values()) if not lifecycle.finished]
 
-    def pod(self, key: NamespacedName) -> PodLifecycle | None:
+    def pod(self, key: ObjectKey) -> PodLifecycle | None:
         """Return a pod, None if no node has it."""
         lifecycle = self._pods.get(key)
         return None if lifecycle is None or lifecycle.finished else lifecycle
@@ -91,21 +88,20 @@ class Kubelet:
             self._wake.wait()
             self._wake.clear()
             with self._registry.held() as registry:
-                latest: dict[tuple[str, str], Object | None]
+                latest: dict[ObjectKey, Object | None]
                 try:
                     changes = registry.changes_since(self._version)
-                    latest = {change.key: change.after for change in changes if change.kind == "Pod"}
+                    latest = {ObjectKey(*change.key): change.after for change in changes if change.kind == "Pod"}
                 except StatusError:
                     # The changes are no longer kept: compare all pods.
                     latest = dict.fromkeys(self._pods)
-                    for each in registry.list("Pod"):
-                        latest[each["metadata"]["namespace"], each["metadata"]["name"]] = each
+                    latest |= {key_of(each): each for each in registry.list("Pod")}
                 version = registry.version
             for key, pod in latest.items():
-                self._dispatch(NamespacedName(*key), pod)
+                self._dispatch(key, pod)
             self._version = version
 
-    def _dispatch(self, key: NamespacedName, pod: Object | None) -> None:
+    def _dispatch(self, key: ObjectKey, pod: Object | None) -> None:
         lifecycle = self._pods.get(key)
         name = (pod or {}).get("spec", {}).get("nodeName") or (
             lifecycle.pod["spec"].get("nodeName") if lifecycle else ""
@@ -114,14 +110,14 @@ class Kubelet:
         if worker is not None:
             worker.post(lambda: self._update_pod(worker, key, pod))
 
-    def _update_pod(self, worker: WorkQueue, key: NamespacedName, pod: Object | None) -> None:
+    def _update_pod(self, worker: WorkQueue, key: ObjectKey, pod: Object | None) -> None:
         """Handle a changed or deleted pod object in the thread of its node."""
         lifecycle = self._pods.get(key)
         if lifecycle is not None and lifecycle.finished:
             del self._pods[key]
             lifecycle = None
         if lifecycle is not None:
-            if pod is not None and pod["metadata"]["uid"] == lifecycle.uid:
+            if pod is not None and uid_of(pod) == lifecycle.uid:
                 lifecycle.update(pod)
                 return
             # The pod was deleted without confirmation by its kubelet.
@@ -129,11 +125,11 @@ class Kubelet:
             if pod is not None:
                 worker.after(_REPLACE_SECONDS, lambda: self._update_pod(worker, key, pod))
             return
-        if pod is None or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+        if pod is None or is_pod_finished(pod):
             return
         lifecycle = PodLifecycle(pod, self._nodes[pod["spec"]["nodeName"]], worker, self._deps)
         self._pods[key] = lifecycle
-        if pod["metadata"].get("deletionTimestamp"):
+        if is_terminating(pod):
             lifecycle.terminate(0.0)
         else:
             lifecycle.start()

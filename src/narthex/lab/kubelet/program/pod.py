@@ -19,6 +19,7 @@ from narthex.cni.errors import CniError
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.registry import stamp
 from narthex.lab.containers.container import ContainerStartError, RunningContainer
+from narthex.lab.controllers.objects import Object, key_of, uid_of
 from narthex.lab.kubelet.environment import ContainerConfigError
 from narthex.lab.kubelet.probes import ContainerProbe
 from narthex.lab.kubelet.program.containers import (
@@ -34,9 +35,6 @@ from narthex.lab.kubelet.program.work_queue import WorkQueue
 from narthex.lab.kubelet.status import ContainerFacts, PodFacts, Running, Terminated, Waiting, back_off, status
 from narthex.lab.topology import LabNode
 from narthex.linux.links import LinkError
-from narthex.model.objects import NamespacedName
-
-Object = dict[str, Any]
 
 _RETRY_SECONDS = 1.0
 _STABLE_SECONDS = 600.0
@@ -55,8 +53,8 @@ class PodLifecycle:
 
     def __init__(self, pod: Object, node: LabNode, worker: WorkQueue, deps: PodDependencies) -> None:
         self.pod = pod
-        self.key = NamespacedName(pod["metadata"]["namespace"], pod["metadata"]["name"])
-        self.uid: str = pod["metadata"]["uid"]
+        self.key = key_of(pod)
+        self.uid = uid_of(pod)
         self.problem = ""
         """Reason why it does not run; empty if it does."""
         self.runs: dict[str, ContainerRun] = {}
@@ -340,7 +338,7 @@ class PodLifecycle:
         self._deps.files.remove(self.pod)
         with contextlib.suppress(StatusError), self._deps.registry.held() as registry:
             held = registry.get("Pod", *self.key)
-            if held is not None and held["metadata"]["uid"] == self.uid:
+            if held is not None and uid_of(held) == self.uid:
                 registry.delete("Pod", *self.key, grace=0)
 
     def write_status(self) -> None:
@@ -349,7 +347,7 @@ class PodLifecycle:
             return
         with contextlib.suppress(StatusError), self._deps.registry.held() as registry:
             held = registry.get("Pod", *self.key)
-            if held is None or held["metadata"]["uid"] != self.uid:
+            if held is None or uid_of(held) != self.uid:
                 return
             made = status(held, self.facts, _timestamp())
             self.pod = {**self.pod, "status": made}

@@ -17,6 +17,7 @@ from narthex.lab.api.requests import LogRequest
 from narthex.lab.containers.container import ContainerStartError, RunningContainer
 from narthex.lab.containers.log import LogReader, log_time
 from narthex.lab.containers.program import ExecSpec, find_program
+from narthex.lab.controllers.objects import ObjectKey
 from narthex.lab.kubelet.program.containers import (
     ContainerRun,
     PodDependencies,
@@ -27,7 +28,6 @@ from narthex.lab.kubelet.program.containers import (
 from narthex.lab.kubelet.program.kubelet import Kubelet
 from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.kubelet.status import ContainerFacts, Running
-from narthex.model.objects import NamespacedName
 
 _POLL_SECONDS = 0.1
 _KEEPALIVE_POLLS = 5
@@ -113,7 +113,7 @@ class PodAccess:
         return ExecProcess(started, ours)
 
     def _find(self, namespace: str, pod: str, container: str) -> tuple[PodLifecycle, ContainerFacts]:
-        lifecycle = self._kubelet.pod(NamespacedName(namespace, pod))
+        lifecycle = self._kubelet.pod(ObjectKey(namespace, pod))
         if lifecycle is None:
             raise StatusError(404, "NotFound", f'pod "{pod}" runs on no node')
         if self._kubelet.on_dead_node(lifecycle):
