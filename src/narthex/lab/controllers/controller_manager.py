@@ -156,11 +156,9 @@ class ControllerManager:
 
 _MAX_ROUNDS = 10_000
 """Rounds at one point in time after which two controllers must be undoing each other's writes."""
-NODE_GRACE_SECONDS = 2.0
-"""Time without a heartbeat after which a lab's node is unknown. Kubernetes waits 40 s."""
 
 
-def lab_controllers(node_grace: float = NODE_GRACE_SECONDS) -> ControllerManager:
+def lab_controllers() -> ControllerManager:
     """Return the controllers of a lab in the order in which they run."""
     endpoints = PodEndpoints()
     return ControllerManager(
@@ -172,7 +170,7 @@ def lab_controllers(node_grace: float = NODE_GRACE_SECONDS) -> ControllerManager
             EndpointsController(endpoints),
             EndpointSliceMirroringController(),
             ServiceCIDRController(),
-            NodeLifecycleController(node_grace),
+            NodeLifecycleController(),
             GarbageCollector(),
             EventTtlController(),
         ]

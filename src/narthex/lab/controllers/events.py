@@ -69,6 +69,7 @@ def event_object(
     }
 
 
+_TTL = timedelta(hours=1)
 _OLDEST_EVENT = ObjectKey("", "oldest")
 
 
@@ -78,9 +79,7 @@ class EventTtlController:
     name = "old-events"
     kinds = frozenset({"Event"})
 
-    def __init__(self, ttl: float = 3600.0) -> None:
-        """`ttl`: seconds that an Event is kept."""
-        self._ttl = timedelta(seconds=ttl)
+    def __init__(self) -> None:
         self._by_age: deque[tuple[datetime, ObjectKey]] = deque()
         """In order of creation."""
 
@@ -95,9 +94,9 @@ class EventTtlController:
 
     def reconcile(self, _key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
         """Delete expired Events."""
-        while self._by_age and self._by_age[0][0] + self._ttl <= now:
+        while self._by_age and self._by_age[0][0] + _TTL <= now:
             _, old = self._by_age.popleft()
             if state.get("Event", old) is not None:
                 yield DeleteObject("Event", old)
         if self._by_age:
-            yield RequeueAt(self._by_age[0][0] + self._ttl)
+            yield RequeueAt(self._by_age[0][0] + _TTL)

@@ -41,8 +41,13 @@ _MANAGED_TAINTS = (NOT_READY, UNREACHABLE, UNSCHEDULABLE)
 _HEALTH = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
 _UNKNOWN = "NodeStatusUnknown"
 _NODE_NOT_READY = "NodeNotReady"
-_SUSPECT_SHARE = 0.25
-"""Share of the grace period that is added once it has passed: this process may have been suspended instead of the node.
+NODE_GRACE_SECONDS = 2.0
+"""Time without a heartbeat after which a node is unknown (`--node-monitor-grace-period`). Kubernetes waits 40 s."""
+_GRACE = timedelta(seconds=NODE_GRACE_SECONDS)
+_SUSPECT_GRACE = _GRACE / 4
+"""Added once the grace period has passed: this process may have been suspended instead of the node."""
+_LOST_POD_GRACE = timedelta(seconds=300)
+"""Time that pods without a toleration of their own stay on a node that is not ready (`--default-unreachable-toleration-seconds`).
 """
 
 
@@ -63,16 +68,7 @@ class NodeLifecycleController:
     name = "node-controller"
     kinds = frozenset({"Node", "Lease", "Pod"})
 
-    def __init__(self, grace: float = 40.0, lost_pod_seconds: float = 300.0) -> None:
-        """Create the controller.
-
-        Args:
-            grace: Seconds after the last heartbeat until a node's state is unknown (`--node-monitor-grace-period`).
-            lost_pod_seconds: Seconds that pods without a toleration of their own stay on a node that is not ready
-                (`--default-unreachable-toleration-seconds`).
-        """
-        self._grace = timedelta(seconds=grace)
-        self._lost_pod_seconds = lost_pod_seconds
+    def __init__(self) -> None:
         self._heartbeats: dict[str, _LastHeartbeat] = {}
 
     def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
@@ -109,7 +105,7 @@ class NodeLifecycleController:
             return
         pods = state.pods_on_node(key.name)
         yield from _update_pod_readiness(node, pods, now)
-        yield from self._evict(taints, pods, now)
+        yield from _evict(taints, pods, now)
 
     def _unresponsive_at(self, node: Object, state: ClusterState, now: datetime) -> datetime | None:
         """Return the time at which the node becomes unresponsive without a further heartbeat; None if it has no Lease."""
@@ -117,47 +113,48 @@ class NodeLifecycleController:
         lease = state.get("Lease", ObjectKey(LEASES, name))
         if lease is None:
             return None
-        grace = self._grace
         renewed = str(spec_of(lease).get("renewTime") or "")
         last = self._heartbeats.get(name)
         if last is None and condition(node, "Ready").get("reason") == _UNKNOWN:
             # The node was unresponsive before this controller started: wait for a new heartbeat.
-            last = _LastHeartbeat(renewed, now - grace, now - grace)
+            last = _LastHeartbeat(renewed, now - _GRACE, now - _GRACE)
         elif last is None or last.renew_time != renewed:
             last = _LastHeartbeat(renewed, now, None)
-        elif last.suspect_since is None and last.at + grace <= now:
+        elif last.suspect_since is None and last.at + _GRACE <= now:
             # This process may have been suspended itself, with renewals still pending.
             last = last._replace(suspect_since=now)
         self._heartbeats[name] = last
-        return last.at + grace if last.suspect_since is None else last.suspect_since + grace * _SUSPECT_SHARE
+        return last.at + _GRACE if last.suspect_since is None else last.suspect_since + _SUSPECT_GRACE
 
-    def _evict(self, taints: Sequence[Object], pods: Sequence[Object], now: datetime) -> Iterator[ReconcileResult]:
-        no_execute = [taint for taint in taints if taint.get("effect") == "NoExecute"]
-        for pod in pods if no_execute else ():
-            if is_terminating(pod) or is_pod_finished(pod):
-                continue
-            ends = [self._eviction_time(pod, taint, now) for taint in no_execute]
-            due = min((end for end in ends if end is not None), default=None)
-            if due is None:
-                continue
-            if due > now:
-                yield RequeueAt(due)
-                continue
-            key = key_of(pod)
-            yield DeleteObject("Pod", key)
-            message = f"Marking for deletion Pod {key}"
-            yield event_about(pod, "TaintManagerEviction", message, now, source="taint-eviction-controller")
 
-    def _eviction_time(self, pod: Object, taint: Mapping[str, Any], now: datetime) -> datetime | None:
-        """Return the time at which a taint evicts the pod; None if the pod tolerates it forever."""
-        since = parse_time(taint.get("timeAdded")) or now
-        found = toleration(pod, taint)
-        if found is None:
-            # kube-apiserver adds this toleration to every pod (DefaultTolerationSeconds).
-            lost = taint.get("key") in (NOT_READY, UNREACHABLE)
-            return since + timedelta(seconds=self._lost_pod_seconds) if lost else now
-        seconds = found.get("tolerationSeconds")
-        return None if seconds is None else since + timedelta(seconds=max(0, integer_or(seconds)))
+def _evict(taints: Sequence[Object], pods: Sequence[Object], now: datetime) -> Iterator[ReconcileResult]:
+    no_execute = [taint for taint in taints if taint.get("effect") == "NoExecute"]
+    for pod in pods if no_execute else ():
+        if is_terminating(pod) or is_pod_finished(pod):
+            continue
+        ends = [_eviction_time(pod, taint, now) for taint in no_execute]
+        due = min((end for end in ends if end is not None), default=None)
+        if due is None:
+            continue
+        if due > now:
+            yield RequeueAt(due)
+            continue
+        key = key_of(pod)
+        yield DeleteObject("Pod", key)
+        message = f"Marking for deletion Pod {key}"
+        yield event_about(pod, "TaintManagerEviction", message, now, source="taint-eviction-controller")
+
+
+def _eviction_time(pod: Object, taint: Mapping[str, Any], now: datetime) -> datetime | None:
+    """Return the time at which a taint evicts the pod; None if the pod tolerates it forever."""
+    since = parse_time(taint.get("timeAdded")) or now
+    found = toleration(pod, taint)
+    if found is None:
+        # kube-apiserver adds this toleration to every pod (DefaultTolerationSeconds).
+        lost = taint.get("key") in (NOT_READY, UNREACHABLE)
+        return since + _LOST_POD_GRACE if lost else now
+    seconds = found.get("tolerationSeconds")
+    return None if seconds is None else since + timedelta(seconds=max(0, integer_or(seconds)))
 
 
 def _condition_updates(node: Object, due: datetime | None, now: datetime) -> Iterator[ReconcileResult]:

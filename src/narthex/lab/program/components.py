@@ -14,8 +14,8 @@ from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import ObjectStore
 from narthex.lab.containers.container import Containers
 from narthex.lab.containers.forks import ForkServer
-from narthex.lab.controllers.controller_manager import NODE_GRACE_SECONDS, lab_controllers
-from narthex.lab.controllers.node_lifecycle import LEASES
+from narthex.lab.controllers.controller_manager import lab_controllers
+from narthex.lab.controllers.node_lifecycle import LEASES, NODE_GRACE_SECONDS
 from narthex.lab.controllers.service.admission import admission
 from narthex.lab.kubelet.program.containers import PodDependencies
 from narthex.lab.kubelet.program.echo import EchoServer

@@ -127,9 +127,7 @@ class _DeploymentSync:
 
     def _report_progress(self, reason: str, message: str, value: str = "True") -> None:
         """Set the condition Progressing, if the Deployment has a deadline."""
-        status = progress.with_progress(
-            self._deployment, dict(status_of(self._deployment)), reason, message, self._now, value
-        )
+        status = progress.with_progress(self._deployment, reason, message, self._now, value)
         if status != status_of(self._deployment):
             self._write_status(status)
 

@@ -97,10 +97,9 @@ def status_with_progress(deployment: Object, status: Object, new: Object | None,
     return {**status, "conditions": conditions}
 
 
-def with_progress(
-    deployment: Object, status: Object, reason: str, message: str, now: datetime, value: str = "True"
-) -> Object:
-    """Return `status` with the given condition Progressing."""
+def with_progress(deployment: Object, reason: str, message: str, now: datetime, value: str) -> Object:
+    """Return the status with a condition Progressing, if there is a deadline."""
+    status = dict(status_of(deployment))
     if not has_deadline(deployment):
         return status
     have = status.get("conditions") or []
