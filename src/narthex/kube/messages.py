@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -306,5 +307,5 @@ class WatchCounts(msgspec.Struct):
     lists: int = 0
     """Complete lists, including those of WatchList."""
     watches: int = 0
-    failures: dict[str, int] = {}
+    failures: Counter[str] = msgspec.field(default_factory=Counter)
     """By status code, or `garbled`, `silent`, `lost`, `expired`, or `older`."""

@@ -352,7 +352,7 @@ class Watch:
         self._reset_backoff(now)
         if self._failures >= _PATIENCE:
             return self._back_off("expired", f"the server answers {quoted(status.message or 'Expired')}", now)
-        self._count("expired")
+        self.counts.failures["expired"] += 1
         self._failures += 1
         return self._list(now)
 
@@ -399,7 +399,7 @@ class Watch:
                 "silent", "the server does not answer", now, relist=self._phase is not _Phase.WATCHING
             )
         # A half-closed stream; or the server has gone back, and waits for the version that it is asked for.
-        self._count("silent")
+        self.counts.failures["silent"] += 1
         self._has_bookmarks = False
         return self._probe(now)
 
@@ -407,7 +407,7 @@ class Watch:
         self, kind: str, what: str, now: float, *, after: float | None = None, relist: bool = True
     ) -> WatchStep:
         """Wait after a failure, then list or watch again."""
-        self._count(kind)
+        self.counts.failures[kind] += 1
         self._reset_backoff(now)
         if self._phase is _Phase.STREAMING and kind != "429":
             # Better a list than none, whatever is wrong with the stream (client-go does so, too).
@@ -434,9 +434,6 @@ class Watch:
             message=f"{what}{kept}",
             severity="warning" if severity == "warning" else "error",
         )
-
-    def _count(self, kind: str) -> None:
-        self.counts.failures[kind] = self.counts.failures.get(kind, 0) + 1
 
 
 _Key = NamespacedName | None

@@ -73,25 +73,20 @@ def condition(
     notes = list(dict.fromkeys(note for each in decisions for note in each.notes))
     others = [f"{address} is also answered for by {', '.join(macs)}" for address, macs in foreign.items() if macs]
     if not missing:
-        said = [f"{each.address} by {' and '.join(holders[each.address])}" for each in decisions]
+        said = [", ".join(f"{each.address} by {' and '.join(holders[each.address])}" for each in decisions)]
         reason = FOREIGN if others else AnnouncementReason.ANNOUNCES.value
-        return _condition(True, reason, [", ".join(said), *others, *notes])
-    reasons = {verdict.reason for verdict in missing[0].verdicts}
-    reason = reasons.pop().value if len(reasons) == 1 else "NobodyAnnounces"  # codespell:ignore nobody
-    # A common reason appears once.
-    why = [list(dict.fromkeys(verdict.text for verdict in each.verdicts)) or ["there is no node"] for each in missing]
-    said = [f"no node answers for {each.address}: {'; '.join(texts)}" for each, texts in zip(missing, why, strict=True)]
-    return _condition(False, reason, [*said, *others, *notes])
-
-
-def _condition(holds: bool, reason: str, said: Iterable[str]) -> ServiceCondition:
-    text = "; ".join(said)
-    return ServiceCondition(
-        type=CONDITION,
-        holds=holds,
-        reason=reason,
-        message=text if len(text) <= _MOST_TEXT else text[: _MOST_TEXT - 3] + "...",
-    )
+    else:
+        reasons = {verdict.reason for verdict in missing[0].verdicts}
+        reason = reasons.pop().value if len(reasons) == 1 else "NobodyAnnounces"  # codespell:ignore nobody
+        said = []
+        for each in missing:
+            # A common reason appears once.
+            texts = dict.fromkeys(verdict.text for verdict in each.verdicts) or ["there is no node"]
+            said.append(f"no node answers for {each.address}: {'; '.join(texts)}")
+    message = "; ".join([*said, *others, *notes])
+    if len(message) > _MOST_TEXT:
+        message = message[: _MOST_TEXT - 3] + "..."
+    return ServiceCondition(type=CONDITION, holds=not missing, reason=reason, message=message)
 
 
 def explain(
