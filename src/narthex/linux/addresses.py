@@ -1,6 +1,6 @@
 """The node's own addresses by rtnetlink, in the network namespace of the calling thread.
 
-One dump of one message type does not justify a netlink library, which takes a quarter of a second to import.
+Its socket needs no privilege, unlike those of `linux/netlink.py`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 
+from narthex.linux.netlink import NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, attributes, messages
 from narthex.model.links import IPVS_LINK, NODE_LOCAL_DNS_LINK
 from narthex.model.net import FAMILIES, IPFamily
 
-_NLMSG_ERROR, _NLMSG_DONE, _RTM_NEWADDR, _RTM_GETADDR = 2, 3, 20, 22
-_NLM_F_DUMP_REQUEST = 0x301
+_RTM_NEWADDR, _RTM_GETADDR = 20, 22
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _IFA_F_TENTATIVE = 0x40
 _SCOPE_GLOBAL = 0
@@ -64,12 +64,12 @@ def addresses_on(link: str) -> tuple[OwnAddress, ...]:
 def _all_addresses() -> Iterator[OwnAddress]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as sock:
         sock.bind((0, 0))
-        sock.send(struct.pack("=IHHIIB3xI", 24, _RTM_GETADDR, _NLM_F_DUMP_REQUEST, 1, 0, socket.AF_UNSPEC, 0))
+        sock.send(struct.pack("=IHHIIB3xI", 24, _RTM_GETADDR, NLM_F_DUMP | NLM_F_REQUEST, 1, 0, socket.AF_UNSPEC, 0))
         while True:
-            for kind, body in _messages(sock.recv(1 << 18)):
-                if kind == _NLMSG_DONE:
+            for kind, _, _, body in messages(sock.recv(1 << 18)):
+                if kind == NLMSG_DONE:
                     return
-                if kind == _NLMSG_ERROR:
+                if kind == NLMSG_ERROR:
                     raise OSError(-struct.unpack_from("=i", body)[0], "the kernel does not list its addresses")
                 if kind == _RTM_NEWADDR and body[0] in _AF:
                     yield _own_address(body)
@@ -119,28 +119,10 @@ def usable_families(proc: Path = Path("/proc")) -> tuple[IPFamily, ...]:
     return (IPFamily.IPV4,) if off else FAMILIES
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield type and body of each netlink message."""
-    at = 0
-    while at + 16 <= len(data):
-        length, kind = struct.unpack_from("=IH", data, at)
-        if length < 16:
-            return
-        yield kind, data[at + 16 : at + length]
-        at += (length + 3) & ~3
-
-
 def _own_address(body: bytes) -> OwnAddress:
     """Decode one `struct ifaddrmsg` with its attributes. IFA_LOCAL is the own address of a point-to-point link."""
     number, prefix, flags, scope, interface = struct.unpack_from("=BBBBI", body)
-    values: dict[int, bytes] = {}
-    at = 8
-    while at + 4 <= len(body):
-        length, kind = struct.unpack_from("=HH", body, at)
-        if length < 4:
-            break
-        values[kind] = body[at + 4 : at + length]
-        at += (length + 3) & ~3
+    values = attributes(body, 8)
     raw = values.get(_IFA_LOCAL) or values[_IFA_ADDRESS]
     return OwnAddress(
         address=socket.inet_ntop(number, raw),

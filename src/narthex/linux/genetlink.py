@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
-from narthex.linux.netlink import Netlink, NetlinkError, attribute
+from narthex.linux.netlink import Netlink, NetlinkError, attribute, attributes
 
 _NETLINK_GENERIC = 16
 _CONTROLLER, _GET_FAMILY = 16, 3
@@ -33,27 +33,23 @@ class Genetlink(Netlink):
     def _number_of(self, family: str) -> int:
         body = _HEAD.pack(_GET_FAMILY, _VERSION, 0) + attribute(_FAMILY_NAME, family.encode() + b"\0")
         for data in self.answers(self.request(_CONTROLLER, body)):
-            at = _HEAD.size
-            while at + 4 <= len(data):
-                length, kind = struct.unpack_from("=HH", data, at)
-                if kind == _FAMILY_NUMBER:
-                    return int(struct.unpack_from("=H", data, at + 4)[0])
-                at += max(4, (length + 3) & ~3)
+            if number := attributes(data, _HEAD.size).get(_FAMILY_NUMBER):
+                return int(struct.unpack("=H", number)[0])
         raise NetlinkError(0, f"the kernel's answer about {family} has no number")
 
-    def ask(self, command: int, attributes: bytes = b"") -> bytes:
+    def ask(self, command: int, payload: bytes = b"") -> bytes:
         """Return the attributes of the single message that answers. Raises NetlinkError."""
-        sequence = self.request(self._number, _HEAD.pack(command, _VERSION, 0) + attributes)
+        sequence = self.request(self._number, _HEAD.pack(command, _VERSION, 0) + payload)
         for data in self.answers(sequence):
             return data[_HEAD.size :]
         raise NetlinkError(0, "the kernel's answer is empty")
 
-    def listing(self, command: int, attributes: bytes = b"") -> Iterator[bytes]:
+    def listing(self, command: int, payload: bytes = b"") -> Iterator[bytes]:
         """Yield the attributes of each message of a dump. Raises NetlinkError, and DumpInterrupted at the end."""
-        for data in self.dump(self._number, _HEAD.pack(command, _VERSION, 0) + attributes):
+        for data in self.dump(self._number, _HEAD.pack(command, _VERSION, 0) + payload):
             yield data[_HEAD.size :]
 
     def write(self, requests: Sequence[GenetlinkRequest]) -> list[NetlinkError | None]:
         """Send requests in order; return the kernel's error for each, None for success."""
-        bodies = [_HEAD.pack(command, _VERSION, 0) + attributes for command, attributes in requests]
+        bodies = [_HEAD.pack(command, _VERSION, 0) + payload for command, payload in requests]
         return self.each(self._number, bodies)

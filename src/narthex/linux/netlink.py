@@ -52,6 +52,29 @@ class DumpInterrupted(Exception):
     """The data changed during a dump."""
 
 
+def attributes(data: bytes, at: int = 0) -> dict[int, bytes]:
+    """Return the attributes that start at a position, by number; of duplicates, the last."""
+    found = {}
+    while at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        if length < 4:
+            break
+        found[kind & 0x3FFF] = data[at + 4 : at + length]
+        at += (length + 3) & ~3
+    return found
+
+
+def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield the messages of one datagram: type, flags, sequence number, payload."""
+    at = 0
+    while at + HEADER.size <= len(data):
+        length, kind, flags, sequence, _ = HEADER.unpack_from(data, at)
+        if length < HEADER.size:
+            return
+        yield kind, flags, sequence, data[at + HEADER.size : at + length]
+        at += (length + 3) & ~3
+
+
 def attribute(kind: int, payload: bytes) -> bytes:
     """Return one netlink attribute, padded to four bytes."""
     length = 4 + len(payload)
@@ -181,28 +204,17 @@ class Netlink:
         self._socket.setsockopt(socket.SOL_SOCKET, option, size)
 
     def _receive(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """Return the messages of one datagram: type, flags, sequence number, payload."""
+        """Return the messages of the next datagram."""
         try:
             data = self._socket.recv(_RECEIVE)
         except TimeoutError:
             raise NetlinkError(errno.ETIMEDOUT, f"the kernel did not answer within {_WAIT_SECONDS:.0f} s") from None
-        offset = 0
-        while offset + HEADER.size <= len(data):
-            length, kind, flags, sequence, _ = HEADER.unpack_from(data, offset)
-            if length < HEADER.size:
-                break
-            yield kind, flags, sequence, data[offset + HEADER.size : offset + length]
-            offset += (length + 3) & ~3
+        return messages(data)
 
 
 def text_attribute(data: bytes, at: int, attribute_type: int) -> str:
-    """Return the text of the first attribute of a kind, starting at `at`; empty if there is none."""
-    while at + 4 <= len(data):
-        length, kind = struct.unpack_from("=HH", data, at)
-        if kind & 0x3FFF == attribute_type:
-            return data[at + 4 : at + length].rstrip(b"\0").decode("utf-8", "replace")
-        at += max(4, (length + 3) & ~3)
-    return ""
+    """Return the text of the attribute of a kind, starting at `at`; empty if there is none."""
+    return attributes(data, at).get(attribute_type, b"").rstrip(b"\0").decode("utf-8", "replace")
 
 
 def error_of(flags: int, data: bytes, message: int | None = None) -> NetlinkError | None:
@@ -212,13 +224,8 @@ def error_of(flags: int, data: bytes, message: int | None = None) -> NetlinkErro
         return None
     said, offset = "", None
     if flags & _NLM_F_ACK_TLVS:
-        at = 4 + HEADER.size
-        while at + 4 <= len(data):
-            length, kind = struct.unpack_from("=HH", data, at)
-            if kind == _ERR_MESSAGE:
-                said = data[at + 4 : at + length].rstrip(b"\0").decode("utf-8", "replace")
-            elif kind == _ERR_OFFSET:
-                offset = struct.unpack_from("=I", data, at + 4)[0]
-            at += max(4, (length + 3) & ~3)
+        said = text_attribute(data, 4 + HEADER.size, _ERR_MESSAGE)
+        given = attributes(data, 4 + HEADER.size).get(_ERR_OFFSET)
+        offset = None if given is None else struct.unpack("=I", given)[0]
     words = f"{posix.strerror(number)} ({said})" if said else posix.strerror(number)
     return NetlinkError(number, words, message, offset)

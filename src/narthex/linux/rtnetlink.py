@@ -11,7 +11,7 @@ import errno
 import struct
 import sys
 
-from narthex.linux.netlink import Netlink, NetlinkError
+from narthex.linux.netlink import Netlink, NetlinkError, attributes
 from narthex.linux.netlink import attribute as attr
 from narthex.model.links import (
     AddAddress,
@@ -32,7 +32,7 @@ from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from narthex.model.links import LinkChange
 
@@ -289,25 +289,11 @@ def _text(name: str) -> bytes:
     return name.encode() + b"\0"
 
 
-def attributes(data: bytes, at: int) -> dict[int, bytes]:
-    """Return the attributes that start at a position, by number; of duplicates, the last."""
-    return dict(_each(data, at))
-
-
-def _each(data: bytes, at: int) -> Iterator[tuple[int, bytes]]:
-    while at + 4 <= len(data):
-        length, kind = struct.unpack_from("=HH", data, at)
-        if length < 4:
-            return
-        yield kind & 0x3FFF, data[at + 4 : at + length]
-        at += (length + 3) & ~3
-
-
 def _link(data: bytes) -> LinkState:
     _, _, index, flags, _ = _IFINFO.unpack_from(data)
     values = attributes(data, _IFINFO.size)
-    info = attributes(values.get(_IFLA_LINKINFO, b""), 0)
-    port = attributes(info.get(_INFO_SLAVE_DATA, b""), 0)
+    info = attributes(values.get(_IFLA_LINKINFO, b""))
+    port = attributes(info.get(_INFO_SLAVE_DATA, b""))
     return LinkState(
         values[_IFLA_IFNAME].rstrip(b"\0").decode("utf-8", "surrogateescape"),
         index,

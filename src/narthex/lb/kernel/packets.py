@@ -16,8 +16,7 @@ import msgspec
 
 from narthex.lb.l2 import ETHERTYPE_ARP, ETHERTYPE_IPV6, arp_filter, nd_filter, solicited_node
 from narthex.linux.addresses import own_addresses
-from narthex.linux.netlink import DumpInterrupted, Netlink
-from narthex.linux.rtnetlink import attributes
+from narthex.linux.netlink import DumpInterrupted, Netlink, attributes
 from narthex.linux.socket_filter import attach_filter
 
 _NETLINK_ROUTE, _GETLINK = 0, 18

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from narthex.model.decode.meta import family_pair, labels, object_fields, protocol, texts
+from narthex.model.decode.meta import family_pair, labels, object_fields, protocol, texts, valid_text
 from narthex.model.objects import (
     Container,
     ContainerPort,
@@ -71,24 +71,17 @@ def _pod_cidrs(spec: WireNodeSpec, report: ProblemCollector) -> tuple[str, ...]:
         found = texts("spec.podCIDRs", several, report, any_network)
         family_pair("spec.podCIDRs", found, report, "CIDR")
         return found
-    try:
-        return (any_network(spec.podCIDR),)
-    except ValueError as error:
-        report.error("spec.podCIDR", f"{quoted(spec.podCIDR)} {error}")
-        return ()
+    return tuple(filter(None, [valid_text("spec.podCIDR", spec.podCIDR, report, any_network)]))
 
 
 def _addresses(type_: str, addresses: list[WireNodeAddress], report: ProblemCollector) -> tuple[str, ...]:
     """Return the Node addresses of one type. Written by a cloud controller: an invalid one is skipped with a warning."""
-    found = []
-    for index, entry in enumerate(addresses):
-        if entry.type != type_ or not entry.address:
-            continue
-        try:
-            found.append(any_address(entry.address))
-        except ValueError as error:
-            report.warning(f"status.addresses[{index}].address", f"{quoted(entry.address)} {error}, ignored")
-    return tuple(found)
+    found = [
+        valid_text(f"status.addresses[{index}].address", entry.address, report, any_address, lenient=True)
+        for index, entry in enumerate(addresses)
+        if entry.type == type_ and entry.address
+    ]
+    return tuple(filter(None, found))
 
 
 def _taints(spec: WireNodeSpec, report: ProblemCollector) -> tuple[str, ...]:
@@ -140,15 +133,8 @@ def pod(raw: WirePod, report: ProblemCollector) -> Pod | None:
 
 def _pod_ips(status: WirePodStatus, report: ProblemCollector) -> tuple[str, ...]:
     several = [(f"status.podIPs[{i}].ip", entry.ip) for i, entry in enumerate(status.podIPs or ())]
-    found = []
-    for field, text in several or [("status.podIP", status.podIP)]:
-        if not text:
-            continue
-        try:
-            found.append(host_address(text))
-        except ValueError as error:
-            report.error(field, f"{quoted(text)} {error}")
-    return tuple(found)
+    given = several or [("status.podIP", status.podIP)]
+    return tuple(filter(None, [valid_text(field, text, report, host_address) for field, text in given if text]))
 
 
 def deployment(raw: WireDeployment, report: ProblemCollector) -> Deployment | None:

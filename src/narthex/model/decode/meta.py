@@ -128,21 +128,23 @@ def protocol(field: str, value: str | None, report: ProblemCollector) -> Protoco
     return Protocol.TCP
 
 
+def valid_text(
+    field: str, value: str, report: ProblemCollector, read: Callable[[str], str], *, lenient: bool = False
+) -> str:
+    """Convert a value with `read`, which raises ValueError: an error for an invalid one, or a warning if `lenient`, and ""."""
+    try:
+        return read(value)
+    except ValueError as error:
+        (report.warning if lenient else report.error)(field, f"{quoted(value)} {error}" + ", ignored" * lenient)
+        return ""
+
+
 def texts(
     field: str, values: list[str] | None, report: ProblemCollector, read: Callable[[str], str], *, lenient: bool = False
 ) -> tuple[str, ...]:
-    """Convert values with `read`, which raises ValueError: an error for each invalid one, or a warning if `lenient`."""
-    if not values:
-        return ()
-    found = []
-    for index, value in enumerate(values):
-        try:
-            found.append(read(value))
-        except ValueError as error:
-            (report.warning if lenient else report.error)(
-                f"{field}[{index}]", f"{quoted(value)} {error}" + (", ignored" if lenient else "")
-            )
-    return tuple(found)
+    """Return the valid ones of several values, converted as by `valid_text`."""
+    found = [valid_text(f"{field}[{i}]", each, report, read, lenient=lenient) for i, each in enumerate(values or ())]
+    return tuple(filter(None, found))
 
 
 def family_pair(field: str, values: tuple[str, ...], report: ProblemCollector, what: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from narthex.model.decode.meta import labels, object_fields, protocol, texts
+from narthex.model.decode.meta import labels, object_fields, protocol, texts, valid_text
 from narthex.model.net import IPFamily, family_of
 from narthex.model.objects import LoadBalancerIngress, Service, ServicePort
 from narthex.model.problem import ProblemCollector, quoted
@@ -166,13 +166,7 @@ def _ingress(status: WireServiceStatus | None, report: ProblemCollector) -> tupl
         field = f"status.loadBalancer.ingress[{index}]"
         if entry.ipMode and not report.choice(f"{field}.ipMode", entry.ipMode, ("VIP", "Proxy")):
             continue
-        if not entry.ip:
-            continue
-        try:
-            address = host_address(entry.ip)
-        except ValueError as error:
-            report.warning(f"{field}.ip", f"{quoted(entry.ip)} {error}, ignored")
-        else:
+        if entry.ip and (address := valid_text(f"{field}.ip", entry.ip, report, host_address, lenient=True)):
             found.append(LoadBalancerIngress(ip=address, proxy=entry.ipMode == "Proxy"))
     return tuple(found)
 
@@ -241,13 +235,8 @@ def _load_balancer_class(spec: WireServiceSpec, report: ProblemCollector) -> str
 
 def _load_balancer_ip(spec: WireServiceSpec, report: ProblemCollector) -> str:
     """Return the address requested from the load balancer controller; the proxy ignores it (row 1.10)."""
-    if not spec.loadBalancerIP:
-        return ""
-    try:
-        return host_address(spec.loadBalancerIP)
-    except ValueError as error:
-        report.warning("spec.loadBalancerIP", f"{quoted(spec.loadBalancerIP)} {error}, ignored")
-        return ""
+    given = spec.loadBalancerIP
+    return valid_text("spec.loadBalancerIP", given, report, host_address, lenient=True) if given else ""
 
 
 def _local(field: str, word: str | None, report: ProblemCollector) -> bool:

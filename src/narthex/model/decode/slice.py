@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import repeat
 
-from narthex.model.decode.meta import object_fields, protocol
+from narthex.model.decode.meta import object_fields, protocol, valid_text
 from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointPort, EndpointSlice, SliceEndpoint
 from narthex.model.problem import ProblemCollector, quoted
@@ -146,12 +146,9 @@ def _address(index: int, addresses: list[str] | None, family: IPFamily | None, r
         if family is None:
             report.check(f"endpoints[{index}].addresses[{number}]", text, FQDN)
             first = first or text
-            continue
-        try:
-            address = family_address(text, family)
-        except ValueError as error:
-            report.error(f"endpoints[{index}].addresses[{number}]", f"{quoted(text)} {error}")
         else:
+            field = f"endpoints[{index}].addresses[{number}]"
+            address = valid_text(field, text, report, lambda each: family_address(each, family))
             first = first or address
     return first
 

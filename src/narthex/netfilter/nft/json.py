@@ -215,9 +215,13 @@ def _ct(value: Any) -> str:
     return " ".join(map(_name, words))
 
 
+def _listed(value: Any) -> list[Any]:
+    """Return a list. nft writes a list of one element as that element."""
+    return value if isinstance(value, list) else [value]
+
+
 def _fib(value: Any) -> str:
-    flags = value.get("flags", [])
-    return f"fib {' . '.join(flags if isinstance(flags, list) else [flags])} {_name(value['result'])}"
+    return f"fib {' . '.join(_listed(value.get('flags', [])))} {_name(value['result'])}"
 
 
 def _numgen(value: Any) -> str:
@@ -230,7 +234,7 @@ def _prefix(value: Any) -> str:
 
 
 def _set_of(value: Any) -> str:
-    return "{ " + ", ".join(_element(each) for each in (value if isinstance(value, list) else [value])) + " }"
+    return "{ " + ", ".join(map(_element, _listed(value))) + " }"
 
 
 def _element(one: Any) -> str:
@@ -288,8 +292,7 @@ def _nat(kind: str) -> Callable[[Any], str]:
             text += " to "
         if "port" in value:
             text += f":{_value(value['port'])}"
-        flags = value.get("flags", [])
-        return " ".join((text, ",".join(flags if isinstance(flags, list) else [flags]))).strip()
+        return " ".join((text, ",".join(_listed(value.get("flags", []))))).strip()
 
     return translate
 

@@ -38,22 +38,19 @@ def tcp_flags(cursor: TokenCursor) -> Expressions:
         if following[:-1] == form and following[-1] not in (",", "/", "|", "&", "==", "!="):
             cursor.position += len(form)
             return (ast.TcpReset(),)
-    if cursor.peek() == "&":
-        cursor.take()
+    if cursor.take_if("&"):
         mask = _bits(cursor)
         negate = negation(cursor)
         return (ast.TcpFlags(mask, _bits(cursor), negate),)
     if cursor.peek() in ("==", "!="):
         negate = cursor.take() == "!="
         first = _bits(cursor)
-        if cursor.peek() == "/":
-            cursor.take()
+        if cursor.take_if("/"):
             return (ast.TcpFlags(_bits(cursor), first, negate),)
         # All bits are compared. The client chooses whether to set the congestion bits.
         return (ast.TcpFlags(0xFF, first, negate),)
     first = _bits(cursor)
-    if cursor.peek() == "/":
-        cursor.take()
+    if cursor.take_if("/"):
         return (ast.TcpFlags(_bits(cursor), first),)
     # A list without an operator matches any of the flags.
     return (ast.TcpFlags(first, 0, negate=True),)
@@ -69,8 +66,7 @@ def _bits(cursor: TokenCursor) -> int:
             bits |= int(part, 0) if part[0].isdigit() else _flag(part)
         if opened and word.endswith(")"):
             return bits
-        if cursor.peek() in ("|", ","):
-            cursor.take()
+        if cursor.take_if("|", ","):
             continue
         if not opened:
             return bits
@@ -97,9 +93,7 @@ def ct(cursor: TokenCursor) -> Expressions:
     if what not in ("state", "status"):
         raise UnknownSyntax
     exact = cursor.peek() == "!="
-    negate = cursor.peek() in ("!", "!=")
-    if negate:
-        cursor.take()
+    negate = cursor.take_if("!", "!=")
     if cursor.peek() == "&":
         raise UnknownSyntax
     values = _word_list(cursor)
@@ -114,12 +108,9 @@ def ct(cursor: TokenCursor) -> Expressions:
 
 
 def _word_list(cursor: TokenCursor) -> tuple[str, ...]:
-    braced = cursor.peek() == "{"
-    if braced:
-        cursor.take()
+    braced = cursor.take_if("{")
     values = [cursor.take()]
-    while cursor.peek() == ",":
-        cursor.take()
+    while cursor.take_if(","):
         values.append(cursor.take())
     if braced:
         cursor.expect("}")
@@ -136,8 +127,7 @@ def mark(cursor: TokenCursor) -> Expressions:
 
 def _mark(cursor: TokenCursor, kind: type[ast.MarkIs] | type[ast.ConnMarkIs]) -> ast.Expression:
     mask = 0xFFFFFFFF
-    if cursor.peek() in ("&", "and"):
-        cursor.take()
+    if cursor.take_if("&", "and"):
         mask = cursor.number()
     negate = negation(cursor)
     if cursor.peek() == "{":
@@ -178,8 +168,7 @@ def fib(cursor: TokenCursor) -> Expressions:
     cursor.expect("fib")
     field = {"saddr": ast.Field.SADDR, "daddr": ast.Field.DADDR}.get(cursor.take())
     qualifiers = []
-    while cursor.peek() == ".":
-        cursor.take()
+    while cursor.take_if("."):
         qualifiers.append(cursor.take())
     result = cursor.take()
     if field is None or result not in ("type", "oif", "oifname"):

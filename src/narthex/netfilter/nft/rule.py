@@ -28,8 +28,7 @@ def parse_rule(cursor: TokenCursor) -> ast.Rule:
     comment = ""
     while not cursor.done:
         start = cursor.position
-        if cursor.peek() == "comment":
-            cursor.take()
+        if cursor.take_if("comment"):
             comment = cursor.take().strip('"') if not cursor.done else ""
             continue
         try:
@@ -76,8 +75,7 @@ def _compared(cursor: TokenCursor) -> Expressions:
     negate = negation(cursor)
     if cursor.peek().startswith("@"):
         return (ast.InSet(key, cursor.take()[1:], negate),)
-    if cursor.peek() == "vmap" and not negate:
-        cursor.take()
+    if not negate and cursor.take_if("vmap"):
         if cursor.peek().startswith("@"):
             return (ast.VerdictMap(key, cursor.take()[1:]),)
         return (_inline_map(lambda: [_alternative(key, cursor)], cursor),)
@@ -219,12 +217,10 @@ def _transport(cursor: TokenCursor) -> Expressions:
     if field is None or cursor.peek() in (".", "<", ">", "<=", ">=", "&"):
         raise UnknownSyntax
     protocol_match = ast.Compare(ast.Field.L4PROTO, (protocol,))
-    if cursor.peek() == "vmap" and not cursor.peek(1).startswith("@"):
-        cursor.take()
+    if cursor.take_if("vmap"):
+        if cursor.peek().startswith("@"):
+            return protocol_match, ast.VerdictMap((field,), cursor.take()[1:])
         return protocol_match, _inline_map(lambda: [_alternative((field,), cursor)], cursor)
-    if cursor.peek() == "vmap":
-        cursor.take()
-        return protocol_match, ast.VerdictMap((field,), cursor.take()[1:])
     negate = negation(cursor)
     if cursor.peek().startswith("@"):
         return protocol_match, ast.InSet((field,), cursor.take()[1:], negate)
@@ -278,8 +274,7 @@ def _meta(cursor: TokenCursor) -> Expressions:
 
 def _mark(cursor: TokenCursor) -> Expressions:
     cursor.expect("mark")
-    if cursor.peek() == "set":
-        cursor.take()
+    if cursor.take_if("set"):
         return nft_statements.set_mark(cursor, connection=False)
     return nft_matches.mark(cursor)
 

@@ -46,14 +46,12 @@ def _constant(*expressions: ast.Expression) -> Callable[[TokenCursor], Expressio
 
 def _reject(cursor: TokenCursor) -> Expressions:
     cursor.expect("reject")
-    if cursor.peek() != "with":
+    if not cursor.take_if("with"):
         return (ast.RejectPacket(),)
-    cursor.take()
     if cursor.take() == "tcp":
         cursor.expect("reset")
         return (ast.RejectPacket("tcp reset"),)
-    if cursor.peek() == "type":
-        cursor.take()
+    cursor.take_if("type")
     return (ast.RejectPacket(cursor.take()),)
 
 
@@ -69,19 +67,16 @@ def _flags(cursor: TokenCursor) -> bool:
 
 def _masquerade(cursor: TokenCursor) -> Expressions:
     cursor.expect("masquerade")
-    if cursor.peek() == "to":
-        cursor.take()
-        if not cursor.take().startswith(":"):
-            raise UnknownSyntax
+    if cursor.take_if("to") and not cursor.take().startswith(":"):
+        raise UnknownSyntax
     return (ast.Masquerade(_flags(cursor)),)
 
 
 def _redirect(cursor: TokenCursor) -> Expressions:
     cursor.expect("redirect")
-    if cursor.peek() != "to":
+    if not cursor.take_if("to"):
         _flags(cursor)
         return (ast.RedirectRange(),)
-    cursor.take()
     first, dash, last = cursor.take().lstrip(":").partition("-")
     _flags(cursor)
     if not dash:
@@ -91,8 +86,7 @@ def _redirect(cursor: TokenCursor) -> Expressions:
 
 def _snat(cursor: TokenCursor) -> Expressions:
     cursor.expect("snat")
-    if cursor.peek() in ("ip", "ip6"):
-        cursor.take()
+    cursor.take_if("ip", "ip6")
     cursor.expect("to")
     first, last, *_ = destination_range(cursor.take())
     _flags(cursor)
@@ -104,8 +98,7 @@ def _snat(cursor: TokenCursor) -> Expressions:
 def _dnat(cursor: TokenCursor) -> Expressions:
     """Read `dnat to ADDRESS[:PORT]`, or to a range, the value of a map, or a random choice."""
     cursor.expect("dnat")
-    if cursor.peek() in ("ip", "ip6"):
-        cursor.take()
+    cursor.take_if("ip", "ip6")
     cursor.expect("to")
     if cursor.peek() == "numgen" and _has_braces(cursor):
         return (_random_dnat(cursor),)
@@ -156,11 +149,7 @@ def numgen(cursor: TokenCursor) -> tuple[int, int]:
         raise UnknownSyntax
     cursor.expect("mod")
     mod = cursor.number()
-    offset = 0
-    if cursor.peek() == "offset":
-        cursor.take()
-        offset = cursor.number()
-    return mod, offset
+    return mod, cursor.number() if cursor.take_if("offset") else 0
 
 
 def _random_dnat(cursor: TokenCursor) -> ast.RandomMap:
@@ -170,8 +159,7 @@ def _random_dnat(cursor: TokenCursor) -> ast.RandomMap:
 
     def endpoint() -> ast.Dnat:
         address = cursor.take()
-        if cursor.peek() == ".":
-            cursor.take()
+        if cursor.take_if("."):
             return ast.Dnat(address, cursor.number())
         return _endpoint(address)
 
@@ -230,8 +218,7 @@ def _mark_change(cursor: TokenCursor, connection: bool, same: bool, copied: bool
     if operator in ("^", "xor"):
         return ast.SetMark(bits, 0, True) if connection else ast.MarkXor(bits)
     value = 0
-    if further in ("|", "^", "or", "xor"):
-        cursor.take()
+    if cursor.take_if("|", "^", "or", "xor"):
         value = cursor.number()
         if further in ("|", "or"):
             # `mark & A | B`: the bits of B are cleared before they are set.
@@ -252,8 +239,7 @@ def _update(cursor: TokenCursor) -> Expressions:
     key = cursor.key()
     if any(isinstance(part, ast.Slot) for part in key) or not all(isinstance(part, ast.Field) for part in key):
         raise UnknownSyntax
-    if cursor.peek() == "timeout":
-        cursor.take()
+    if cursor.take_if("timeout"):
         cursor.take()
     cursor.expect("}")
     return (ast.UpdateSet(key, name[1:]),)
@@ -261,8 +247,7 @@ def _update(cursor: TokenCursor) -> Expressions:
 
 def _counter(cursor: TokenCursor) -> Expressions:
     cursor.expect("counter")
-    if cursor.peek() == "packets":
-        cursor.take()
+    if cursor.take_if("packets"):
         cursor.number()
         cursor.expect("bytes")
         cursor.number()

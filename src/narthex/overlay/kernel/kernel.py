@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from narthex.linux.netlink import DumpInterrupted, NetlinkError
+from narthex.linux.netlink import DumpInterrupted, NetlinkError, attributes
 from narthex.linux.netlink import attribute as attr
-from narthex.linux.rtnetlink import RtNetlink, attributes
+from narthex.linux.rtnetlink import RtNetlink
 from narthex.model.net import IPFamily
 from narthex.overlay.changes import (
     AddDevice,
