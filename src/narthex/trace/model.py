@@ -399,9 +399,8 @@ def _grown(alternatives: list[Alternative], start: int, total: Fraction) -> Path
     for each in alternatives:
         group = next((known for known in groups if _same(known[0], each, shared)), None)
         if group is None:
-            groups.append([each])
-        else:
-            group.append(each)
+            groups.append(group := [])
+        group.append(each)
     if len(groups) == 1:
         # The same steps with different ends, where the steps don't show what decides.
         groups = [[each] for each in alternatives]
@@ -410,9 +409,7 @@ def _grown(alternatives: list[Alternative], start: int, total: Fraction) -> Path
 
 
 def _same(one: Alternative, other: Alternative, position: int) -> bool:
-    if len(one[1]) <= position or len(other[1]) <= position:
-        return False
-    return _alike(one[1][position], other[1][position])
+    return min(len(one[1]), len(other[1])) > position and _alike(one[1][position], other[1][position])
 
 
 def _alike(one: PathStep, other: PathStep) -> bool:

@@ -12,10 +12,6 @@ import errno
 import fcntl
 import posix
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import TracebackType
-
 _DIRECTORY_MODE, _FILE_MODE = 0o755, 0o600
 _KIND, _DIRECTORY = 0o170000, 0o040000
 _MOST = 1 << 20
@@ -114,5 +110,5 @@ class Lock:
             posix.close(self._descriptor)
             raise
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         posix.close(self._descriptor)

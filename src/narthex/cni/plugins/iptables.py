@@ -8,7 +8,7 @@ from __future__ import annotations
 from hashlib import sha512
 
 from narthex.cni.plugins import portmap
-from narthex.model.packed_addresses import address_text, ip_version
+from narthex.model.packed_addresses import Network, address_text, ip_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def masquerade(network: str, container: str, ips: Iterable[IPConfig], family: in
     lines = [f":{chain} - [0:0]"]
     for ip in mine:
         lines += [
-            f"-A {chain} -d {_subnet(ip)} {comment} -j ACCEPT",
+            f"-A {chain} -d {Network(ip.network.first, ip.network.prefix)} {comment} -j ACCEPT",
             f"-A {chain} ! -d {multicast} {comment} -j MASQUERADE",
             f"-A POSTROUTING -s {address_text(ip.network.address)} {comment} -j {chain}",
         ]
@@ -139,10 +139,6 @@ def container_of(chain: str, listed: str) -> str:
         if line.endswith(f" -j {chain}") and 'id: \\"' in line:
             return line.partition('id: \\"')[2].partition('\\"')[0]
     return chain
-
-
-def _subnet(ip: IPConfig) -> str:
-    return f"{address_text(ip.network.first)}/{ip.network.prefix}"
 
 
 def _comment(network: str, container: str, what: str = "name") -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
-from narthex.model.net import contains, join_port
+from narthex.model.net import contains, family_of, join_port
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.ast import Table
 from narthex.netfilter.walk.walk import walk
@@ -309,11 +309,8 @@ def _node_port(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 
 def _own(scene: DiagnosisContext, view: NodeView) -> list[str]:
-    return [
-        each.address
-        for each in view.addresses or ()
-        if (":" in each.address) is (scene.family.value == 6) and not contains(scene.family.loopback, each.address)
-    ]
+    own = (each.address for each in view.addresses or () if family_of(each.address) is scene.family)
+    return [address for address in own if not contains(scene.family.loopback, address)]
 
 
 def _served_at(scene: DiagnosisContext, view: NodeView) -> list[str]:
@@ -323,13 +320,10 @@ def _served_at(scene: DiagnosisContext, view: NodeView) -> list[str]:
     if rules is None:
         return []
     served = []
+    asked = scene.packet
     for address in own:
         packet = Packet(
-            source=scene.packet.source,
-            destination=address,
-            port=scene.packet.port,
-            protocol=scene.protocol,
-            iif=scene.packet.iif,
+            source=asked.source, destination=address, port=asked.port, protocol=scene.protocol, iif=asked.iif
         )
         ends = walk(rules.ruleset, packet, Host(addresses=tuple(own)), objects=rules.objects).outcomes
         if address != scene.packet.destination and any(end.disposition is Disposition.DELIVERED for end in ends):

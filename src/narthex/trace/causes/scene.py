@@ -187,17 +187,10 @@ class DiagnosisContext:
         front = self.front
         if front is None or self.cluster is None:
             return ()
-        service_port = front.port
         held = []
         for each in self.cluster.slices.get(front.service.key, {}).values():
-            port = next(
-                (
-                    p
-                    for p in each.ports
-                    if service_port and p.port and p.name == service_port.name and p.protocol is service_port.protocol
-                ),
-                None,
-            )
+            fitting = (held_port for held_port in each.ports if _serves(held_port, front.port))
+            port = next(fitting, None)
             # A slice for names alone is no proxy's business.
             if each.family is not None and each.label(HEADLESS_LABEL) is None:
                 held += [ServiceEndpoint(endpoint, each.family, port, each.name) for endpoint in each.endpoints]
@@ -266,6 +259,10 @@ class DiagnosisContext:
     def last_rule(leaf: PathLeaf) -> PathStep | None:
         """Return the last step that a rule or a policy caused."""
         return next((step for step in reversed(leaf.steps) if step.chain), None)
+
+
+def _serves(port: EndpointPort, of: ServicePort | None) -> bool:
+    return of is not None and bool(port.port) and port.name == of.name and port.protocol is of.protocol
 
 
 def finding(

@@ -330,13 +330,12 @@ class NodeTraversal:
         before = self._hooks.header(path)
         branch.daddr, branch.dport, branch.dnat = known.reply_source, known.reply_source_port, True
         step = self._step(Stage.CONNTRACK, "the destination as its first packet's", evidence=(known.text,))
-        return path.then(msgspec.structs.replace(step, before=before, after=self._hooks.header(path)))
+        return self._changed(path, step, before)
 
     def _as_known_source(self, path: PartialPath) -> PartialPath:
         known, branch = self._known, path.branch
-        if known is None or known.reply_destination == known.source:
-            return path
-        branch.saddr, branch.masquerade = known.reply_destination, True
+        if known is not None and known.reply_destination != known.source:
+            branch.saddr, branch.masquerade = known.reply_destination, True
         return path
 
     def _undo_destination(self, path: PartialPath) -> PartialPath:
@@ -345,11 +344,9 @@ class NodeTraversal:
         if held is None or branch.daddr != held.after.source or held.after.source == held.before.source:
             return path
         before = self._hooks.header(path)
-        branch.daddr = held.before.source
-        branch.dnat = True
+        branch.daddr, branch.dnat = held.before.source, True
         what = f"the answer's destination becomes {held.before.source} again (masquerading undone)"
-        step = self._step(Stage.REPLY, what)
-        return path.then(msgspec.structs.replace(step, before=before, after=self._hooks.header(path)))
+        return self._changed(path, self._step(Stage.REPLY, what), before)
 
     def _undo_source(self, path: PartialPath) -> PartialPath:
         """Rewrite the source of a reply back to the address that the sender asked."""
@@ -363,7 +360,9 @@ class NodeTraversal:
         before = self._hooks.header(path)
         path.branch.saddr = held.before.destination
         what = f"the answer's source becomes {join_port(*was) if was[1] else was[0]} again (the rewriting undone)"
-        step = self._step(Stage.REPLY, what)
+        return self._changed(path, self._step(Stage.REPLY, what), before)
+
+    def _changed(self, path: PartialPath, step: PathStep, before: Header) -> PartialPath:
         return path.then(msgspec.structs.replace(step, before=before, after=self._hooks.header(path)))
 
     # ---- ends ------------------------------------------------------------------------------------------------------

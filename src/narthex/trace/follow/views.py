@@ -219,6 +219,11 @@ class NodeView(msgspec.Struct, kw_only=True):
         """Return the node's own address, if it is one."""
         return next((each for each in self.addresses or () if each.address == address), None)
 
+    def own_addresses(self, besides: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the addresses that other machines can reach, without those on some links."""
+        held = (each for each in self.addresses or () if each.scope != "link" and each.link not in besides)
+        return tuple(each.address for each in held if not contains(family_of(each.address).loopback, each.address))
+
     def sysctl(self, name: str) -> str | None:
         """Return a setting; None if not known."""
         return None if self.sysctls is None else self.sysctls.get(name)

@@ -14,8 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from types import TracebackType
+from contextlib import closing, contextmanager, suppress
 
 import msgspec
 
@@ -81,9 +80,9 @@ def probe(asked: KernelProbe, deadline: float = DEADLINE) -> ProbeOutcome:
     family = family_of(asked.destination)
     with in_namespace(asked.sender):
         sender = _Sender(asked, family)
-    with sender:
+    with closing(sender):
         rules = _rules(asked, family, sender.port)
-        with _tables(rules, asked.node), _Monitor(asked.node, family, deadline) as monitor:
+        with _tables(rules, asked.node), closing(_Monitor(asked.node, family, deadline)) as monitor:
             sender.send()
             answer = sender.answer(_ANSWER)
             trace = monitor.first(deadline if answer in ("connected", "answered") else min(deadline, _ANSWER))
@@ -155,12 +154,8 @@ class _Sender:
         self.port: int = 0 if self._raw else self._socket.getsockname()[1]
         self._failed = 0
 
-    def __enter__(self) -> _Sender:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the socket."""
         self._socket.close()
 
     def send(self) -> None:
@@ -212,8 +207,6 @@ class _Monitor:
     def __init__(self, namespace: str | None, family: IPFamily, deadline: float) -> None:
         self._namespace, self._family, self._deadline = namespace, family, deadline
         self._held = b""
-
-    def __enter__(self) -> _Monitor:
         try:
             self._program: StartedProgram[bytes] = start_program(
                 ["nft", "-a", "-n", "monitor", "trace"], namespace=self._namespace
@@ -223,16 +216,11 @@ class _Monitor:
         try:
             self._reach()
         except BaseException:
-            self._end()
+            self.close()
             raise
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End the program."""
         self._program.kill()
         self._program.wait()
         if self._program.stdout:

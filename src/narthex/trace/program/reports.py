@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.model.net import contains, family_of
+from narthex.model.net import family_of
 from narthex.model.store import Snapshot
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
@@ -37,13 +37,7 @@ def check_reports(
 
 def compare_node(inputs: NodeInputs, view: NodeView) -> tuple[CheckReport, ...]:
     """Return a report for each IP family about one node."""
-    own = tuple(
-        each.address
-        for each in view.addresses or ()
-        if each.scope != "link"
-        and not contains(family_of(each.address).loopback, each.address)
-        and each.link not in _SERVICE_LINKS
-    )
+    own = view.own_addresses(_SERVICE_LINKS)
     first = [ip for ip in inputs.host.addresses if ip in own or not own]
     addresses = (*first, *(ip for ip in own if ip not in first))
     return tuple(

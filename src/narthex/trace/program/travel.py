@@ -48,10 +48,9 @@ class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):
         """Yield nodes that only a bundle names."""
         held = {key.name for key in self.snapshot.nodes}
         for view in self.views:
-            own = [each.address for each in view.addresses or () if each.scope != "link"]
-            own = [ip for ip in own if not contains(family_of(ip).loopback, ip)]
+            own = view.own_addresses()
             if view.name and view.name not in held and own:
-                yield AddressOwner(kind="node", name=view.name, addresses=tuple(own), node=view.name)
+                yield AddressOwner(kind="node", name=view.name, addresses=own, node=view.name)
 
     def atlas(self) -> ClusterMap:
         """Return the map for following packets."""

@@ -117,9 +117,8 @@ def _leaf(main: ET.Element, leaf: PathLeaf, folded: bool) -> None:
     end = leaf.end
     summary = f"{percent(leaf.probability)}: {end.fate.value}"
     summary += f" to {end.address}{f' port {end.port}' if end.port else ''}" if end.address else ""
-    _put(
-        details, "summary", summary + (f", {end.name}" if end.name else "") + (f": {end.reason}" if end.reason else "")
-    )
+    summary += (f", {end.name}" if end.name else "") + (f": {end.reason}" if end.reason else "")
+    _put(details, "summary", summary)
     table = ET.SubElement(details, "table")
     row = ET.SubElement(ET.SubElement(table, "thead"), "tr")
     for name in ("where", "stage", "what happens", "evidence"):
@@ -144,7 +143,4 @@ def _step(row: ET.Element, step: PathStep) -> None:
             _put(cell, "div", text, "dim")
     for miss in step.near[:10]:
         _put(cell, "div", f"not met: {miss.rule}: {miss.missing}", "dim")
-    if step.evidence or step.place:
-        _put(row, "td", "\n".join((*step.evidence, *((step.place,) if step.place else ()))))
-    else:
-        _put(row, "td", " ")
+    _put(row, "td", "\n".join(filter(None, (*step.evidence, step.place))) or " ")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from narthex.model.net import FAMILIES, IPFamily, contains, family_of, join_port
+from narthex.model.net import FAMILIES, IPFamily, family_of, join_port
 from narthex.model.packet import Disposition
 from narthex.proxy.plan.ir import Match
 from narthex.trace.follow.meeting import FrontendOutcome, frontends, meet
@@ -118,11 +118,7 @@ def _meeting_text(met: FrontendOutcome) -> str:
 
 
 def _own(view: NodeView, family: IPFamily) -> tuple[str, ...]:
-    held = (each for each in view.addresses or () if each.scope != "link" and each.link != "kube-ipvs0")
-    loopback = family.loopback
-    return tuple(
-        each.address for each in held if family_of(each.address) is family and not contains(loopback, each.address)
-    )
+    return tuple(ip for ip in view.own_addresses(("kube-ipvs0",)) if family_of(ip) is family)
 
 
 def _text(match: Match) -> str:
