@@ -101,7 +101,7 @@ def _range(fields_: Fields, path: str) -> IpamRange:
         raise fields.wrong(path + "subnet", f"{subnet} is too small to allocate from")
     first = _next(subnet.first)
     # The last IPv4 address is the broadcast address; the last IPv6 address is a normal one.
-    last = subnet.last if bits == 128 else _before(subnet.last)
+    last = subnet.last if bits == 128 else _next(subnet.last, -1)
     start, end, gateway = (fields.optional_ip(fields_, name, path) for name in ("rangeStart", "rangeEnd", "gateway"))
     for name, value in (("rangeStart", start), ("rangeEnd", end)):
         if value and not first <= value <= last:
@@ -209,9 +209,5 @@ def _described(ranges: tuple[IpamRange, ...]) -> str:
     return ",".join(f"{address_text(one.start)}-{address_text(one.end)}" for one in ranges)
 
 
-def _next(one: bytes) -> bytes:
-    return (address_number(one) + 1).to_bytes(len(one), "big")
-
-
-def _before(one: bytes) -> bytes:
-    return (address_number(one) - 1).to_bytes(len(one), "big")
+def _next(one: bytes, step: int = 1) -> bytes:
+    return (address_number(one) + step).to_bytes(len(one), "big")

@@ -169,10 +169,8 @@ def _elements(config: PortmapConfig, pod: PortmapTarget, mapping: PortMapping, i
     family = ip_version(ip)
     protocol, host_port = bytes((PROTOCOLS[mapping.protocol], 0, 0, 0)), _port(mapping.host_port)
     aim = ip + _port(mapping.port)
-    if any(mapping.host_ip):
-        held = [SetElement(f"bound{family}", mapping.host_ip + protocol + host_port, aim, exclusive=True)]
-    else:
-        held = [SetElement(f"ports{family}", protocol + host_port, aim, exclusive=True)]
+    kind, bound = ("bound", mapping.host_ip) if any(mapping.host_ip) else ("ports", b"")
+    held = [SetElement(f"{kind}{family}", bound + protocol + host_port, aim, exclusive=True)]
     connection = ip + protocol + _port(mapping.port)
     if config.masquerade_all:
         held.append(SetElement(f"all{family}", connection))

@@ -217,14 +217,9 @@ class MigrationDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="ki
 
 def migration_document(report: MigrationReport) -> MigrationDocument:
     """Return the document for a report."""
-    return MigrationDocument(
-        before=report.before,
-        after=report.after,
-        nodes=report.nodes,
-        service_ports=len(report.services),
-        changes=tuple(map(_change_record, report.groups)),
-        differences=report.differences,
-    )
+    same = {name: getattr(report, name) for name in ("before", "after", "nodes", "differences")}
+    changes = tuple(map(_change_record, report.groups))
+    return MigrationDocument(**same, service_ports=len(report.services), changes=changes)
 
 
 def _change_record(group: ChangeGroup) -> ChangeRecord:

@@ -197,7 +197,7 @@ class SamplePackets:
         special = [_next(ip, endpoints) for ip in (*edges, *self._addresses) if ip in endpoints]
         everybody = [*self._general, *self._sources((*edges, *endpoints, *special))]
         if frontend.address is not None and frontend.address not in self._own:
-            everybody.append(self._made_here(frontend.address))
+            everybody.append(self._source(frontend.address))
         for arrival, destination in self._destinations(frontend):
             seen = set()
             # Loopback addresses do not leave a machine, and can't be reached from outside.
@@ -253,17 +253,15 @@ class SamplePackets:
     def _sources(self, addresses: Iterable[str]) -> Iterator[_Source]:
         """Yield senders with these addresses, on each relevant kind of interface."""
         for address in dict.fromkeys(addresses):
-            own = address in self._own or contains(self._family.loopback, address)
-            if own:
-                yield self._made_here(address)
-                continue
-            for iif in self._interfaces():
-                packet = Packet(source=address, destination=address, iif=iif)
-                yield _Source(address, iif, False, sender_of(self._plans[0], packet, self._host))
+            if address in self._own or contains(self._family.loopback, address):
+                yield self._source(address)
+            else:
+                yield from (self._source(address, iif) for iif in self._interfaces())
 
-    def _made_here(self, address: str) -> _Source:
-        packet = Packet(source=address, destination=address, from_host=True)
-        return _Source(address, "", True, sender_of(self._plans[0], packet, self._host))
+    def _source(self, address: str, iif: str = "") -> _Source:
+        """Return a sender on an interface, or on this node."""
+        packet = Packet(source=address, destination=address, iif=iif, from_host=not iif)
+        return _Source(address, iif, not iif, sender_of(self._plans[0], packet, self._host))
 
     def _interfaces(self) -> Iterator[str]:
         """Return an interface without pods, and those by which pods are detected."""
@@ -283,12 +281,8 @@ class SamplePackets:
         return found
 
     def _free_port(self, address: str) -> int:
-        taken = {
-            frontend.port
-            for atlas in self._atlases
-            for holder in atlas.holders(address)
-            for frontend in holder.frontends
-        }
+        holders = [holder for atlas in self._atlases for holder in atlas.holders(address)]
+        taken = {frontend.port for holder in holders for frontend in holder.frontends}
         taken |= {check.port for plan in self._plans for check in plan.health_checks.values()}
         if address in self._own:
             taken = taken.union(*(atlas.node_ports for atlas in self._atlases))
@@ -338,11 +332,14 @@ def _endpoints(services: Iterable[ServicePlan]) -> dict[str, _Class]:
     """Return the addresses of a Service port's endpoints with their classes."""
     found: dict[str, _Class] = {}
     for service in services:
-        for pool, place in ((service.cluster, 1), (service.local, 2)):
+        for number, pool in enumerate((service.cluster, service.local)):
             for endpoint in pool.endpoints if pool else ():
                 before = found.get(endpoint.address, (False, False, False))
-                now = endpoint.local, place == 1, place == 2
-                found[endpoint.address] = before[0] or now[0], before[1] or now[1], before[2] or now[2]
+                found[endpoint.address] = (
+                    before[0] or endpoint.local,
+                    before[1] or number == 0,
+                    before[2] or number == 1,
+                )
     return found
 
 
