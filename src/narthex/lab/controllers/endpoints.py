@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
+from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange, selector_of
 from narthex.lab.controllers.endpointslice.controller import RESERVED, headless_label, services_of_pod
 from narthex.lab.controllers.endpointslice.pod_endpoints import (
     FAMILIES,
@@ -63,11 +63,7 @@ class EndpointsController:
             if have is not None and labels_of(have).get(_MANAGED_BY) == _MANAGER:
                 yield DeleteObject("Endpoints", key)
             return
-        if (
-            is_terminating(service)
-            or not spec_of(service).get("selector")
-            or spec_of(service).get("type") == "ExternalName"
-        ):
+        if is_terminating(service) or selector_of("Service", service) is None:
             return
         family = families_of(service)[0]
         groups = self._endpoints.of(service, state.selected_pods(service), family, state)

@@ -30,6 +30,7 @@ from narthex.lab.controllers.objects import (
     labels_of,
     parse_time,
     reference_to,
+    replicas_of,
     spec_of,
     status_of,
 )
@@ -77,7 +78,7 @@ class ReplicaSetController:
         pods = state.dependents_of_kind("Pod", replica_set)
         active = [pod for pod in pods if is_pod_active(pod)]
         if not is_terminating(replica_set):
-            missing = integer_or(spec_of(replica_set).get("replicas"), 1) - len(active)
+            missing = replicas_of(replica_set) - len(active)
             if missing > 0:
                 for _ in range(min(missing, BURST)):
                     pod = self._new_pod(key, replica_set, state)

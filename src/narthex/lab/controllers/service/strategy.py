@@ -17,11 +17,6 @@ Spec = Mapping[str, Any]
 _DUAL = ("PreferDualStack", "RequireDualStack")
 
 
-def has_addresses(spec: Spec) -> bool:
-    """Return True if the type has cluster IPs (or `None` for a headless Service)."""
-    return spec.get("type") != "ExternalName"
-
-
 def has_node_ports(spec: Spec) -> bool:
     """Return True if node ports are allocated."""
     kind = spec.get("type")
@@ -55,9 +50,9 @@ def inherit_allocated(spec: Object, old: Spec) -> None:
 
 
 def _inherit_addresses(spec: Object, old: Spec) -> None:
-    if not has_addresses(old):
+    if old.get("type") == "ExternalName":
         return
-    if not has_addresses(spec):
+    if spec.get("type") == "ExternalName":
         for field in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "internalTrafficPolicy"):
             if spec.get(field) == old.get(field):
                 spec.pop(field, None)
