@@ -167,6 +167,12 @@ _ROUTER = {
 }
 
 
+def _address_link(addresses: Sequence[str], link: str) -> tuple[str, ...]:
+    """Return the commands that give a link its IPv4 and IPv6 address, and set it up."""
+    four, six = addresses
+    return f"address add {four}/24 dev {link}", f"address add {six}/64 dev {link} nodad", f"link set {link} up"
+
+
 def wire_fabric(lab: str, members: tuple[LabNode, ...], overlay: str = NONE) -> tuple[Wiring, ...]:
     """Return the wiring of the fabric and `outside`: a bridge, and veth pairs to all nodes and `outside`.
 
@@ -197,18 +203,14 @@ def wire_fabric(lab: str, members: tuple[LabNode, ...], overlay: str = NONE) -> 
             *to_pods,
             *veth_pairs,
             f"link add {OUTSIDE} type veth peer name eth0 netns {outside_namespace(lab)}",
-            f"address add {_OUTSIDE_GATEWAYS[0]}/24 dev {OUTSIDE}",
-            f"address add {_OUTSIDE_GATEWAYS[1]}/64 dev {OUTSIDE} nodad",
-            f"link set {OUTSIDE} up",
+            *_address_link(_OUTSIDE_GATEWAYS, OUTSIDE),
         ),
     )
     outside = Wiring(
         namespace=outside_namespace(lab),
         sysctls=_QUIET,
         commands=(
-            f"address add {OUTSIDE_ADDRESSES[0]}/24 dev eth0",
-            f"address add {OUTSIDE_ADDRESSES[1]}/64 dev eth0 nodad",
-            "link set eth0 up",
+            *_address_link(OUTSIDE_ADDRESSES, "eth0"),
             *(
                 f"route add {cidr} via {gateway}"
                 for cidr, gateway in zip(_UNDERLAY_CIDRS, _OUTSIDE_GATEWAYS, strict=True)
@@ -230,9 +232,7 @@ def wire_node(node: LabNode, members: tuple[LabNode, ...], overlay: str = NONE) 
         namespace=node.namespace,
         sysctls=_ROUTER,
         commands=(
-            f"address add {node.addresses[0]}/24 dev eth0",
-            f"address add {node.addresses[1]}/64 dev eth0 nodad",
-            "link set eth0 up",
+            *_address_link(node.addresses, "eth0"),
             "route add default via 192.168.49.1",
             "route add default via fd00:192:168:49::1",
             *routes,

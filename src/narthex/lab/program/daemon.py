@@ -66,8 +66,8 @@ def start_process(
 def create_lab_process(
     directory: StateDirectory, source: Path, nodes: int, mode: str, overlay: str, pools: Sequence[str]
 ) -> LabProcess:
-    # Imported after the fork, so that other commands start faster.
     """Create a lab in its new process. The fork server is created first, because its preloading takes longest."""
+    # Imported after the fork, so that other commands start faster.
     from narthex.lab.containers.container import JOBS
     from narthex.lab.containers.forks import ForkServer
     from narthex.lab.program.node_process import NODE, preload, run_node
@@ -85,12 +85,9 @@ def _run_lab(
     try:
         os.setsid()
         os.chdir("/")
-        null = os.open(os.devnull, os.O_RDONLY)
-        log = os.open(directory.logs / "lab.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for handle, number in ((null, 0), (log, 1), (log, 2)):
-            os.dup2(handle, number)
-        for handle in {null, log} - {0, 1, 2}:
-            os.close(handle)
+        from narthex.lab.program.node_process import redirect_to_log
+
+        redirect_to_log(directory.logs / "lab.log")
         process = make()
         process.start()
         from narthex.lab.program import control_socket

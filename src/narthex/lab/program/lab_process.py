@@ -301,9 +301,8 @@ class LabProcess:
         if node not in {each.name for each in self.parts.nodes} or node in self.state.killed:
             raise LabError(f"there is no running node {node!r}")
         with self._lock:
-            started = self.parts.node_processes.restart(node)
-            others = [each for each in self.state.processes if each.node != node]
-            self._set_state(processes=(*others, *started))
+            self.parts.node_processes.restart(node)
+            self._set_state(processes=self.parts.node_processes.records)
 
     def publish(self) -> None:
         """Write the state file if the state has changed."""

@@ -74,10 +74,7 @@ def run_node(control: socket.socket, message: bytes, files: Sequence[int]) -> No
     del files
     request = msgspec.json.decode(message, type=NodeStartRequest)
     control.sendall(msgspec.json.encode(_StartedMessage(os.getpid())) + b"\n")
-    log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for handle, number in ((null, 0), (log, 1), (log, 2)):
-        os.dup2(handle, number)
+    redirect_to_log(request.log)
     join_network(request.namespace)
     os.chdir("/")
     # A node restarts itself with these arguments when its configuration changes.
@@ -88,6 +85,16 @@ def run_node(control: socket.socket, message: bytes, files: Sequence[int]) -> No
     gc.unfreeze()
     # Run as `python -m narthex`, since this module must not depend on the CLI.
     runpy.run_module("narthex", run_name="__main__")
+
+
+def redirect_to_log(path: str | os.PathLike[str]) -> None:
+    """Append this process's output to a log file; its input is empty."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for handle, number in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(handle, number)
+    for handle in {null, log} - {0, 1, 2}:
+        os.close(handle)
 
 
 class NodeProcess:

@@ -42,7 +42,6 @@ class NodeProcesses:
 
     def start(self, *, announce: bool) -> tuple[NodeRecord, ...]:
         """Start all nodes. With `announce` they answer for load balancer addresses. Raises OSError."""
-        records = []
         if announce:
             write_secret(self._directory.announcer_key, f"{os.urandom(32).hex()}\n")
         self._directory.corefile.write_text(cluster.corefile())
@@ -59,8 +58,8 @@ class NodeProcesses:
             log = self._directory.logs / f"{node.name}.log"
             log.touch(mode=0o600)
             self._start_requests[node.name] = NodeStartRequest(node.namespace, str(log), arguments)
-            records += self._start(node.name)
-        return tuple(records)
+            self._start(node.name)
+        return self.records
 
     @property
     def records(self) -> tuple[NodeRecord, ...]:
@@ -68,26 +67,17 @@ class NodeProcesses:
         started = ((name, process.identity) for name, process in self._processes.items())
         return tuple(NodeRecord(node=name, process=identity) for name, identity in started if identity is not None)
 
-    def _start(self, name: str) -> list[NodeRecord]:
-        process = self._processes[name] = NodeProcess(self._forks, self._start_requests[name])
-        return [NodeRecord(node=name, process=process.identity)] if process.identity is not None else []
+    def _start(self, name: str) -> None:
+        self._processes[name] = NodeProcess(self._forks, self._start_requests[name])
 
-    def restart(self, name: str) -> list[NodeRecord]:
-        """Kill a node's process and start a new one; return its record. Raises OSError."""
+    def restart(self, name: str) -> None:
+        """Kill a node's process and start a new one. Raises OSError."""
         self.kill(name)
-        return self._start(name)
+        self._start(name)
 
     def kill(self, name: str) -> None:
         """Kill a node's process."""
         self._processes[name].kill()
-
-    def pids(self) -> dict[str, int]:
-        """Return the PIDs of running nodes."""
-        return {
-            name: process.identity.pid
-            for name, process in self._processes.items()
-            if process.identity is not None and process.poll() is None
-        }
 
     def await_agents(self) -> None:
         """Wait for the CNI agents of all nodes. Raises LabError.
