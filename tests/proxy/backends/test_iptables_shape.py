@@ -8,7 +8,7 @@ from narthex.model.objects import NamespacedName, ServicePort, ServicePortName
 from narthex.model.packet import Disposition
 from narthex.netfilter.ast import Accept, CtState
 from narthex.proxy.backends.iptables.backend import LARGE, SMALL_AGAIN, IptablesBackend
-from narthex.proxy.backends.iptables.names import chain_hash, is_ours, sep, svc, svl
+from narthex.proxy.backends.iptables.names import IPTABLES_CHAINS, chain_hash, sep, svc, svl
 from narthex.proxy.plan.ir import (
     Drop,
     Endpoint,
@@ -26,6 +26,7 @@ from narthex.proxy.plan.ir import (
 from narthex.testing.build import HOST, endpoint, endpoint_slice, packet, plan, port_name, service
 from narthex.trace.evaluate import evaluate
 
+is_ours = IPTABLES_CHAINS.is_ours
 BACKEND = IptablesBackend()
 WEB = port_name("shop/web:http")
 HASH = chain_hash("shop/web:httptcp")

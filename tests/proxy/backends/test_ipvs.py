@@ -186,7 +186,7 @@ def test_rules_are_fixed_once_their_sets_are_not_empty():
 def test_all_chains_are_ours_by_name():
     rules = BACKEND.render(plan(*shop(), cluster_cidrs=("10.64.0.0/12",)))
     for table, chains in rules.tables.chains.items():
-        assert all(names.is_ours(table, chain) for chain in chains)
+        assert all(names.IPVS_CHAINS.is_ours(table, chain) for chain in chains)
     for (table, _), jumps in rules.tables.jumps.items():
         assert {jump.expressions[-1].chain for jump in jumps} <= names.IPVS_CHAINS.entries[table]
 

@@ -7,10 +7,12 @@ from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import EndpointPort, NamespacedName, ServicePort, ServicePortName
 from narthex.model.packet import Disposition, Packet
 from narthex.proxy.backends.userspace.backend import FIRST, LAST, UserspaceBackend, assign
-from narthex.proxy.backends.userspace.names import is_ours
+from narthex.proxy.backends.userspace.names import USERSPACE_CHAINS
 from narthex.proxy.backends.userspace.rules import table_of
 from narthex.proxy.plan.ir import Scope
 from narthex.testing.build import HOST, NODE, endpoint, endpoint_slice, plan, service
+
+is_ours = USERSPACE_CHAINS.is_ours
 
 BACKEND = UserspaceBackend()
 HERE = ("10.64.1.10",)

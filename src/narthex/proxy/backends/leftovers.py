@@ -84,7 +84,7 @@ def is_leftover_table(name: str) -> bool:
 
 def is_leftover_chain(table: str, chain: str) -> bool:
     """Return True for a chain that Narthex or kube-proxy made with iptables."""
-    return names.is_ours(table, chain) or is_older_chain(table, chain)
+    return names.IPTABLES_CHAINS.is_ours(table, chain) or is_older_chain(table, chain)
 
 
 def is_older_chain(table: str, chain: str) -> bool:

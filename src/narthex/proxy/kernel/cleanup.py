@@ -79,7 +79,7 @@ class Cleanup:
     def __init__(self, namespace: str | None = None, keep: str | None = None, keep_localnet: bool = False) -> None:
         self._namespace = namespace
         self._keep = keep
-        self._kept = DATAPLANES[keep]().owned if keep is not None else OwnedObjects()
+        self._kept = DATAPLANES[keep].owned if keep is not None else OwnedObjects()
         self._keep_localnet = keep_localnet
         self._removed: dict[str, tuple[str, ...]] = {}
         self._left: list[RemainingObject] = []

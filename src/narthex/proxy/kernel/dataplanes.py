@@ -5,7 +5,7 @@ noticed, what clean-up leaves alone, the kernel settings and programs that the m
 from other modes. `DATAPLANES` lists all modes. Only this file and the parser of the configuration compare the name of a
 mode.
 
-Nothing of a mode is imported before it is needed: a proxy runs one mode.
+Of a mode only its names are imported before it is needed: a proxy runs one mode.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from narthex.model.net import IPFamily
 from narthex.netfilter.xtables.values import builtin_chains
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.base import Backend, Target
-from narthex.proxy.backends.iptables.names import OWN_TABLES, ChainOwnership
+from narthex.proxy.backends.iptables.names import IPTABLES_CHAINS, OWN_TABLES, ChainOwnership
+from narthex.proxy.backends.ipvs.names import IPVS_CHAINS
+from narthex.proxy.backends.nftables.frame import TABLE
+from narthex.proxy.backends.userspace.names import USERSPACE_CHAINS
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.runtime.configuration.file import PRIMARY, ProxyConfiguration
@@ -85,6 +88,8 @@ class Dataplane(ABC):
 
     mode: ClassVar[str] = ""
     """The `mode` of KubeProxyConfiguration."""
+    owned: ClassVar[OwnedObjects]
+    """The kernel objects of the mode."""
     deprecated: ClassVar[bool] = False
     """Kubernetes has deprecated the mode."""
     localhost_node_ports: ClassVar[bool] = False
@@ -125,11 +130,6 @@ class Dataplane(ABC):
     def tools(self, family: IPFamily) -> tuple[str, ...]:
         """Return the programs that the mode runs for a family."""
         return _IPTABLES_TOOLS[family]
-
-    @property
-    @abstractmethod
-    def owned(self) -> OwnedObjects:
-        """The kernel objects of this mode."""
 
     @abstractmethod
     def target(self, family: IPFamily, namespace: str | None = None) -> Target[Any, Any]:
@@ -191,6 +191,7 @@ class NftablesDataplane(Dataplane):
     """Mode nftables."""
 
     mode = "nftables"
+    owned = OwnedObjects(tables=frozenset((TABLE,)))
     primary_node_ports = True
     uses_iptables = False
     failure_metric = "sync_proxy_rules_nftables_sync_failures"
@@ -200,13 +201,6 @@ class NftablesDataplane(Dataplane):
         """Return nft."""
         del family
         return ("nft",)
-
-    @property
-    def owned(self) -> OwnedObjects:
-        """Table `narthex`."""
-        from narthex.proxy.backends.nftables.frame import TABLE
-
-        return OwnedObjects(tables=frozenset((TABLE,)))
 
     def target(self, family: IPFamily, namespace: str | None = None) -> Target[Any, Any]:
         """Return the Target of table `narthex`."""
@@ -246,18 +240,12 @@ class IptablesDataplane(Dataplane):
     """Mode iptables."""
 
     mode = "iptables"
+    owned = OwnedObjects(chains=IPTABLES_CHAINS)
     localhost_node_ports = True
     route_localnet = True
     failure_metric = "sync_proxy_rules_iptables_restore_failures"
     partial_syncs = True
     rules_by_table = True
-
-    @property
-    def owned(self) -> OwnedObjects:
-        """kube-proxy's chains."""
-        from narthex.proxy.backends.iptables.names import IPTABLES_CHAINS
-
-        return OwnedObjects(chains=IPTABLES_CHAINS)
 
     def target(self, family: IPFamily, namespace: str | None = None) -> Target[Any, Any]:
         """Return the Target of kube-proxy's chains."""
@@ -286,6 +274,7 @@ class IpvsDataplane(Dataplane):
     """Mode ipvs."""
 
     mode = "ipvs"
+    owned = OwnedObjects(chains=IPVS_CHAINS, virtual_servers=True)
     deprecated = True
     needs_node_addresses = True
     binds_addresses = True
@@ -308,13 +297,6 @@ class IpvsDataplane(Dataplane):
     def fixed_options(self) -> tuple[object, ...]:
         """The scheduler and the other options of the section `ipvs`."""
         return (self.options.ipvs,)
-
-    @property
-    def owned(self) -> OwnedObjects:
-        """The fixed chains, virtual servers, sets, and the link."""
-        from narthex.proxy.backends.ipvs.names import IPVS_CHAINS
-
-        return OwnedObjects(chains=IPVS_CHAINS, virtual_servers=True)
 
     def target(self, family: IPFamily, namespace: str | None = None) -> Target[Any, Any]:
         """Return the Target of virtual servers, sets, and chains."""
@@ -370,6 +352,7 @@ class UserspaceDataplane(Dataplane):
     """Mode userspace."""
 
     mode = "userspace"
+    owned = OwnedObjects(chains=USERSPACE_CHAINS)
     localhost_node_ports = True
 
     @property
@@ -385,13 +368,6 @@ class UserspaceDataplane(Dataplane):
     def fixed_options(self) -> tuple[object, ...]:
         """The ports and the idle time of the relay."""
         return self.options.relay_ports, self.options.udp_idle_seconds
-
-    @property
-    def owned(self) -> OwnedObjects:
-        """The chains that redirect to the relay."""
-        from narthex.proxy.backends.userspace.names import USERSPACE_CHAINS
-
-        return OwnedObjects(chains=USERSPACE_CHAINS)
 
     def target(self, family: IPFamily, namespace: str | None = None) -> Target[Any, Any]:
         """Return the Target of the relay and the rules that lead to it."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from narthex.proxy.plan.ir import Decision, Forward, Frontend, Plan, Pool, Reject, ServicePlan
+from narthex.proxy.plan.ir import Decision, Forward, Frontend, Plan, Reject, ServicePlan
 from narthex.proxy.plan.show import match_text
 
 
@@ -139,10 +139,8 @@ def plan_record(plan: Plan) -> PlanRecord:
     return PlanRecord(
         family=plan.family.label,
         node=plan.node_name,
-        pods=PodDetectionRecord(
-            cidrs=tuple(plan.pods.cidrs), interface=plan.pods.interface, interface_prefix=plan.pods.interface_prefix
-        ),
-        node_ports=NodePortsRecord(cidrs=plan.node_ports.cidrs, localhost=plan.node_ports.localhost),
+        pods=msgspec.convert(plan.pods, PodDetectionRecord, from_attributes=True),
+        node_ports=msgspec.convert(plan.node_ports, NodePortsRecord, from_attributes=True),
         service_cidrs=tuple(plan.service_cidrs),
         masquerade_mark=plan.masquerade_mark,
         services=tuple(_service(plan.services[name]) for name in sorted(plan.services, key=lambda name: name.sort_key)),
@@ -166,8 +164,8 @@ def _service(service: ServicePlan) -> ServicePortRecord:
         port=service.name.port,
         protocol=service.name.protocol.value,
         frontends=tuple(map(_frontend, service.frontends)),
-        cluster=_pool(service.cluster),
-        local=_pool(service.local),
+        cluster=msgspec.convert(service.cluster, PoolRecord | None, from_attributes=True),
+        local=msgspec.convert(service.local, PoolRecord | None, from_attributes=True),
         affinity_seconds=service.affinity_seconds,
     )
 
@@ -189,10 +187,3 @@ def _decision(decision: Decision) -> DecisionRecord:
     if isinstance(decision, Forward):
         return ForwardRecord(scope=decision.scope.value, masquerade=decision.masquerade)
     return RejectRecord() if isinstance(decision, Reject) else DropRecord()
-
-
-def _pool(pool: Pool | None) -> PoolRecord | None:
-    if pool is None:
-        return None
-    endpoints = (PlanEndpointRecord(address=each.address, port=each.port, local=each.local) for each in pool.endpoints)
-    return PoolRecord(reason=pool.reason, endpoints=tuple(endpoints))

@@ -184,14 +184,14 @@ class Planner:
             differing = services
         elif ports:
             differing = [name for name, now in ports.items() if services.get(name) != now]
-            with services.mutate() as mutation:
-                for name in differing:
-                    now = ports[name]
-                    if now is None:
-                        del mutation[name]
-                    else:
-                        mutation[name] = now
-                services = mutation.finish()
+            mutation = services.mutate()
+            for name in differing:
+                now = ports[name]
+                if now is None:
+                    del mutation[name]
+                else:
+                    mutation[name] = now
+            services = mutation.finish() if differing else services
         else:
             differing = ()
         plan = Plan(
@@ -208,7 +208,7 @@ class Planner:
             health_checks=self._health,
             lineage=Lineage(last.lineage if last else None, frozenset(differing)),
         )
-        if last is not None and not plan.lineage.changed and _frame(plan) == _frame(last):
+        if last is not None and not plan.lineage.changed and plan == last:
             return last
         self._plan = plan
         return plan
@@ -217,19 +217,6 @@ class Planner:
 def plan_once(snapshot: Snapshot, config: NodeConfig, family: IPFamily) -> Plan:
     """Return the plan for one snapshot, from scratch."""
     return Planner(config, family).plan(snapshot)
-
-
-def _frame(plan: Plan) -> tuple[object, ...]:
-    """Return everything in a plan except its Services."""
-    return (
-        plan.pods,
-        plan.node_ports,
-        plan.node_addresses,
-        plan.service_cidrs,
-        plan.masquerade_mark,
-        plan.conflicts,
-        plan.health_checks,
-    )
 
 
 def _node(config: NodeConfig, snapshot: Snapshot) -> Node | None:

@@ -66,34 +66,25 @@ class FamilySync(Generic[R, C]):
         self._target = target
         self._clock = clock
         self._seconds: dict[str, float] = {}
-        self._synced: Plan | None = None
-        """The plan that the kernel was last brought to."""
-        self._rules: R | None = None
+        self.plan: Plan | None = None
+        """The plan of the last successful sync."""
+        self.rules: R | None = None
+        """The rules that the kernel is assumed to hold."""
         self._kernel_known = False
         self._planner_known = False
         """False: the planner may have missed a change, so it looks at everything."""
 
     @property
-    def plan(self) -> Plan | None:
-        """Return the plan of the last successful sync."""
-        return self._synced
-
-    @property
-    def rules(self) -> R | None:
-        """Return the rules that the kernel is assumed to hold."""
-        return self._rules
-
-    @property
     def unserved(self) -> Mapping[ServicePortName, str]:
         """Service ports that the rules in force refuse although they have endpoints, with the reason."""
-        return self.backend.unserved(self._rules) if self._rules is not None else {}
+        return self.backend.unserved(self.rules) if self.rules is not None else {}
 
     def tend(self) -> float | None:
         """Let the target do its work between syncs, once something was synced.
 
         Returns the seconds until the next call, or None if there is no such work.
         """
-        return self._target.tend() if self._synced is not None else None
+        return self._target.tend() if self.plan is not None else None
 
     def use(self, planner: Planner) -> None:
         """Replace the planner at the next sync."""
@@ -119,16 +110,16 @@ class FamilySync(Generic[R, C]):
         if not self._kernel_known:
             self._look()
         plan = self._plan(snapshot, changed)
-        last = self._synced
+        last = self.plan
         if plan is last and not unsure:
             return self._done(plan, last)
-        have = self._rules
+        have = self.rules
         with self._timed("render"):
             want, changes = self.backend.advance(have, plan)
         if changes:
             with self._timed("apply"):
                 self._target.apply(changes)
-        self._rules, self._synced = want, plan
+        self.rules, self.plan = want, plan
         return self._done(plan, last, changes=changes or None, drift=drift)
 
     def _look(self) -> bool:
@@ -138,10 +129,10 @@ class FamilySync(Generic[R, C]):
                 return False
             found = self._target.read()
         self._kernel_known = True
-        if found == self._rules:
+        if found == self.rules:
             # The equal rules that were rendered are kept: later stages skip what is identical to them.
             return False
-        self._rules = found
+        self.rules = found
         return True
 
     def _plan(self, snapshot: Snapshot, changed: Changed) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from narthex.model.net import join_port
@@ -37,34 +37,34 @@ OWN_TABLES = ("nat", "filter", "mangle")
 class ChainOwnership(NamedTuple):
     """The chains of one mode in tables that other programs write to, too."""
 
-    is_ours: Callable[[str, str], bool]
-    """Returns True if a chain, given by table and name, belongs to the mode."""
+    fixed: Mapping[str, frozenset[str]]
+    """By table: the chains with constant names."""
     entries: Mapping[str, frozenset[str]]
     """By table: the chains that built-in chains jump to, in versions of any age."""
+    hashed: re.Pattern[str] | None = None
+    """Matches the chains of single Service ports, in the table nat."""
 
-
-_FIXED = {
-    "nat": {SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, MARK_STRANGERS, CANARY},
-    "filter": {SERVICES, NODE_PORTS, EXTERNAL_SERVICES, FORWARD, PROXY_FIREWALL, FIREWALL, CANARY},
-    "mangle": {CANARY},
-}
-# XLB is what EXT was called before 1.24; a node that ran such a kube-proxy still has them.
-_HASHED = re.compile(r"KUBE-(?:SVC|SVL|EXT|FW|SEP|XLB)-[A-Z2-7]{16}", re.ASCII)
-
-
-def is_ours(table: str, chain: str) -> bool:
-    """Return True for a chain that kube-proxy makes in mode iptables, in any version."""
-    return chain in _FIXED.get(table, ()) or (table == "nat" and _HASHED.fullmatch(chain) is not None)
+    def is_ours(self, table: str, chain: str) -> bool:
+        """Return True if a chain belongs to the mode, in any version."""
+        if chain in self.fixed.get(table, ()):
+            return True
+        return table == "nat" and self.hashed is not None and self.hashed.fullmatch(chain) is not None
 
 
 IPTABLES_CHAINS = ChainOwnership(
-    is_ours,
+    {
+        "nat": frozenset((SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, MARK_STRANGERS, CANARY)),
+        "filter": frozenset((SERVICES, NODE_PORTS, EXTERNAL_SERVICES, FORWARD, PROXY_FIREWALL, FIREWALL, CANARY)),
+        "mangle": frozenset((CANARY,)),
+    },
     {
         "nat": frozenset((SERVICES, POSTROUTING)),
         "filter": frozenset((SERVICES, EXTERNAL_SERVICES, NODE_PORTS, FORWARD, PROXY_FIREWALL, FIREWALL)),
     },
+    # XLB is what EXT was called before 1.24; a node that ran such a kube-proxy still has them.
+    re.compile(r"KUBE-(?:SVC|SVL|EXT|FW|SEP|XLB)-[A-Z2-7]{16}", re.ASCII),
 )
-"""The chains of mode iptables."""
+"""The chains that kube-proxy makes in mode iptables."""
 
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"

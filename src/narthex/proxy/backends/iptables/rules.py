@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
+from typing import TypeVar
 
 import msgspec
 from immutables import Map
@@ -13,6 +14,7 @@ from narthex.netfilter.ast import Chain, Rule, Ruleset, Table
 from narthex.netfilter.xtables.values import builtin_chains, hook_of
 from narthex.proxy.backends.iptables.names import MARK_MASQ, MARK_STRANGERS, OWN_TABLES
 
+K = TypeVar("K")
 Rules = Sequence[Rule]
 """A tuple, or rules that are created on access."""
 Chains = Mapping[str, Rules]
@@ -116,7 +118,7 @@ def diff(have: XtablesRules | None, want: XtablesRules, touched: Set[tuple[str, 
     removed: dict[str, tuple[str, ...]] = dict.fromkeys(OWN_TABLES, ())
     for table in OWN_TABLES:
         old, new = have.chains[table], want.chains[table]
-        for chain in sorted(_differing(old, new) if touched is None else {name for at, name in touched if at == table}):
+        for chain in sorted(differing(old, new) if touched is None else {name for at, name in touched if at == table}):
             rules = new.get(chain)
             if rules is None:
                 removed[table] += (chain,) if chain in old else ()
@@ -131,10 +133,10 @@ def diff(have: XtablesRules | None, want: XtablesRules, touched: Set[tuple[str, 
     )
 
 
-def _differing(old: Chains, new: Chains) -> set[str]:
-    """Return the chains that are not the identical object on both sides."""
-    gone = {chain for chain in old if chain not in new}
-    return gone | {chain for chain, rules in new.items() if old.get(chain) is not rules}
+def differing(old: Mapping[K, object], new: Mapping[K, object]) -> set[K]:
+    """Return the keys whose values are not the identical object on both sides."""
+    gone = {key for key in old if key not in new}
+    return gone | {key for key, value in new.items() if old.get(key) is not value}
 
 
 def patch(have: XtablesRules, changes: XtablesChanges) -> XtablesRules:

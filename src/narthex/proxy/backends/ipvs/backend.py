@@ -50,13 +50,13 @@ class _Rendering(msgspec.Struct, frozen=True, kw_only=True):
     plan_number: int
     frame: IpvsFrame
     settings: IpvsServerSettings
-    fragments: Map[ServicePortName, IpvsFragment]
-    exact: Map[ServerKey, PlacedServer]
-    node: Map[ServerKey, PlacedServer]
-    counts: Map[SetEntry, int]
+    fragments: Map[ServicePortName, IpvsFragment] = Map()
+    exact: Map[ServerKey, PlacedServer] = Map()
+    node: Map[ServerKey, PlacedServer] = Map()
+    counts: Map[SetEntry, int] = Map()
     """How many need an entry: several ports of a Service have its address, several Services an endpoint."""
-    masks: Map[Mask, int]
-    health_checks: Mapping[NamespacedName, ServiceHealthCheck]
+    masks: Map[Mask, int] = Map()
+    health_checks: Mapping[NamespacedName, ServiceHealthCheck] = {}
 
 
 class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
@@ -87,17 +87,7 @@ class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
         frame = IpvsFrame(Frame.of(plan, commented=False), plan.service_cidrs)
         settings = settings_of(plan, self._scheduler)
         if previous is None or last is None or last.frame != frame or last.settings != settings:
-            empty = _Rendering(
-                plan_number=_NO_PLAN,
-                frame=frame,
-                settings=settings,
-                fragments=Map(),
-                exact=Map(),
-                node=Map(),
-                counts=Map(),
-                masks=Map(),
-                health_checks={},
-            )
+            empty = _Rendering(plan_number=_NO_PLAN, frame=frame, settings=settings)
             rules, _ = _Turn(plan, empty, None).rules()
             return rules, diff(previous, rules)
         rules, touched = _Turn(plan, last, previous).rules()

@@ -23,13 +23,6 @@ SOURCE_RANGES = "KUBE-SOURCE-RANGES-FIREWALL"
 IPVS_FILTER = "KUBE-IPVS-FILTER"
 IPVS_OUT_FILTER = "KUBE-IPVS-OUT-FILTER"
 
-CHAINS = {
-    "nat": frozenset((SERVICES, POSTROUTING, MARK_MASQ, MARK_STRANGERS, MARK_NODE, LOAD_BALANCER, NODE_PORT)),
-    "filter": frozenset((FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES, IPVS_FILTER, IPVS_OUT_FILTER)),
-    "mangle": frozenset((PROXY_FIREWALL, SOURCE_RANGES)),
-}
-"""Chains of this mode by table."""
-
 LOOP_BACK = "KUBE-LOOP-BACK"
 CLUSTER_IP = "KUBE-CLUSTER-IP"
 EXTERNAL_IP = "KUBE-EXTERNAL-IP"
@@ -93,13 +86,12 @@ def set_family(kind: str, family: IPFamily) -> IPFamily:
     return IPFamily.IPV4 if kind == "bitmap:port" else family
 
 
-def is_ours(table: str, chain: str) -> bool:
-    """Return True for a chain of this mode."""
-    return chain in CHAINS.get(table, ())
-
-
 IPVS_CHAINS = shared.ChainOwnership(
-    is_ours,
+    {
+        "nat": frozenset((SERVICES, POSTROUTING, MARK_MASQ, MARK_STRANGERS, MARK_NODE, LOAD_BALANCER, NODE_PORT)),
+        "filter": frozenset((FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES, IPVS_FILTER, IPVS_OUT_FILTER)),
+        "mangle": frozenset((PROXY_FIREWALL, SOURCE_RANGES)),
+    },
     {
         "nat": frozenset((SERVICES, POSTROUTING)),
         "filter": frozenset((IPVS_FILTER, IPVS_OUT_FILTER, PROXY_FIREWALL, NODE_PORT, FORWARD)),

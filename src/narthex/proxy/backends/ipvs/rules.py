@@ -119,7 +119,7 @@ def diff(have: IpvsRules | None, want: IpvsRules, touched: Set[ServerKey] | None
     edited: list[VirtualServer] = []
     removed: list[ServerKey] = []
     reals: dict[ServerKey, RealChanges] = {}
-    for key in _differing(have, want) if touched is None else touched:
+    for key in xtables.differing(have.servers, want.servers) if touched is None else touched:
         old, new = have.servers.get(key), want.servers.get(key)
         if old is new or old == new:
             continue
@@ -175,12 +175,6 @@ def patch(have: IpvsRules, changes: IpvsChanges) -> IpvsRules:
         sets,
         xtables.patch(have.tables, changes.tables),
     )
-
-
-def _differing(have: IpvsRules, want: IpvsRules) -> set[ServerKey]:
-    """Return the virtual servers that are not the identical object on both sides."""
-    gone = {key for key in have.servers if key not in want.servers}
-    return gone | {key for key, server in want.servers.items() if have.servers.get(key) is not server}
 
 
 def _real_changes(old: tuple[RealServer, ...], new: tuple[RealServer, ...]) -> RealChanges:

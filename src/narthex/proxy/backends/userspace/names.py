@@ -23,26 +23,12 @@ NON_LOCAL = "KUBE-NODEPORT-NON-LOCAL"
 FIREWALL = "KUBE-PORTALS-FIREWALL"
 REFUSED = "KUBE-PORTALS-REFUSED"
 
-FIXED = {
+_FIXED = {
     "nat": frozenset((CONTAINER, HOST, NODE_PORT_CONTAINER, NODE_PORT_HOST)),
     "filter": frozenset((NON_LOCAL, FIREWALL, REFUSED)),
 }
-_HASHED = re.compile(r"KUBE-PORTAL-[A-Z2-7]{16}", re.ASCII)
-
-
-def is_ours(table: str, chain: str) -> bool:
-    """Return True for a chain of mode userspace."""
-    return chain in FIXED.get(table, ()) or (table == "nat" and _HASHED.fullmatch(chain) is not None)
-
-
-USERSPACE_CHAINS = ChainOwnership(
-    is_ours,
-    {
-        # The old mode jumped to all four from built-in chains.
-        "nat": FIXED["nat"],
-        "filter": FIXED["filter"],
-    },
-)
+USERSPACE_CHAINS = ChainOwnership(_FIXED, _FIXED, re.compile(r"KUBE-PORTAL-[A-Z2-7]{16}", re.ASCII))
+"""The old mode jumped to all fixed chains from built-in chains."""
 
 
 def portal(name: ServicePortName, variant: str) -> str:
