@@ -106,8 +106,6 @@ class Cleanup:
         present = {f"{family.nft} {table}" for table in tables} | {f"{table} {name}" for table, name in chains}
         return not present.isdisjoint(removed)
 
-    # ---- looking ---------------------------------------------------------------------------------------------------
-
     def _look(self, family: IPFamily) -> tuple[list[str], list[tuple[str, str]]]:
         """Return the tables of nf_tables, and the chains of those that iptables uses."""
         try:
@@ -131,14 +129,10 @@ class Cleanup:
 
         The Target of the running mode maintains its chains itself, in the variant that it uses.
         """
-        if variant != default_variant(family):
-            return is_leftover_chain
         kept = self._kept.chains
-        if kept is None:
+        if kept is None or variant != default_variant(family):
             return is_leftover_chain
         return lambda table, chain: is_leftover_chain(table, chain) and not kept.is_ours(table, chain)
-
-    # ---- iptables --------------------------------------------------------------------------------------------------
 
     def _clean_iptables(self, family: IPFamily, variant: str, chains: Sequence[tuple[str, str]]) -> bool:
         """Remove leftovers of one iptables variant. Returns True if there were any."""
@@ -201,8 +195,6 @@ class Cleanup:
 
         self._try("setting", IPFamily.IPV4, path, close)
 
-    # ---- nftables --------------------------------------------------------------------------------------------------
-
     def _delete_table(self, family: IPFamily, table: str) -> None:
         number = int(FAMILY_NUMBERS[family.value])
         name = f"{family.nft} {table}"
@@ -216,8 +208,6 @@ class Cleanup:
         if self._try("nftables table", family, name, delete):
             self._transactions += 1
             self._add("nftables table", (name,))
-
-    # ---- ipvs ------------------------------------------------------------------------------------------------------
 
     def _clean_ipvs(self, family: IPFamily) -> None:
         """Remove sets, virtual servers, and the link. The rules that use the sets are gone already."""
@@ -245,8 +235,6 @@ class Cleanup:
         held = list(servers.read(lambda key: is_virtual_server(key, bound, sets)))
         servers.change(removed=held)
         self._add("IPVS service", tuple(f"{join_port(address, port)}/{word.value}" for address, word, port in held))
-
-    # ---- doing -----------------------------------------------------------------------------------------------------
 
     def _add(self, kind: str, names: tuple[str, ...]) -> None:
         if names:

@@ -140,8 +140,6 @@ class IpvsServers:
         self._leaving: dict[ServerKey, set[Place]] = {}
         """Real servers that nothing new is sent to, and that are removed with their last connection."""
 
-    # ---- reading ---------------------------------------------------------------------------------------------------
-
     def read(self, ours: Callable[[ServerKey], bool]) -> dict[ServerKey, VirtualServer]:
         """Return the virtual servers for which `ours` returns True, with their real servers in service.
 
@@ -186,8 +184,6 @@ class IpvsServers:
 
     def _reals(self, key: ServerKey) -> list[KernelRealServer]:
         return [read_real(body) for body in self._link().listing(IpvsCommand.GET_REAL, server_key_attributes(key))]
-
-    # ---- writing ---------------------------------------------------------------------------------------------------
 
     def change(
         self,
@@ -276,8 +272,6 @@ class IpvsServers:
             raise ApplyError(f"{failed[0]}{more}")
         return there
 
-    # ---- leaving ---------------------------------------------------------------------------------------------------
-
     def tend(self) -> float | None:
         """Remove draining real servers without connections. Returns the seconds until the next call, or None.
 
@@ -318,8 +312,6 @@ class IpvsServers:
                     return []
                 raise self._failed(f"cannot read {_named(key)}", error) from error
         raise ApplyError(f"cannot read {_named(key)}: other programs keep changing it")
-
-    # ---- the socket ------------------------------------------------------------------------------------------------
 
     def _link(self) -> Genetlink:
         if self._socket is None:

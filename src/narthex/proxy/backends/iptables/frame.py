@@ -78,8 +78,6 @@ class Frame(msgspec.Struct, frozen=True, dict=True):
         """Return the frame of a plan."""
         return cls(plan.family, plan.pods, plan.node_ports, plan.masquerade_mark, plan.drop_invalid, commented)
 
-    # ---- pods ------------------------------------------------------------------------------------------------------
-
     @cached_property
     def everyone_is_pod(self) -> bool:
         """True if the network of the pods contains all addresses."""
@@ -102,8 +100,6 @@ class Frame(msgspec.Struct, frozen=True, dict=True):
         assert isinstance(pod, Compare)
         return (rule(Compare(pod.field, pod.values, True), *match, JUMP_MARK, comment=comment),)
 
-    # ---- node ports ------------------------------------------------------------------------------------------------
-
     @cached_property
     def node_port_matches(self) -> tuple[Match, ...]:
         """Matches of which one applies to each destination where node ports answer (rows 9.1 to 9.10)."""
@@ -118,8 +114,6 @@ class Frame(msgspec.Struct, frozen=True, dict=True):
         """Return the jumps to a chain of node ports, which end the chain of exact addresses."""
         text = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
         return tuple(rule(*match, Jump(chain), comment=text) for match in self.node_port_matches)
-
-    # ---- chains that are always there ------------------------------------------------------------------------------
 
     def fixed_nat(self) -> dict[str, Rules]:
         """Return the chains of the nat table that do not depend on Services."""

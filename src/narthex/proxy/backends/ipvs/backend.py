@@ -167,8 +167,6 @@ class _Turn:
     def _masks_differ(self, now: _Rendering) -> bool:
         return now.masks.keys() != self._last.masks.keys()
 
-    # ---- fragments -------------------------------------------------------------------------------------------------
-
     def _come(self, each: IpvsFragment, exact: Ways, node: Ways) -> None:
         exact.update(each.exact)
         node.update(each.node)
@@ -198,8 +196,6 @@ class _Turn:
             if self._last.health_checks is not self._plan.health_checks:
                 for check in checks.values():
                     self._count((names.HEALTH_CHECK, str(check.port)), sign)
-
-    # ---- what comes of them ----------------------------------------------------------------------------------------
 
     def _servers(self, now: _Rendering) -> Map[ServerKey, VirtualServer]:
         """Return virtual servers, and count the entries of sets that belong to them.

@@ -106,8 +106,6 @@ class _Writer:
         chains = {"nat": Map(self._nat()), "filter": Map(self._filter()), "mangle": Map(self._mangle())}
         return XtablesRules(self._family, chains, Map(self._jumps()))
 
-    # ---- pieces ----------------------------------------------------------------------------------------------------
-
     def _in(self, name: str, sides: tuple[str, ...] = _DESTINATION) -> MatchSet:
         return MatchSet(names.set_name(name, self._family), sides)
 
@@ -119,8 +117,6 @@ class _Writer:
 
     def _any(self, *sets: str) -> bool:
         return any(name in self._held for name in sets)
-
-    # ---- nat -------------------------------------------------------------------------------------------------------
 
     def _nat(self) -> dict[str, Rules]:
         fixed = self._shared.fixed_nat()
@@ -187,8 +183,6 @@ class _Writer:
             yield from self._if_in(local, asked, Return(), sides=sides)
             yield from self._if_in(every, asked, JUMP_MARK, sides=sides)
 
-    # ---- filter and mangle -----------------------------------------------------------------------------------------
-
     def _filter(self) -> dict[str, Rules]:
         probes = Compare(Field.L4PROTO, ("tcp",)), Accept()
         return {
@@ -247,8 +241,6 @@ class _Writer:
             yield rule(IpvsMatch(), Return())
         for cidr in self._service_cidrs:
             yield rule(*address_match(Field.DADDR, cidr), IsLocal(Field.DADDR, negate=True), DropPacket())
-
-    # ---- hooks -----------------------------------------------------------------------------------------------------
 
     def _jumps(self) -> dict[tuple[str, str], Rules]:
         firewall = rule(NEW, Jump(names.PROXY_FIREWALL), comment="kube-proxy firewall rules")

@@ -14,23 +14,9 @@ import re
 from collections.abc import Iterator
 
 from narthex.model.objects import ServicePortName
-from narthex.netfilter.ast import (
-    Chain,
-    Compare,
-    Dnat,
-    Field,
-    Goto,
-    InSet,
-    MarkOr,
-    RandomGoto,
-    Return,
-    Rule,
-    Set,
-    UpdateSet,
-    Verdict,
-)
-from narthex.proxy.backends.nftables.frame import NftSettings, by_sender
-from narthex.proxy.backends.nftables.rows import NOT_SENT, Cells, chain_name
+from narthex.netfilter.ast import Chain, Compare, Dnat, Field, Goto, InSet, RandomGoto, Rule, Set, UpdateSet
+from narthex.proxy.backends.nftables.frame import NftSettings
+from narthex.proxy.backends.nftables.rows import NOT_SENT, Cells, chain_name, marking_chain, sender_chain
 from narthex.proxy.plan.ir import Scope, ServicePlan
 
 MOST_CLIENTS = 65535
@@ -65,20 +51,15 @@ def affinity_chains(service: ServicePlan, rows: frozenset[Cells], settings: NftS
     """Yield the chains of the rows that the Service's frontends use, and all chains that these call."""
     name = label(service.name)
     prefix = f"sticky-{name}"  # codespell:ignore sticky
-
-    def towards(cell: str) -> Verdict:
-        return Return() if cell == NOT_SENT else Goto(f"{prefix}-{cell}")
-
     for cells in rows:
-        if len(set(cells)) > 1:
-            yield Chain(name=chain_name(prefix, cells), rules=by_sender(settings, *map(towards, cells)))
+        yield from sender_chain(prefix, cells, settings)
     used = {cell for cells in rows for cell in cells} - {NOT_SENT}
     for cell in sorted({cell[0] for cell in used} | used):
         if cell.endswith("m"):
-            rules: tuple[Rule, ...] = (Rule((MarkOr(settings.mark), Goto(f"{prefix}-{cell[0]}"))),)
+            yield marking_chain(prefix, cell, settings)
         else:
-            rules = _draw(service, Scope.CLUSTER if cell == "c" else Scope.LOCAL)
-        yield Chain(name=f"{prefix}-{cell}", rules=rules)
+            scope = Scope.CLUSTER if cell == "c" else Scope.LOCAL
+            yield Chain(name=f"{prefix}-{cell}", rules=_draw(service, scope))
     for endpoint, chain, clients in _endpoints(service, None):
         send = Dnat(*endpoint)
         known = Rule((UpdateSet(_SOURCE, clients),))

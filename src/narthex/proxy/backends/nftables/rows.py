@@ -123,12 +123,23 @@ def row_chains(row: DecisionRow, settings: NftSettings) -> Iterator[Chain]:
         if len(set(row.cells)) > 1:
             yield Chain(name=row.chain, rules=by_sender(settings, *map(_refusal, row.cells)))
         return
-    if len(set(row.cells)) > 1:
-        yield Chain(name=row.chain, rules=by_sender(settings, *(_towards(row.kind, cell) for cell in row.cells)))
+    yield from sender_chain(row.kind, row.cells, settings)
     for cell in sorted(set(row.cells)):
         if cell.endswith("m"):
-            draw = Goto(f"{row.kind}-{cell.removesuffix('m')}")
-            yield Chain(name=f"{row.kind}-{cell}", rules=(Rule((MarkOr(settings.mark), draw)),))
+            yield marking_chain(row.kind, cell, settings)
+
+
+def sender_chain(prefix: str, cells: Cells, settings: NftSettings) -> Iterator[Chain]:
+    """Yield the chain that distinguishes senders, unless all have the same cell."""
+    if len(set(cells)) > 1:
+        verdicts: list[Verdict] = [Return() if cell == NOT_SENT else Goto(f"{prefix}-{cell}") for cell in cells]
+        yield Chain(name=chain_name(prefix, cells), rules=by_sender(settings, *verdicts))
+
+
+def marking_chain(prefix: str, cell: str, settings: NftSettings) -> Chain:
+    """Return the chain of a cell that masquerades: it sets the mark and goes to the chain of the plain cell."""
+    draw = Goto(f"{prefix}-{cell.removesuffix('m')}")
+    return Chain(name=f"{prefix}-{cell}", rules=(Rule((MarkOr(settings.mark), draw)),))
 
 
 def draw_chains(counts: Iterable[EndpointCount]) -> Iterator[Chain]:
@@ -150,7 +161,3 @@ def count_sets(counts: frozenset[EndpointCount]) -> Mapping[str, Set]:
 def _refusal(cell: str) -> Expression:
     verdicts: dict[str, Expression] = {"a": Return(), "d": DropPacket(), "r": Goto(REJECT_CHAIN)}
     return verdicts[cell]
-
-
-def _towards(kind: str, cell: str) -> Verdict:
-    return Return() if cell == NOT_SENT else Goto(f"{kind}-{cell}")
