@@ -54,11 +54,11 @@ class Trait(enum.Enum):
 
 
 def _has_endpoints(service: ServicePlan) -> bool:
-    return service.cluster is not None or service.local is not None
+    return bool(service.pools)
 
 
 def _has_choice(service: ServicePlan) -> bool:
-    return any(pool is not None and len(pool.endpoints) > 1 for pool in (service.cluster, service.local))
+    return any(len(pool.endpoints) > 1 for pool in service.pools.values())
 
 
 def _tcp(service: ServicePlan) -> bool:

@@ -47,8 +47,8 @@ class XtablesCounterOwners:
     def __init__(self, plan: Plan) -> None:
         self._owners: dict[str, tuple[ServicePortName, Endpoint]] = {}
         for service in plan.services.values():
-            for pool in (service.cluster, service.local):
-                for endpoint in pool.endpoints if pool is not None else ():
+            for pool in service.pools.values():
+                for endpoint in pool.endpoints:
                     self._owners[names.sep(service.name, endpoint)] = service.name, endpoint
 
     def counted(self, text: str) -> Iterator[ConnectionCount]:

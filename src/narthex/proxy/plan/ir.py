@@ -147,6 +147,19 @@ class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     the Service port on this node (rows 14.1, 14.2), as long as the endpoint is in the pool that the decision names.
     """
 
+    @property
+    def pools(self) -> dict[Scope, Pool]:
+        """The pools that decisions use."""
+        pools = {Scope.CLUSTER: self.cluster, Scope.LOCAL: self.local}
+        return {scope: pool for scope, pool in pools.items() if pool is not None}
+
+    @property
+    def endpoint_count(self) -> int:
+        """Number of distinct endpoints in the pools."""
+        if self.cluster is not None and self.local is not None:
+            return len({*self.cluster.endpoints, *self.local.endpoints})
+        return sum(len(pool.endpoints) for pool in self.pools.values())
+
     def pool(self, scope: Scope) -> Pool:
         """Return the pool of a Forward decision."""
         pool = self.cluster if scope is Scope.CLUSTER else self.local

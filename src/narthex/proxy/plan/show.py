@@ -134,9 +134,8 @@ def _rows(service: ServicePlan, limit: int | None) -> Iterable[Row]:
 
 
 def _pool_lines(service: ServicePlan, limit: int | None) -> Iterable[str]:
-    for label, pool in (("cluster", service.cluster), ("local", service.local)):
-        if pool is not None:
-            yield f"{label}: {_pool_text(pool, limit)}"
+    for scope, pool in service.pools.items():
+        yield f"{scope.value}: {_pool_text(pool, limit)}"
     if service.affinity_seconds is not None:
         yield f"affinity: a client keeps its endpoint for {service.affinity_seconds} s"
 

@@ -76,7 +76,7 @@ class ConnectionCollector:
             plans = [plan for plan in self._plans() if plan.family in self._readers]
             services, endpoints = sum(len(plan.services) for plan in plans), 0
             if configuration.connection_metrics == "endpoints":
-                endpoints = sum(map(_endpoints, plans))
+                endpoints = sum(service.endpoint_count for plan in plans for service in plan.services.values())
             # Half a list of endpoints would mislead: all of them are shown or none, and then they are not read either.
             every = 0 < endpoints <= configuration.connection_series - services
             self._left_out = max(0, services - configuration.connection_series) + (0 if every else endpoints)
@@ -134,18 +134,6 @@ class ConnectionCollector:
             yield counter("narthex_endpoint_new_connections", text, endpoints, *_LABELS, "endpoint")
         text = "Numbers that connectionSeries leaves no room for."
         yield gauge("narthex_connection_series_left_out", text, self._left_out)
-
-
-def _endpoints(plan: Plan) -> int:
-    """Return the number of distinct endpoints of all Service ports."""
-    count = 0
-    for service in plan.services.values():
-        if service.local is None or service.cluster is None:
-            pool = service.cluster or service.local
-            count += len(pool.endpoints) if pool is not None else 0
-        else:
-            count += len({*service.cluster.endpoints, *service.local.endpoints})
-    return count
 
 
 def _labels(name: ServicePortName, family: str) -> tuple[str, ...]:

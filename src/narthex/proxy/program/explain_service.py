@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from narthex.model.net import IPFamily, join_port
 from narthex.model.objects import EndpointSlice, NamespacedName, Service, SliceEndpoint
 from narthex.model.store import Slices, Snapshot
-from narthex.proxy.plan.ir import Endpoint, Frontend, Plan, Scope, ServicePlan
+from narthex.proxy.plan.ir import Endpoint, Frontend, Plan, ServicePlan
 from narthex.proxy.plan.show import claim_text, decision_text, endpoint_text, frontend_text
 from narthex.proxy.program.sync import SyncResult
 from narthex.runtime.logs import LOGGER, data
@@ -77,9 +77,8 @@ def _why_none(service: Service, plan: Plan) -> str:
 def _port_lines(one: ServicePlan) -> Iterator[str]:
     for frontend in one.frontends:
         yield f"{frontend_text(frontend)}: {_fate(frontend)}"
-    for scope, pool in ((Scope.CLUSTER, one.cluster), (Scope.LOCAL, one.local)):
-        if pool is not None:
-            yield f"pool {scope.value}: {', '.join(map(endpoint_text, pool.endpoints))} ({pool.reason})"
+    for scope, pool in one.pools.items():
+        yield f"pool {scope.value}: {', '.join(map(endpoint_text, pool.endpoints))} ({pool.reason})"
     if one.affinity_seconds is not None:
         yield f"a client keeps its endpoint for {one.affinity_seconds} s"
 
@@ -121,8 +120,7 @@ def _states(endpoint: SliceEndpoint) -> Iterator[str]:
 def _pools_with(address: str, port: int, ports: tuple[ServicePlan, ...]) -> list[str]:
     found = []
     for one in ports:
-        for scope, pool in ((Scope.CLUSTER, one.cluster), (Scope.LOCAL, one.local)):
-            ends = pool.endpoints if pool is not None else ()
-            if Endpoint(address, port, True) in ends or Endpoint(address, port, False) in ends:
+        for scope, pool in one.pools.items():
+            if Endpoint(address, port, True) in pool.endpoints or Endpoint(address, port, False) in pool.endpoints:
                 found.append(f"{scope.value} of {one.name.port or 'the port'}")
     return found

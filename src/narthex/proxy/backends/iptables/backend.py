@@ -20,7 +20,7 @@ from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables.print import save_text
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables import names
-from narthex.proxy.backends.iptables.chains import IptablesFragment, count_endpoints, fragment
+from narthex.proxy.backends.iptables.chains import IptablesFragment, fragment
 from narthex.proxy.backends.iptables.frame import Frame
 from narthex.proxy.backends.iptables.refusals import (
     exact_lines,
@@ -88,11 +88,11 @@ class IptablesBackend(Backend[XtablesRules, XtablesChanges]):
 
 def _count(plan: Plan, last: _Rendering | None) -> int:
     if last is None:
-        return sum(map(count_endpoints, plan.services.values()))
+        return sum(service.endpoint_count for service in plan.services.values())
     count = last.endpoints
     for name in plan.differing(last.plan_number, last.fragments):
         service, held = plan.services.get(name), last.fragments.get(name)
-        count += (count_endpoints(service) if service else 0) - (held.endpoints if held else 0)
+        count += (service.endpoint_count if service else 0) - (held.endpoints if held else 0)
     return count
 
 

@@ -40,7 +40,7 @@ from narthex.proxy.backends.iptables.refusals import (
     refused,
     row_of,
 )
-from narthex.proxy.plan.ir import Decision, Endpoint, Forward, Frontend, FrontendKind, Pool, Scope, ServicePlan
+from narthex.proxy.plan.ir import Decision, Endpoint, Forward, Frontend, FrontendKind, Scope, ServicePlan
 
 _KIND_WORDS = {
     FrontendKind.CLUSTER_IP: " cluster IP",
@@ -70,17 +70,6 @@ class IptablesFragment(msgspec.Struct, frozen=True, kw_only=True):
     def shared(self) -> tuple[object, ...]:
         """All lines in shared chains."""
         return self.services, self.node_ports, self.refused
-
-
-def count_endpoints(service: ServicePlan) -> int:
-    """Return the number of endpoints of a Service port, in both sets."""
-    if service.local is None:
-        return len(_endpoints(service.cluster))
-    return len({*_endpoints(service.cluster), *_endpoints(service.local)})
-
-
-def _endpoints(pool: Pool | None) -> tuple[Endpoint, ...]:
-    return pool.endpoints if pool else ()
 
 
 def fragment(service: ServicePlan, frame: Frame) -> IptablesFragment:
@@ -116,7 +105,7 @@ class _Writer:
             services=tuple(line for kind in exact for line in lines[kind]),
             node_ports=tuple(lines[FrontendKind.NODE_PORT]),
             refused=refused(self._service, self._frame, self._allowing),
-            endpoints=count_endpoints(self._service),
+            endpoints=self._service.endpoint_count,
         )
 
     # ---- nat: from a frontend to an endpoint chain -----------------------------------------------------------------

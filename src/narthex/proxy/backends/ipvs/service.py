@@ -10,7 +10,7 @@ from narthex.model.net import Protocol, in_any, is_zero_prefix, parsed_network
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs.frame import Mask
-from narthex.proxy.plan.ir import Drop, Endpoint, Forward, Frontend, FrontendKind, NodePorts, Plan, Scope, ServicePlan
+from narthex.proxy.plan.ir import Drop, Forward, Frontend, FrontendKind, NodePorts, Plan, ServicePlan
 
 SetEntry = tuple[str, str]
 """A set by its IPv4 name, and an entry of it in the format of `ipset save`."""
@@ -175,15 +175,10 @@ def _node_port(frontend: Frontend) -> Iterator[SetEntry]:
 def _loop_back(service: ServicePlan) -> Iterator[SetEntry]:
     """Yield this node's endpoints, which may be selected for their own connections (row 12.4)."""
     protocol = service.name.protocol.lower
-    for endpoint in _endpoints(service):
-        if endpoint.local:
-            yield names.LOOP_BACK, f"{endpoint.address},{protocol}:{endpoint.port},{endpoint.address}"
-
-
-def _endpoints(service: ServicePlan) -> Iterator[Endpoint]:
-    for scope in Scope:
-        pool = service.cluster if scope is Scope.CLUSTER else service.local
-        yield from pool.endpoints if pool else ()
+    for pool in service.pools.values():
+        for endpoint in pool.endpoints:
+            if endpoint.local:
+                yield names.LOOP_BACK, f"{endpoint.address},{protocol}:{endpoint.port},{endpoint.address}"
 
 
 def _mask(frontend: Frontend) -> Mask:

@@ -77,8 +77,8 @@ def _draw(service: ServicePlan, scope: Scope) -> tuple[Rule, ...]:
 def _endpoints(service: ServicePlan, scope: Scope | None) -> Iterator[tuple[tuple[str, int], str, str]]:
     """Yield address and port, chain, and set of each endpoint of one pool, or of both."""
     name = label(service.name)
-    pools = (service.cluster, service.local) if scope is None else (service.pool(scope),)
-    seen = {(one.address, one.port): None for pool in pools if pool is not None for one in pool.endpoints}
+    pools = service.pools.values() if scope is None else (service.pool(scope),)
+    seen = {(one.address, one.port): None for pool in pools for one in pool.endpoints}
     for endpoint in seen:
         yield endpoint, _at(f"stick-{name}", *endpoint), _at(f"affinity-{name}", *endpoint)
 

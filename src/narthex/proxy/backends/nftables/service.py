@@ -194,11 +194,10 @@ def _add_service(part: TablePart, one: NftFragment) -> None:
         cells = _add_frontend(part, one, frontend)
         if cells is not None:
             affinity_rows.add(cells)
-    for pool in (service.cluster, service.local):
-        if pool is not None:
-            for end in pool.endpoints:
-                if end.local:
-                    _count(part, HAIRPIN, end.address)
+    for pool in service.pools.values():
+        for end in pool.endpoints:
+            if end.local:
+                _count(part, HAIRPIN, end.address)
     if affinity_rows:
         part.chains.update(
             (chain.name, chain) for chain in affinity_chains(service, frozenset(affinity_rows), part.settings)
