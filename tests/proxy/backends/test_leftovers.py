@@ -5,12 +5,13 @@ import pytest
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter.ipset import parse_ipsets
 from narthex.proxy.backends.iptables.backend import IptablesBackend
+from narthex.proxy.backends.iptables.names import IPTABLES_CHAINS
 from narthex.proxy.backends.leftovers import (
     find,
     has_kubelet,
+    is_leftover_chain,
     is_leftover_set,
     is_leftover_table,
-    is_older_chain,
     is_virtual_server,
     save_chains,
 )
@@ -20,6 +21,10 @@ GUARD = (
     "! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "
     '"block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP'
 )
+
+
+def is_older_chain(owner_table, chain):
+    return is_leftover_chain(owner_table, chain) and not IPTABLES_CHAINS.is_ours(owner_table, chain)
 
 
 def table(name, chains, *rules):

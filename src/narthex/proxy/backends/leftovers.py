@@ -21,6 +21,7 @@ from narthex.netfilter.xtables.parse import parse_rules
 from narthex.netfilter.xtables.values import builtin_chains
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import guard_rule
+from narthex.proxy.backends.ipvs.names import IPVS_CHAINS
 from narthex.proxy.backends.nftables.frame import TABLE
 from narthex.proxy.backends.userspace.names import USERSPACE_CHAINS
 
@@ -33,36 +34,9 @@ _IPSET = re.compile(
 """Names of row 24.4 and of Narthex. Two lose their last letter, because names of sets are limited to 31 characters."""
 _NODE_PORT_SET = re.compile(r"KUBE-(6-)?NODE-PORT-(LOCAL-)?(TCP|UDP|SCTP-HASH?)", re.ASCII)
 
-_OLD_CHAINS = {
-    "nat": {
-        "KUBE-MARK-DROP",
-        # ipvs; its KUBE-FIREWALL is in nat, kubelet's in filter
-        "KUBE-LOAD-BALANCER",
-        "KUBE-NODE-PORT",
-        "KUBE-FIREWALL",
-        "KUBE-MARK-NODE",
-    },
-    "filter": {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"},
-    # ipvs of ours
-    "mangle": {"KUBE-PROXY-FIREWALL", "KUBE-SOURCE-RANGES-FIREWALL"},
-}
-_ENTRIES = {
-    "nat": {names.SERVICES, names.POSTROUTING, *USERSPACE_CHAINS.entries["nat"]},
-    "filter": {
-        names.SERVICES,
-        names.EXTERNAL_SERVICES,
-        names.NODE_PORTS,
-        names.FORWARD,
-        names.PROXY_FIREWALL,
-        names.FIREWALL,
-        *USERSPACE_CHAINS.entries["filter"],
-        "KUBE-NODE-PORT",
-        "KUBE-IPVS-FILTER",
-        "KUBE-IPVS-OUT-FILTER",
-    },
-    "mangle": {"KUBE-PROXY-FIREWALL"},
-}
-"""Chains that built-in chains jump to."""
+_MODES = (names.IPTABLES_CHAINS, IPVS_CHAINS, USERSPACE_CHAINS)
+_OLD_CHAINS = {"nat": {"KUBE-MARK-DROP", "KUBE-FIREWALL"}}
+"""Chains of no present mode. The ipvs of old had its KUBE-FIREWALL in nat; kubelet's is in filter."""
 _JUMP_MATCHES = {
     ("-m", "comment"),
     ("-m", "conntrack"),
@@ -84,12 +58,7 @@ def is_leftover_table(name: str) -> bool:
 
 def is_leftover_chain(table: str, chain: str) -> bool:
     """Return True for a chain that Narthex or kube-proxy made with iptables."""
-    return names.IPTABLES_CHAINS.is_ours(table, chain) or is_older_chain(table, chain)
-
-
-def is_older_chain(table: str, chain: str) -> bool:
-    """Return True for a chain of other modes or versions than the current mode iptables."""
-    return chain in _OLD_CHAINS.get(table, ()) or USERSPACE_CHAINS.is_ours(table, chain)
+    return chain in _OLD_CHAINS.get(table, ()) or any(mode.is_ours(table, chain) for mode in _MODES)
 
 
 def is_leftover_set(name: str) -> bool:
@@ -177,7 +146,8 @@ def _in_table(
         target = _target(rule)
         if target not in ours:
             continue
-        if chain in builtin_chains(table) and target in _ENTRIES.get(table, ()) and _is_plain(rule):
+        entry = any(target in mode.entries.get(table, ()) for mode in _MODES)
+        if entry and chain in builtin_chains(table) and _is_plain(rule):
             jumps.append((chain, rule))
         else:
             kept[target] = f"a rule of chain {chain} uses it, which is not kube-proxy's: {rule}"

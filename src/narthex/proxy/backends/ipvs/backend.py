@@ -8,6 +8,7 @@ addresses of a ServiceCIDR are dropped.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar, cast
 
@@ -122,8 +123,8 @@ class _Turn:
         self._last = last
         self._previous = previous
         self._touched: set[ServerKey] = set()
-        self._counted: dict[SetEntry, int] = {}
-        self._masks: dict[Mask, int] = {}
+        self._counted: Counter[SetEntry] = Counter()
+        self._masks: Counter[Mask] = Counter()
 
     def rules(self) -> tuple[IpvsRules, set[ServerKey]]:
         """Return the next rules, and the virtual servers that may differ."""
@@ -157,15 +158,12 @@ class _Turn:
         previous = self._previous
         sets = self._sets(now.counts)
         held = frozenset(name for name in names.KINDS if sets[self._name(name)].entries)
-        if previous is None or self._masks_differ(now) or held != _held(previous):
+        if previous is None or now.masks.keys() != self._last.masks.keys() or held != _held(previous):
             tables = now.frame.tables(held, _only_mask(now.masks))
             tables = previous.tables if previous is not None and previous.tables == tables else tables
         else:
             tables = previous.tables
         return IpvsRules(self._plan.family, servers, sets[self._name(names.IPVS_IPS)].entries, sets, tables, now)
-
-    def _masks_differ(self, now: _Rendering) -> bool:
-        return now.masks.keys() != self._last.masks.keys()
 
     def _come(self, each: IpvsFragment, exact: Ways, node: Ways) -> None:
         exact.update(each.exact)
@@ -184,18 +182,15 @@ class _Turn:
         self._touched.update(each.exact)
         self._touched.update(each.node)
         for entry in each.entries:
-            self._count(entry, sign)
+            self._counted[entry] += sign
         if each.mask is not None:
-            self._masks[each.mask] = self._masks.get(each.mask, 0) + sign
-
-    def _count(self, entry: SetEntry, sign: int) -> None:
-        self._counted[entry] = self._counted.get(entry, 0) + sign
+            self._masks[each.mask] += sign
 
     def _count_health_checks(self) -> None:
         for checks, sign in ((self._last.health_checks, -1), (self._plan.health_checks, 1)):
             if self._last.health_checks is not self._plan.health_checks:
                 for check in checks.values():
-                    self._count((names.HEALTH_CHECK, str(check.port)), sign)
+                    self._counted[names.HEALTH_CHECK, str(check.port)] += sign
 
     def _servers(self, now: _Rendering) -> Map[ServerKey, VirtualServer]:
         """Return virtual servers, and count the entries of sets that belong to them.
@@ -209,7 +204,7 @@ class _Turn:
             after = now.exact.get(key) or now.node.get(key)
             for way, sign in ((before, -1), (after, 1)):
                 for entry in way.entries if way else ():
-                    self._count(entry, sign)
+                    self._counted[entry] += sign
             if after is None:
                 servers.pop(key, None)
             elif before is None or before.server != after.server:
