@@ -24,9 +24,11 @@ class AnnouncerObservation(msgspec.Struct, frozen=True, kw_only=True):
     yielding: bool = False
     links: tuple[str, ...] = ()
     last_request: str = ""
+    """Description of the last request; empty if there was none."""
     gratuitous: int = 0
     requests: int = 0
     foreign: tuple[str, ...] = ()
+    """Descriptions of other hosts that answered."""
 
 
 class NodeExplanation(msgspec.Struct, frozen=True, kw_only=True):
