@@ -23,16 +23,22 @@ from narthex.lab.api.store import Raw
 from narthex.lab.api.types import FieldType, field_type, object_type
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_SERVERS = frozenset(
-    {("f:apiVersion",), ("f:kind",), ("f:metadata",)}
-    | {
-        ("f:metadata", f"f:{name}")
-        for name in (
-            *("name", "namespace", "creationTimestamp", "selfLink", "uid", "generation", "managedFields"),
-            *("resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds", "generateName"),
-        )
-    }
-)
+_SERVERS = frozenset({("f:apiVersion",), ("f:kind",), ("f:metadata",)}) | {
+    ("f:metadata", f"f:{name}")
+    for name in [
+        "name",
+        "namespace",
+        "creationTimestamp",
+        "selfLink",
+        "uid",
+        "generation",
+        "managedFields",
+        "resourceVersion",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "generateName",
+    ]
+}
 """Fields without an owner."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -56,19 +56,15 @@ def version_2(paths: ResourcePaths) -> dict[str, Any]:
     return {
         "swagger": "2.0",
         "info": {"title": "Kubernetes", "version": VERSION},
-        "paths": {path: _operations(kind, at, "type") for at, kind in found for path in _paths(kind, at[1])},
+        "paths": {_path(kind, at[1]): _operations(kind, at, "type") for at, kind in found},
         "definitions": definitions,
     }
 
 
 def version_3_index(paths: ResourcePaths) -> dict[str, Any]:
     """Return the index of the documents of version 3."""
-    found = sorted({(group, version) for group, version, _ in paths})
-    return {
-        "paths": {
-            _place(group, version): {"serverRelativeURL": _url(paths, group, version)} for group, version in found
-        }
-    }
+    found = sorted({at[:2] for at in paths})
+    return {"paths": {_place(*at): {"serverRelativeURL": _url(paths, *at)} for at in found}}
 
 
 def version_3(paths: ResourcePaths, group: str, version: str) -> dict[str, Any] | None:
@@ -88,9 +84,8 @@ def version_3(paths: ResourcePaths, group: str, version: str) -> dict[str, Any] 
         else:
             _collect(types.object_type(kind).name, schemas, ref, paths)
     operations = {
-        path: _operations(kind, (group, version, plural), "schema")
+        _path(kind, version): _operations(kind, (group, version, plural), "schema")
         for plural, kind in sorted(kinds.items())
-        for path in _paths(kind, version)
     }
     info = {"title": "Kubernetes", "version": VERSION}
     return {"openapi": "3.0.0", "info": info, "paths": operations, "components": {"schemas": schemas}}
@@ -158,17 +153,17 @@ def _operations(kind: ApiResource, at: tuple[str, str, str], typed: str) -> dict
     gvk = _gvk(at[0], at[1], kind.kind)
     common = {"responses": {"200": {"description": "OK"}}, "parameters": parameters, GVK: gvk}
     name = f"{at[0].split('.')[0].capitalize() or 'Core'}{at[1].capitalize()}{kind.kind}"
-    verbs = {"get": ("read", "get"), "put": ("replace", "put"), "patch": ("patch", "patch")}
+    verbs = {"get": "read", "put": "replace", "patch": "patch"}
     return {
-        verb: {**common, "operationId": f"{does}{name}", "x-kubernetes-action": action}
-        for verb, (does, action) in verbs.items()
+        verb: {**common, "operationId": f"{does}{name}", "x-kubernetes-action": verb} for verb, does in verbs.items()
     }
 
 
-def _paths(kind: ApiResource, version: str) -> Iterator[str]:
+def _path(kind: ApiResource, version: str) -> str:
+    """Return the path of a kind's objects."""
     root = f"/apis/{kind.group}/{version}" if kind.group else f"/api/{version}"
     scope = "/namespaces/{namespace}" if kind.namespaced else ""
-    yield f"{root}{scope}/{kind.plural}/{{name}}"
+    return f"{root}{scope}/{kind.plural}/{{name}}"
 
 
 def _of_type(paths: ResourcePaths, name: str) -> list[dict[str, str]]:
@@ -207,11 +202,8 @@ def _place(group: str, version: str) -> str:
 
 def _url(paths: ResourcePaths, group: str, version: str) -> str:
     """Return a document's URL with a hash of its contents, so that clients can cache it."""
-    there = [
-        (kind.name, kind.schemas)
-        for (of, at, _), kind in sorted(paths.items(), key=lambda one: one[0])
-        if (of, at) == (group, version)
-    ]
+    listed = sorted(paths.items(), key=lambda one: one[0])
+    there = [(kind.name, kind.schemas) for at, kind in listed if at[:2] == (group, version)]
     digest = hashlib.sha256(msgspec.json.encode((VERSION, there))).hexdigest()
     return f"/openapi/v3/{_place(group, version)}?hash={digest.upper()[:32]}"
 

@@ -122,10 +122,6 @@ class ObjectStore:
         """Return the kinds of which objects exist."""
         return [kind for kind, held in self._objects.items() if held]
 
-    def keys(self, kind: str) -> list[Key]:
-        """Return the sorted keys of a kind's objects."""
-        return list(self._order.get(kind, ()))
-
     def entries(self, kind: str, namespace: str = "") -> list[tuple[Key, StoredObject]]:
         """Return a kind's objects, of one namespace if it is given, sorted by key."""
         held, order = self._objects.get(kind, {}), self._order.get(kind, [])

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import msgspec
@@ -105,7 +105,7 @@ async def _converse(channels: _Channels, process: PodProcess) -> None:
     ]
     listening = asyncio.ensure_future(_listen(channels, inputs))
     try:
-        written = asyncio.ensure_future(_all(outputs))
+        written = asyncio.gather(*outputs)
         await asyncio.wait((written, listening), return_when=asyncio.FIRST_COMPLETED)
         if not written.done():
             # The client is gone; `finally` ends the program.
@@ -135,11 +135,6 @@ def exit_status(code: int) -> dict[str, Any]:
         "reason": "NonZeroExitCode",
         "details": {"causes": [{"reason": "ExitCode", "message": str(code)}]},
     }
-
-
-async def _all(outputs: Sequence[asyncio.Future[None]]) -> None:
-    for each in outputs:
-        await each
 
 
 async def _listen(channels: _Channels, inputs: _Inputs) -> None:
