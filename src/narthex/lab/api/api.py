@@ -46,7 +46,7 @@ class ApiHandler:
         """Serve a registry. `abilities` are the features of the Kubernetes version to follow."""
         self.registry = registry
         self.abilities = abilities
-        self._known: tuple[Mapping[str, ApiResource], ServerFeatures, ResourcePaths, Documents] | None = None
+        self._known: tuple[Mapping[str, ApiResource], ServerFeatures, Documents] | None = None
 
     def answer(self, request: ApiRequest) -> ApiAnswer:
         """Return the response to a request. Errors become Status objects."""
@@ -58,19 +58,19 @@ class ApiHandler:
     @property
     def resource_paths(self) -> ResourcePaths:
         """The resources that are served, by group, version, and plural."""
-        return self._served()[0]
+        return self._documents().paths
 
-    def _served(self) -> tuple[ResourcePaths, Documents]:
+    def _documents(self) -> Documents:
         kinds, abilities = self.registry.kinds, self.abilities
         if self._known is None or self._known[0] is not kinds or self._known[1] is not abilities:
             found = [_able(kind, abilities) for kind in (*kinds.values(), *VIEWS)]
             known = resource_paths(kind for kind in found if kind.name not in abilities.missing and kind.versions)
-            self._known = kinds, abilities, known, Documents(known)
-        return self._known[2:]
+            self._known = kinds, abilities, Documents(known)
+        return self._known[2]
 
     def _answer(self, request: ApiRequest) -> ApiAnswer:
-        known, documents = self._served()
-        where = parse_path(request.path, known)
+        documents = self._documents()
+        where = parse_path(request.path, documents.paths)
         if where is not None:
             return self._read(request, where) if request.method == "GET" else self._change(request, where)
         found = documents.answer(request) if request.method == "GET" else review_access(request)

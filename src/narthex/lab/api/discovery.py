@@ -164,8 +164,8 @@ class Documents:
     """Documents about the API, each built when it is first requested."""
 
     def __init__(self, paths: ResourcePaths) -> None:
-        """Describe these resources."""
-        self._paths = paths
+        """Describe these resources, by group, version, and plural."""
+        self.paths = paths
         self._listed = {**paths, **REVIEWS}
         self._made: dict[str, ApiResponse | None] = {}
 
@@ -192,12 +192,12 @@ class Documents:
             body = f"{health[1]} check passed\n".encode() if "/" in path[1:] else b"ok"
             return ApiResponse(200, body, {}, "text/plain")
         if path == "/":
-            known = (f"/{each}" for each in sorted(openapi.version_3_index(self._paths)["paths"]))
+            known = (f"/{each}" for each in sorted(openapi.version_3_index(self.paths)["paths"]))
             return json_response(200, {"paths": ["/api", "/apis", *known, "/openapi/v2", "/openapi/v3"]})
         if path == "/openapi/v3":
-            return json_response(200, openapi.version_3_index(self._paths))
+            return json_response(200, openapi.version_3_index(self.paths))
         if (found := _OPENAPI.fullmatch(path)) is not None:
-            return _maybe(openapi.version_3(self._paths, found[2] or "", found[1] or found[3]))
+            return _maybe(openapi.version_3(self.paths, found[2] or "", found[1] or found[3]))
         if (found := _VERSION.fullmatch(path)) is not None:
             return _maybe(resources(self._listed, found[2] or "", found[1] or found[3]))
         if (found := _GROUP.fullmatch(path)) is not None:
@@ -220,10 +220,10 @@ class Documents:
 
     def _openapi(self, accept: str) -> ApiResponse | None:
         if next((each.type for each in accepted_types(accept)), JSON) not in protobuf.OPENAPI_ACCEPTED:
-            return self._once("/openapi/v2", lambda: json_response(200, openapi.version_2(self._paths)))
+            return self._once("/openapi/v2", lambda: json_response(200, openapi.version_2(self.paths)))
 
         def make() -> ApiResponse:
-            encoded = protobuf.encode_openapi(openapi.version_2(self._paths))
+            encoded = protobuf.encode_openapi(openapi.version_2(self.paths))
             return ApiResponse(200, encoded, {}, protobuf.OPENAPI_MEDIA_TYPE)
 
         return self._once("/openapi/v2 protobuf", make)

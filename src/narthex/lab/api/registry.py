@@ -101,14 +101,11 @@ class Registry:
     def create(self, kind: str, obj: Mapping[str, Any], *, dry_run: bool = False) -> Raw:
         """Create an object and return it as stored. Raises StatusError: AlreadyExists, or an error of admission."""
         of = self._kind(kind)
-        meta = {
-            name: value for name, value in (obj.get("metadata") or {}).items() if name not in ("resourceVersion", "uid")
-        }
+        # Only `delete` sets the times of a deletion.
+        unset = ("resourceVersion", "uid", "deletionTimestamp", "deletionGracePeriodSeconds")
+        meta = {name: value for name, value in (obj.get("metadata") or {}).items() if name not in unset}
         if not meta.get("name") and meta.get("generateName"):
             meta["name"] = self._generated(of, meta)
-        # Only `delete` sets these.
-        meta.pop("deletionTimestamp", None)
-        meta.pop("deletionGracePeriodSeconds", None)
         meta |= {"uid": self._uid(), "creationTimestamp": self.stamp()}
         if of.generation:
             meta["generation"] = 1
@@ -120,9 +117,9 @@ class Registry:
             raise errors.already_exists(of.plural, of.group, key[1])
         if dry_run:
             return new
-        self.store.put(of.name, new)
+        written = self.store.put(of.name, new)
         self._changed_kinds(of.name)
-        return self._held(of.name, key)
+        return written
 
     def update(self, kind: str, obj: Mapping[str, Any], *, subresource: str = "", dry_run: bool = False) -> Raw:
         """Write an object, or one subresource of it, and return it as stored.
@@ -143,9 +140,8 @@ class Registry:
             new["metadata"]["generation"] = int(held["metadata"].get("generation") or 0) + 1
         if new == held or dry_run:
             return new
-        self.store.put(of.name, new)
+        written = self.store.put(of.name, new)
         self._changed_kinds(of.name)
-        written = self._held(of.name, key)
         meta = written["metadata"]
         waits = of.name == "Pod" and meta.get("deletionGracePeriodSeconds") not in (None, 0)
         if meta.get("deletionTimestamp") and not meta.get("finalizers") and not waits and of.name != "Namespace":
@@ -198,14 +194,7 @@ class Registry:
         }
         if of.generation:
             marked["generation"] = int(meta.get("generation") or 0) + 1
-        self.store.put(of.name, {**held, "metadata": marked})
-        return self._held(of.name, key)
-
-    def _held(self, kind: str, key: tuple[str, str]) -> Raw:
-        stored = self.store.get(kind, key)
-        if stored is None:
-            raise LookupError(f"{kind} {key} was written and is not there")
-        return stored.raw
+        return self.store.put(of.name, {**held, "metadata": marked})
 
     def _kind(self, name: str) -> ApiResource:
         try:
@@ -235,10 +224,8 @@ class Registry:
             kept = {name: value for name, value in held.items() if name not in ("metadata", "status")}
             rest = {**kept, "status": rest.get("status") or {}}
             if of.custom or of.group == "apps":
-                meta = {
-                    **held["metadata"],
-                    **({"managedFields": meta["managedFields"]} if "managedFields" in meta else {}),
-                }
+                owned = {"managedFields": meta["managedFields"]} if "managedFields" in meta else {}
+                meta = {**held["metadata"], **owned}
         elif of.has_status:
             rest.pop("status", None)
             if "status" in held:
@@ -248,7 +235,7 @@ class Registry:
     def _remove(self, of: ApiResource, key: tuple[str, str]) -> None:
         self.store.delete(of.name, *key)
         self._changed_kinds(of.name)
-        home = self.get("Namespace", "", key[0]) if key[0] else None
+        home = self.get("Namespace", "", key[0])
         if home is not None and home["metadata"].get("deletionTimestamp"):
             self._settle_namespace(key[0])
 
@@ -257,9 +244,8 @@ class Registry:
         name, meta = held["metadata"]["name"], held["metadata"]
         if not meta.get("deletionTimestamp"):
             ending = {**held.get("status", {}), "phase": "Terminating"}
-            self.store.put(
-                "Namespace", {**held, "metadata": {**meta, "deletionTimestamp": self.stamp()}, "status": ending}
-            )
+            marked = {**meta, "deletionTimestamp": self.stamp()}
+            self.store.put("Namespace", {**held, "metadata": marked, "status": ending})
         for kind in self.kinds.values():
             for (_, each), stored in self.store.entries(kind.name, name) if kind.namespaced else ():
                 if not stored.raw["metadata"].get("deletionTimestamp"):

@@ -76,8 +76,8 @@ class ObjectStore:
         self._by_kind: dict[str, list[StoreChange]] = {}
         self._pages: dict[int, dict[str, list[tuple[Key, StoredObject]]]] = {}
 
-    def put(self, kind: str, raw: Mapping[str, Any]) -> int:
-        """Create or replace an object and return its version. The caller must not modify values inside `raw` afterwards."""
+    def put(self, kind: str, raw: Mapping[str, Any]) -> Raw:
+        """Create or replace an object and return it as stored. The caller must not modify values inside `raw` afterwards."""
         meta = dict(raw.get("metadata") or {})
         key = (str(meta.get("namespace") or ""), str(meta.get("name") or ""))
         held = self._objects.setdefault(kind, {})
@@ -89,7 +89,7 @@ class ObjectStore:
         if before is None:
             bisect.insort(self._order.setdefault(kind, []), key)
         self._remember(StoreChange(self.version, kind, key, before, stored))
-        return self.version
+        return stored.raw
 
     def delete(self, kind: str, namespace: str, name: str) -> bool:
         """Delete an object. Return False if it does not exist."""

@@ -25,9 +25,8 @@ def bind(registry: Registry, where: ApiPath, given: Mapping[str, Any]) -> Raw:
         raise errors.bad_request("target.name: Required value: a Binding names the node")
     node, now = str(target["name"]), registry.stamp()
     if pod["metadata"].get("deletionTimestamp"):
-        raise errors.conflict(
-            "pods/binding", "", where.name, f"pod {where.name} is being deleted, cannot be assigned to a host"
-        )
+        why = f"pod {where.name} is being deleted, cannot be assigned to a host"
+        raise errors.conflict("pods/binding", "", where.name, why)
     held = (pod.get("spec") or {}).get("nodeName")
     if held:
         raise errors.conflict("pods/binding", "", where.name, f'pod {where.name} is already assigned to node "{held}"')
@@ -119,16 +118,14 @@ _SPEC, _STATUS, _SELECTOR = "specReplicasPath", "statusReplicasPath", "labelSele
 
 def read_scale(kind: ApiResource, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return an object's `autoscaling/v1` Scale."""
-    meta = {
-        name: raw["metadata"].get(name) for name in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
-    }
+    shown = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
     status: dict[str, Any] = {"replicas": _found(raw, kind.scale.get(_STATUS, ".status.replicas")) or 0}
     if selector := _selector(kind, raw):
         status["selector"] = selector
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
-        "metadata": {name: value for name, value in meta.items() if value is not None},
+        "metadata": {name: raw["metadata"][name] for name in shown if raw["metadata"].get(name) is not None},
         "spec": {"replicas": _found(raw, kind.scale.get(_SPEC, ".spec.replicas")) or 0},
         "status": status,
     }

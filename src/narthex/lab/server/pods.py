@@ -19,29 +19,23 @@ class PodProcess(Protocol):
     @property
     def stdin(self) -> BinaryIO | None:
         """Its standard input, None if nothing is sent to it."""
-        ...
 
     @property
     def stdout(self) -> BinaryIO | None:
         """Its standard output."""
-        ...
 
     @property
     def stderr(self) -> BinaryIO | None:
         """Its standard error."""
-        ...
 
     def resize(self, rows: int, columns: int) -> None:
         """Set the size of the terminal."""
-        ...
 
     def wait(self) -> int:
         """Wait for the program. Return its exit status; for one that a signal ended, 128 and the signal."""
-        ...
 
     def kill(self) -> None:
         """Kill the program, if it still runs."""
-        ...
 
 
 class PodRuntime(Protocol):
@@ -53,11 +47,9 @@ class PodRuntime(Protocol):
         With `follow`, it continues until the container ends, and yields `b""` at least once a second while there is nothing new, so that
         the server notices a client that is gone and closes the iterator.
         """
-        ...
 
     def exec(self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool) -> PodProcess:
         """Start a program in a container."""
-        ...
 
 
 _AHEAD = 16

@@ -28,15 +28,12 @@ class Source(Protocol):
     @property
     def problems(self) -> tuple[Problem, ...]:
         """Objects that could not be decoded."""
-        ...
 
     def scan(self) -> list[Event]:
         """Return all objects as events."""
-        ...
 
     def changes(self, stop: threading.Event) -> Iterator[list[Event]]:
         """Yield later events, until `stop` is set."""
-        ...
 
 
 class Board:
