@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -101,6 +101,10 @@ def _encoded(path: str) -> Cell:
     return lambda raw, _: _json(found) if (found := _of(raw, path)) else ""
 
 
+def _flag(field: str, *, default: bool) -> Cell:
+    return lambda raw, _: str((raw.get("spec") or {}).get(field, default)).lower()
+
+
 def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
@@ -112,11 +116,11 @@ def _age(raw: Raw, now: datetime) -> str:
 _OPERATORS = {"In": "{} in ({})", "NotIn": "{} notin ({})", "Exists": "{}", "DoesNotExist": "!{}"}
 
 
-def selector_text(selector: Any) -> str:
-    """Format a LabelSelector, empty if it selects everything."""
+def selector_text(selector: Any, order: Callable[[Any], Iterable[str]] = sorted) -> str:
+    """Format a LabelSelector with ordered values, empty if it selects everything."""
     words = _pairs(selector.get("matchLabels")) if selector else []
     for each in (selector or {}).get("matchExpressions") or ():
-        values = ",".join(sorted(each.get("values") or ()))
+        values = ",".join(order(each.get("values") or ()))
         words.append(_OPERATORS.get(each.get("operator"), "{}").format(each.get("key", ""), values))
     return ",".join(words)
 
@@ -464,8 +468,8 @@ _COLUMNS: Mapping[str, Mapping[str, Cell]] = {
     "CustomResourceDefinition": {"Name": _at("metadata.name"), "Created At": _at("metadata.creationTimestamp")},
     "IPAddressPool": {
         "Name": _at("metadata.name"),
-        "Auto Assign": lambda raw, _: _json(_of(raw, "spec.autoAssign") is not False),
-        "Avoid Buggy IPs": lambda raw, _: _json(bool(_of(raw, "spec.avoidBuggyIPs"))),
+        "Auto Assign": _flag("autoAssign", default=True),
+        "Avoid Buggy IPs": _flag("avoidBuggyIPs", default=False),
         "Addresses": _encoded("spec.addresses"),
     },
     "L2Advertisement": {

@@ -56,6 +56,11 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "discovery_v1.EndpointPort": {"name": "", "protocol": "TCP"},
 }
 """Defaults of fields, by the type that has them."""
+_NULLS_ARE_ABSENT = frozenset(
+    {"apps_v1.DeploymentSpec", "apps_v1.DeploymentStrategy", "apps_v1.ReplicaSetSpec", "core_v1.EndpointPort"}
+    | {"core_v1.PodSpec", "core_v1.ServicePort", "core_v1.ServiceSpec", "discovery_v1.EndpointPort"}
+)
+"""Types of which null fields are dropped. Elsewhere, null is a value, except in place of an object."""
 
 
 def apply_defaults(kind: ApiResource, raw: Raw) -> Raw:
@@ -75,9 +80,11 @@ def _completed(value: Any, of: FieldType) -> Any:
         return [_completed(each, of.item) for each in value]
     if of.name not in _types_with_defaults() or not isinstance(value, Mapping):
         return value
-    given = _without_nulls(value)
-    missing = {name: default for name, default in _FIELDS.get(of.name, {}).items() if name not in given}
-    found = {name: _completed(each, field_type(of, name)) for name, each in (given | missing).items()}
+    given = _without_nulls(value) if of.name in _NULLS_ARE_ABSENT else dict(value)
+    for name, default in _FIELDS.get(of.name, {}).items():
+        if name not in given or (given[name] is None and default == {}):
+            given[name] = default
+    found = {name: _completed(each, field_type(of, name)) for name, each in given.items()}
     compute = _COMPUTED.get(of.name)
     return found if compute is None else compute(found)
 

@@ -157,4 +157,4 @@ def _found(raw: Mapping[str, Any], path: str) -> Any:
 def _selector(kind: ApiResource, raw: Mapping[str, Any]) -> str:
     if kind.custom:
         return str(_found(raw, kind.scale.get(_SELECTOR, "")) or "") if kind.scale.get(_SELECTOR) else ""
-    return selector_text((raw.get("spec") or {}).get("selector"))
+    return selector_text((raw.get("spec") or {}).get("selector"), order=list)
