@@ -7,7 +7,7 @@ import pytest
 from narthex.cni import request
 from narthex.cni.errors import CniError
 from narthex.cni.plugins import host_local as ipam
-from narthex.model.packed_addresses import address_text, packed_address
+from narthex.model.values import address_text, packed_address
 
 
 def configured(ipam_config, version="1.1.0", args="", **more):

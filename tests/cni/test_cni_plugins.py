@@ -13,7 +13,7 @@ from narthex.cni.plugins import iptables as chains
 from narthex.cni.program import flannel, run
 from narthex.cni.result import CniResult, IPConfig
 from narthex.model.links import AddAddress, AddRoute, DeleteAddress, SetHardwareAddress
-from narthex.model.packed_addresses import address_number, packed_address, packed_network
+from narthex.model.values import address_number, packed_address, packed_network
 
 MADE = bridge.VethIdentity(
     "veth01", bytes.fromhex("020000000001"), bytes.fromhex("020000000002"), bytes.fromhex("020000000003")

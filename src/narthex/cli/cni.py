@@ -52,7 +52,7 @@ def install(bin_dir: Path, conf_dir: Path | None, subnet: str, socket: str, stat
     An existing configuration is kept.
     """
     from narthex.cni.program import install
-    from narthex.model.packed_addresses import packed_network
+    from narthex.model.values import packed_network
 
     try:
         given = packed_network(subnet)

@@ -7,14 +7,14 @@ the CNI plugins.
 from __future__ import annotations
 
 from narthex.cni.errors import INVALID_CONFIG, CniError
-from narthex.model.packed_addresses import packed_address, packed_network
+from narthex.model.values import packed_address, packed_network
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import TypeVar
 
-    from narthex.model.packed_addresses import Network
+    from narthex.model.values import Network
 
     Fields = Mapping[str, object]
     T = TypeVar("T")

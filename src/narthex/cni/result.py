@@ -5,15 +5,14 @@ from __future__ import annotations
 from narthex.cni import fields
 from narthex.cni.errors import INVALID_CONFIG, CniError
 from narthex.cni.request import VERSIONS
-from narthex.model.packed_addresses import address_text, ip_version
-from narthex.model.values import Value
+from narthex.model.values import Value, address_text, ip_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from narthex.cni.fields import Fields
-    from narthex.model.packed_addresses import Network
+    from narthex.model.values import Network
 
 _WITH_FAMILY = ("0.3.0", "0.3.1", "0.4.0")
 """Versions in which an address states its family."""

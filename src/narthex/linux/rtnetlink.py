@@ -27,8 +27,7 @@ from narthex.model.links import (
     SetHardwareAddress,
     SetUp,
 )
-from narthex.model.packed_addresses import Network
-from narthex.model.values import Value
+from narthex.model.values import Network, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

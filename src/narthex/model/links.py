@@ -6,7 +6,7 @@ from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from narthex.model.packed_addresses import Network
+    from narthex.model.values import Network
 
 IPVS_LINK = "kube-ipvs0"
 """Dummy link of IPVS mode that holds the Service addresses."""

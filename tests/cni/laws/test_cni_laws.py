@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from narthex.cni.json import JsonError, parse, write
 from narthex.cni.plugins import host_local as ipam
 from narthex.cni.plugins.host_local import IpamConfig, IpamRange
-from narthex.model.packed_addresses import address_number, packed_address, packed_network
+from narthex.model.values import address_number, packed_address, packed_network
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.text(st.characters(exclude_categories=["Cs"])),

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from narthex.dns.program.serve import DnsServer, DnsSettings
+from narthex.model.objects import TRIGGER_TIME
 from narthex.model.store import Synced, Upsert
-from narthex.model.trigger_time import TRIGGER_TIME
 from narthex.runtime.metrics import exposition
 from narthex.testing.build import endpoint, endpoint_slice, service
 from narthex.testing.load import until

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
+from narthex.model.objects import TRIGGER_TIME, trigger_time
 from narthex.proxy.program.metrics import ProgrammingLatency
 from narthex.testing.build import endpoint, endpoint_slice
 

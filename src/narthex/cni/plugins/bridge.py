@@ -18,8 +18,7 @@ from narthex.model.links import (
     Promiscuous,
     SetHardwareAddress,
 )
-from narthex.model.packed_addresses import Network, address_number, ip_version
-from narthex.model.values import Value
+from narthex.model.values import Network, Value, address_number, ip_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

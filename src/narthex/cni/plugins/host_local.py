@@ -9,8 +9,7 @@ from __future__ import annotations
 from narthex.cni import fields
 from narthex.cni.errors import CANNOT_ADD, INVALID_CONFIG, TAKEN, CniError
 from narthex.cni.result import IPConfig, read_routes
-from narthex.model.packed_addresses import Network, address_number, address_text, ip_version
-from narthex.model.values import Value
+from narthex.model.values import Network, Value, address_number, address_text, ip_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hashlib import sha512
 
 from narthex.cni.plugins import portmap
-from narthex.model.packed_addresses import Network, address_text, ip_version
+from narthex.model.values import Network, address_text, ip_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

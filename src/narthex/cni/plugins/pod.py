@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from narthex.cni.plan import SysctlSetting
 from narthex.model.links import AddAddress, AddRoute, SetUp
-from narthex.model.packed_addresses import Network, ip_version
+from narthex.model.values import Network, ip_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

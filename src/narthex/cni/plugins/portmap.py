@@ -9,8 +9,7 @@ from __future__ import annotations
 from narthex.cni import fields
 from narthex.cni.errors import UNSUPPORTED_FIELD, CniError
 from narthex.cni.plan import SetElement
-from narthex.model.packed_addresses import address_text, ip_version
-from narthex.model.values import Value
+from narthex.model.values import Value, address_text, ip_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

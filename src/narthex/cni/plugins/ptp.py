@@ -9,8 +9,7 @@ from narthex.cni.plugins import pod
 from narthex.cni.plugins.bridge import VethIdentity, masquerade_of
 from narthex.cni.result import CniResult, Interface, IPConfig, read_dns
 from narthex.model.links import AddAddress, AddRoute, AddVeth
-from narthex.model.packed_addresses import Network
-from narthex.model.values import Value
+from narthex.model.values import Network, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ BUNDLED = (
         for name in ("libnftables", "namespaces", "netlink", "nfnetlink", "rtnetlink", "run", "setns")
     ),
     "narthex.model",
-    *(f"narthex.model.{name}" for name in ("links", "packed_addresses", "values")),
+    *(f"narthex.model.{name}" for name in ("links", "values")),
 )
 """Modules that the programs can load without an agent."""
 _CONFLIST = "10-narthex.conflist"

@@ -12,8 +12,7 @@ from narthex.cni.kernel import files, records
 from narthex.cni.plugins import host_local as ipam
 from narthex.cni.request import ADDRESS_ARGUMENTS, check_arguments, ipam_of, valid_attachments
 from narthex.cni.result import CniResult, DNSConfig
-from narthex.model.packed_addresses import address_text, packed_address
-from narthex.model.values import Value
+from narthex.model.values import Value, address_text, packed_address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from narthex.cni import fields
 from narthex.cni.errors import TAKEN, CniError
 from narthex.cni.plugins import iptables as chains
 from narthex.linux.run import CommandError, run
-from narthex.model.packed_addresses import ip_version
+from narthex.model.values import ip_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

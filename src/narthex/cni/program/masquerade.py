@@ -11,7 +11,7 @@ from narthex.cni.kernel import records
 from narthex.cni.kernel.tables import owner_of
 from narthex.cni.plan import SetElement
 from narthex.cni.result import IPConfig
-from narthex.model.packed_addresses import ip_version, packed_network
+from narthex.model.values import ip_version, packed_network
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

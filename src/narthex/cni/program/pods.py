@@ -15,7 +15,7 @@ from narthex.cni.request import ADDRESS_ARGUMENTS, check_arguments, ipam_of, val
 from narthex.cni.result import CniResult, Interface, IPConfig, previous
 from narthex.linux.rtnetlink import RtNetlink
 from narthex.model.links import AddRoute, DeleteLink, SetDown, SetUp
-from narthex.model.packed_addresses import Network
+from narthex.model.values import Network
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from narthex.cni.plugins.portmap import PortmapConfig, PortMapping, PortmapTarge
 from narthex.cni.program.node import apply_settings
 from narthex.cni.request import valid_attachments
 from narthex.cni.result import previous
-from narthex.model.packed_addresses import address_text
+from narthex.model.values import address_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from narthex.linux.privileges import allow_many_files
 from narthex.linux.rtnetlink import RtNetlink
 from narthex.model.links import NODE_LOCAL_DNS_LINK, AddAddress, SetUp
 from narthex.model.net import FAMILIES, address, family_of
-from narthex.model.packed_addresses import Network, packed_address
+from narthex.model.values import Network, packed_address
 from narthex.runtime.configuration.values import DnsConfiguration
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.process import StartError

@@ -14,7 +14,7 @@ from narthex.lab.topology import NETWORK, LabNode, Wiring
 from narthex.linux.links import ip_batch, set_sysctls
 from narthex.linux.namespaces import create_namespace, delete_namespace, namespace_path
 from narthex.model.objects import NamespacedName
-from narthex.model.packed_addresses import address_text
+from narthex.model.values import address_text
 
 
 def wire(wiring: Wiring) -> None:

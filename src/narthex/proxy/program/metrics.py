@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import narthex
 from narthex.model.net import FAMILIES, IPFamily
-from narthex.model.objects import EndpointSlice
-from narthex.model.trigger_time import TRIGGER_TIME, trigger_time
+from narthex.model.objects import TRIGGER_TIME, EndpointSlice, trigger_time
 from narthex.proxy.backends.iptables.names import OWN_TABLES
 from narthex.proxy.backends.iptables.rules import XtablesChanges, XtablesRules
 from narthex.proxy.kernel.dataplanes import DATAPLANES
