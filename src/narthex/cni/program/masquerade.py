@@ -9,9 +9,9 @@ from narthex.cni import fields
 from narthex.cni.errors import NOT_AS_ADDED, CniError
 from narthex.cni.kernel import records
 from narthex.cni.kernel.tables import owner_of
-from narthex.cni.plan import SetElement
+from narthex.cni.plugins import masquerade
 from narthex.cni.result import IPConfig
-from narthex.model.values import ip_version, packed_network
+from narthex.model.values import packed_network
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from narthex.cni.request import CniRequest
 
 
-TABLE = "narthex-masquerade"
 _PODS, _NEAR = ("pods4", "pods6"), ("near4", "near6")
 
 
@@ -30,7 +29,7 @@ def add(node: NodeContext, request: CniRequest, backend: str, ips: tuple[IPConfi
     record = {"backend": backend, "ips": [str(ip.network) for ip in ips]}
     node.records.put(records.MASQUERADE, request.attachment, record)
     if backend == "nftables":
-        node.masquerade.add(_elements(ips), owner_of(request.attachment), _subnets(ips))
+        node.masquerade.add(masquerade.elements(ips), owner_of(request.attachment), masquerade.subnets(ips))
     else:
         from narthex.cni.program import iptables as chains
 
@@ -48,7 +47,7 @@ def remove(node: NodeContext, request: CniRequest, configured: bool) -> None:
 
 def _close(node: NodeContext, attachment: str, record: Mapping[str, object]) -> None:
     if record.get("backend") == "nftables":
-        node.masquerade.remove(_elements(_ips_of(record)), owner_of(attachment))
+        node.masquerade.remove(masquerade.elements(_ips_of(record)), owner_of(attachment))
     else:
         from narthex.cni.program import iptables as chains
 
@@ -71,7 +70,7 @@ def check(node: NodeContext, request: CniRequest, backend: str, ips: tuple[IPCon
     """Check that a pod is masqueraded. Raises CniError."""
     if backend == "nftables":
         owner = owner_of(request.attachment)
-        good = all(node.masquerade.has(one, owner) for one in _elements(ips))
+        good = all(node.masquerade.has(one, owner) for one in masquerade.elements(ips))
     else:
         from narthex.cni.program import iptables as chains
 
@@ -89,45 +88,15 @@ def collect(node: NodeContext, request: CniRequest, valid: frozenset[tuple[str, 
 def resync(node: NodeContext) -> int:
     """Restore removed elements and remove those that no attachment uses; return their number. Raises OSError."""
     ips_of = {attachment: _ips_of(record) for attachment, record in node.lasting(records.MASQUERADE, _close)}
-    expected = {owner_of(name): (_elements(ips), _subnets(ips)) for name, ips in ips_of.items()}
+    expected = {owner_of(name): (masquerade.elements(ips), masquerade.subnets(ips)) for name, ips in ips_of.items()}
     changed = node.masquerade.reconcile(expected, (*_PODS, *_NEAR))
     changed += node.masquerade.remove_orphans(_PODS, node.records.all(records.MASQUERADE))
     for held in node.masquerade.held(_NEAR):
         # Of all records, read again: attachments may have been added meanwhile.
-        used = (one.key for _, record in node.records.all(records.MASQUERADE) for one in _subnets(_ips_of(record)))
+        used = (
+            one.key for _, record in node.records.all(records.MASQUERADE) for one in masquerade.subnets(_ips_of(record))
+        )
         if held.element.key not in used:
             node.masquerade.remove([held.element], "")
             changed += 1
     return changed
-
-
-TYPE_CHECKING = False
-
-
-def _elements(ips: tuple[IPConfig, ...]) -> tuple[SetElement, ...]:
-    return tuple(SetElement(f"pods{ip_version(ip.network.address)}", ip.network.address) for ip in ips)
-
-
-def _subnets(ips: tuple[IPConfig, ...]) -> tuple[SetElement, ...]:
-    """Return the elements of the pod's networks, shared by their pods: traffic within them is not masqueraded."""
-    return tuple(
-        SetElement(f"near{ip_version(ip.network.address)}", 2 * ip.network.first, end=2 * ip.network.last) for ip in ips
-    )
-
-
-def frame() -> str:
-    """Return the table without elements, in nft syntax."""
-    sets = "".join(
-        f"\tset pods{v} {{ typeof {ip} saddr; }}\n\tset near{v} {{ typeof {ip} saddr . {ip} daddr; flags interval; }}\n"
-        for v, ip in ((4, "ip"), (6, "ip6"))
-    )
-    rules = "".join(
-        f"\tchain leave{v} {{\n\t\t{ip} saddr . {ip} daddr @near{v} return\n\t\t{ip} daddr {multicast} return\n"
-        "\t\tmasquerade\n\t}\n"
-        for v, ip, multicast in ((4, "ip", "224.0.0.0/4"), (6, "ip6", "ff00::/8"))
-    )
-    begin = (
-        "\tchain postrouting {\n\t\ttype nat hook postrouting priority srcnat + 10;\n"
-        "\t\tip saddr @pods4 goto leave4\n\t\tip6 saddr @pods6 goto leave6\n\t}\n"
-    )
-    return f"table inet {TABLE} {{\n{sets}{rules}{begin}}}\n"

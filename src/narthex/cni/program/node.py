@@ -53,7 +53,7 @@ class NodeContext:
         """The table of masqueraded pods."""
         if self._masquerade is None:
             from narthex.cni.kernel.tables import PodTable
-            from narthex.cni.program import masquerade
+            from narthex.cni.plugins import masquerade
 
             self._masquerade = PodTable(masquerade.TABLE, masquerade.frame, self._lock)
         return self._masquerade
