@@ -25,7 +25,7 @@ BUNDLED = (
     "narthex.cni",
     *(f"narthex.cni.{name}" for name in ("errors", "fields", "json", "plan", "request", "result")),
     "narthex.cni.plugins",
-    *(f"narthex.cni.plugins.{name}" for name in ("bridge", "host_local", "iptables", "pod")),
+    *(f"narthex.cni.plugins.{name}" for name in ("bridge", "host_local", "iptables", "masquerade", "pod")),
     *(f"narthex.cni.plugins.{name}" for name in ("portmap", "ptp")),
     "narthex.cni.kernel",
     *(f"narthex.cni.kernel.{name}" for name in ("files", "records", "tables")),
