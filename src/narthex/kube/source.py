@@ -138,8 +138,11 @@ class KubeSource:
 
     async def _next(self, running: Sequence[asyncio.Task[Any]], stop: asyncio.Event) -> list[Event]:
         something = asyncio.create_task(self._something.wait())
-        await asyncio.wait([something, *running], return_when=asyncio.FIRST_COMPLETED)
-        something.cancel()
+        try:
+            await asyncio.wait([something, *running], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            something.cancel()
+            await asyncio.gather(something, return_exceptions=True)
         for task in running:
             if task.done():
                 task.result()

@@ -55,16 +55,31 @@ class NftChanges(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def transactions(self) -> int:
         """Number of phases that have something to do."""
-        first = (
-            self.replace
-            or self.sets
-            or any(not needs_bytecode(one) or one.name not in self.known for one in self.chains)
+        return len(self.phases())
+
+    def phases(self) -> list[NftChanges]:
+        """Return the changes of each transaction, in order; phases that have nothing to do are left out."""
+        direct, empty = self.direct_chains(), NftChanges(family=self.family, table=self.table)
+        declared = [_declared(one) for one in direct if one.name not in self.known]
+        first = msgspec.structs.replace(
+            empty,
+            replace=self.replace,
+            sets=self.sets,
+            chains=(*(one for one in self.chains if not needs_bytecode(one)), *declared),
+            known=self.known - {one.name for one in direct},
         )
-        batch = (
-            self.deletions or self.additions or any(one.rules or one.name in self.known for one in self.direct_chains())
+        batch = msgspec.structs.replace(
+            empty,
+            chains=tuple(one for one in direct if one.rules or one.name in self.known),
+            known=frozenset(one.name for one in direct),
+            deletions=self.deletions,
+            additions=self.additions,
+            declarations=self.declarations,
         )
-        last = self.late_chains or self.removed_chains or self.removed_sets
-        return sum(map(bool, (first, batch, last)))
+        last = msgspec.structs.replace(
+            empty, late_chains=self.late_chains, removed_chains=self.removed_chains, removed_sets=self.removed_sets
+        )
+        return [phase for phase in (first, batch, last) if phase]
 
     @property
     def elements_only(self) -> bool:
