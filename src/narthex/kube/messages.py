@@ -212,6 +212,8 @@ class WatchTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     backoff: Backoff = Backoff(0.4, 30.0, jitter=1.0)
     """Between a failure and the next request."""
+    retry_after: float = 30.0
+    """The longest delay that a server may ask for: objects must not age for as long as a server likes."""
     steady: float = 10.0
     """A watch of this duration resets the backoff."""
     list_silence: float = 60.0
@@ -228,6 +230,10 @@ class WatchTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Period of full lists, which find what a lost watch missed."""
     relist_objects: int = 1000
     """The period applies to this many objects and grows in proportion."""
+    doubt: float = 300.0
+    """Objects stay for this long that are missing from a list which is older than what is known, or empty."""
+    doubt_relist: float = 30.0
+    """Period of lists meanwhile."""
 
 
 WATCH_TIMES = WatchTimes()
@@ -308,4 +314,4 @@ class WatchCounts(msgspec.Struct):
     """Complete lists, including those of WatchList."""
     watches: int = 0
     failures: Counter[str] = msgspec.field(default_factory=Counter)
-    """By status code, or `garbled`, `silent`, `lost`, `expired`, or `older`."""
+    """By status code, or `garbled`, `silent`, `lost`, `expired`, `older`, or `doubted`."""

@@ -64,6 +64,8 @@ PAGE_OBJECTS = 500
 _ANY, _NEWEST = "0", ""
 """Versions to list at: what the server has at hand; what is true now, which costs it more."""
 _HINTS = {401: "; check the credentials", 403: "; what a proxy needs is in deploy/rbac.yaml"}
+_SOME_OBJECTS = 2
+"""A list that had at least this many objects is not believed to be empty."""
 _PATIENCE = 3
 """Consecutive failures after which another kind of request is tried."""
 
@@ -94,6 +96,8 @@ class Watch:
         self.wake_at = -math.inf
         self.trouble: Problem | None = None
         """The reason why the list cannot be kept up to date at present."""
+        self.doubted_at: float | None = None
+        """When the server first sent the list that is doubted at present (`WatchTimes.doubt`)."""
         self._random = random
         self._times = times
         self._streaming = streaming
@@ -212,7 +216,7 @@ class Watch:
         if self._phase is _Phase.WATCHING:
             self.counts.watches += 1
             self._opened_at = now
-            self.trouble = None
+            self.trouble = self._doubt()
         return _GO_ON
 
     def _heard(self, now: float) -> None:
@@ -245,16 +249,47 @@ class Watch:
             # Another server, that lags behind. If it is the newest there is, asking for the newest will show.
             self._floor = _NEWEST
             raise MalformedResponse(f"the list is of version {version}, older than what is known already")
-        events = self.cache.replace(self._fresh)
+        self._judge(version, now)
+        events = self.cache.replace(self._fresh, keep_missing=self.doubted_at is not None)
         self._fresh = ListCache(self.resource.kind)
         self._version = self._floor = version
         self._whole = self._stream_failed = False
         self.synced = True
-        self.trouble = None
+        self.trouble = self._doubt()
         self.counts.lists += 1
         share = 1 + len(self.cache) / self._times.relist_objects
         self._relist_at = now + self._times.relist * share * (0.9 + 0.2 * self._random())
+        if self.doubted_at is not None:
+            self._relist_at = now + self._times.doubt_relist
         return tuple(events)
+
+    def _judge(self, version: str, now: float) -> None:
+        """Decide whether objects stay that the new list lacks.
+
+        A server whose data was lost or restored sends a list that is older or empty, and status 200. If it stays that
+        way, the list takes effect in the end. Deletions that the watch reports take effect at once.
+        """
+        missing = self.cache.missing(self._fresh)
+        if not missing:
+            self.doubted_at = None
+        elif self.doubted_at is not None:
+            if now >= self.doubted_at + self._times.doubt:
+                self.doubted_at = None
+        elif is_older(version, self._version) or (not len(self._fresh) and len(self.cache) >= _SOME_OBJECTS):
+            self.doubted_at = now
+            self._count("doubted")
+
+    def _doubt(self) -> Problem | None:
+        if self.doubted_at is None:
+            return None
+        return Problem(
+            object=f"API server, {self.resource.paths[self._path]}",
+            message=(
+                "the server has lost objects: its list is older than what is known, or empty; the objects stay in force "
+                f"for {self._times.doubt:g} s unless the server reports that they were deleted"
+            ),
+            severity="error",
+        )
 
     def _lines(self, data: bytes, now: float) -> WatchStep:
         """Process lines up to the one that ends the watch, if any."""
@@ -419,7 +454,7 @@ class Watch:
             self.trouble = self.trouble or self._problem(what, "error")
         self._then_list = relist
         self._phase = _Phase.BACKING_OFF
-        self.wake_at = now + max(delay, (after or 0.0) * (1 + 0.1 * self._random()))
+        self.wake_at = now + max(delay, min(after or 0.0, self._times.retry_after) * (1 + 0.1 * self._random()))
         return WatchStep(over=True)
 
     def _reset_backoff(self, now: float) -> None:
@@ -490,10 +525,17 @@ class ListCache:
         self._problems.pop(key, None)
         return Delete(self._kind, key) if self._objects.pop(key, None) is not None else None
 
-    def replace(self, fresh: ListCache) -> list[Event]:
-        """Replace the whole content and return the differences as events."""
-        events: list[Event] = [Delete(self._kind, key) for key in self._objects if key not in fresh._objects]
+    def missing(self, fresh: ListCache) -> list[NamespacedName]:
+        """Return the names of objects that another cache lacks."""
+        return [key for key in self._objects if key not in fresh._objects and key not in fresh._problems]
+
+    def replace(self, fresh: ListCache, *, keep_missing: bool = False) -> list[Event]:
+        """Replace the whole content and return the differences as events. `keep_missing` keeps what the new one lacks."""
+        gone = [key for key in self._objects if key not in fresh._objects]
+        events: list[Event] = [] if keep_missing else [Delete(self._kind, key) for key in gone]
         before, self._objects = self._objects, {}
+        if keep_missing:
+            self._objects = {key: before[key] for key in gone}
         for key, new in fresh._objects.items():
             old = before.get(key)
             if old is not None and old == new:

@@ -143,7 +143,7 @@ def _restore_backup(world: Simulation) -> None:
     if world.backup is None:
         world.backup = world.server.store.backup()
     else:
-        world.server.store, world.backup = world.backup, None
+        world.server.store, world.backup, world.reused_versions = world.backup, None, True
 
 
 # ---- the kernel and other programs ---------------------------------------------------------------------------------
@@ -182,9 +182,7 @@ def _interfere_between_writes(world: Simulation) -> None:
 
 
 def _kill(world: Simulation) -> None:
-    # A process that starts while the store is lost has nothing to hold the empty list against.
-    if not world.lost:
-        world.kill(world.random.choice((0.0, 0.5, 5.0)))
+    world.kill(world.random.choice((0.0, 0.5, 5.0)))
 
 
 def _move_wall_clock(world: Simulation) -> None:

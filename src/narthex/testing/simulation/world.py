@@ -37,6 +37,8 @@ from narthex.testing.simulation.server import LOST_STORE_VERSION, SimulatedServe
 from narthex.testing.simulation.time import VirtualLoop
 
 QUIET_SECONDS = 300.0
+RELIST_SECONDS = 1300.0
+"""The same if the server was restored from a backup and gave versions a second meaning, which only a new list shows."""
 REPAIR_SECONDS = 1.5
 UNHEALTHY_SECONDS = 1.0
 AFTER_FAULT_SECONDS = 35.0
@@ -89,6 +91,7 @@ class Simulation:
         self.process: SimulatedProcess | None = None
         self._restarting: asyncio.Task[None] | None = None
         self.backup: ObjectStore | None = None
+        self.reused_versions = False
         self._lost: ObjectStore | None = None
         self._served: dict[str, bool] = {}
         """Steady Services: whether the kernel has rules for them."""
@@ -110,7 +113,7 @@ class Simulation:
                 watching = group.create_task(self._watch_health())
                 await schedule(self)
                 await self._heal()
-                await asyncio.sleep(QUIET_SECONDS)
+                await asyncio.sleep(RELIST_SECONDS if self.reused_versions else QUIET_SECONDS)
                 self._check_end()
                 watching.cancel()
         except* Violation as group_error:
@@ -150,17 +153,19 @@ class Simulation:
         self.steps += ended.turns
         await ended.kill()
         await asyncio.sleep(after)
+        # A process that starts now would have nothing to hold the empty list against.
+        while self.lost:
+            await asyncio.sleep(1.0)
         self._excused_at = self.loop.time()
         self._start()
 
     async def _heal(self) -> None:
         """End all faults."""
         self.note("everything heals")
+        self.recover()
         for restore in self._restore:
             restore()
         self._restore.clear()
-        if self._lost is not None:
-            self.recover()
         if self._restarting is not None:
             await self._restarting
         if self.process is not None and not self.process.running:
@@ -220,7 +225,7 @@ class Simulation:
 
     def lose(self) -> None:
         """Replace the store by an empty one, as an API server with a lost etcd has."""
-        if self._lost is None:
+        if self._lost is None and self.process is not None and self.process.health.ready:
             self._lost = self.server.store
             self.server.store = ObjectStore(LOST_STORE_VERSION)
 
