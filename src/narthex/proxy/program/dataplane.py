@@ -60,6 +60,10 @@ class AnnouncedTarget(Target[R, C], Generic[R, C]):
         """Return the rules in the kernel."""
         return self._target.read()
 
+    def unchanged(self) -> bool:
+        """Return True if nothing has changed since the last read or apply."""
+        return self._target.unchanged()
+
     def apply(self, changes: C) -> None:
         """Announce and make the changes."""
         count = self._transactions(changes)

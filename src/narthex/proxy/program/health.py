@@ -18,6 +18,10 @@ from narthex.runtime.logs import stamp
 _DRAINING_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 
+SUSPICION_SECONDS = 0.7
+"""A family is unhealthy if it takes longer than this to check its rules after other programs may have changed them."""
+
+
 class _FamilyHealth(msgspec.Struct):
     """Times of one family; None means never, or that no change is pending."""
 
@@ -25,6 +29,8 @@ class _FamilyHealth(msgspec.Struct):
     """Wall clock."""
     waiting_since: float | None = None
     """Monotonic clock: arrival of the oldest pending change."""
+    suspected_since: float | None = None
+    """Monotonic clock: when others may have changed our rules, until these were checked or repaired."""
 
 
 class ProxyHealth:
@@ -51,10 +57,18 @@ class ProxyHealth:
         if state.waiting_since is None:
             state.waiting_since = self._clock.now()
 
-    def synced(self, family: IPFamily) -> None:
-        """Note a successful sync."""
+    def suspected(self, family: IPFamily) -> None:
+        """Note that other programs may have changed our rules."""
+        state = self._families[family]
+        if state.suspected_since is None:
+            state.suspected_since = self._clock.now()
+
+    def synced(self, family: IPFamily, *, checked: bool = True) -> None:
+        """Note a successful sync. `checked`: the rules in the kernel were compared with those that are desired."""
         state = self._families[family]
         state.waiting_since = None
+        if checked:
+            state.suspected_since = None
         state.last_good = self._clock.wall()
 
     def saw_node(self, node: Node | None) -> None:
@@ -93,7 +107,8 @@ class ProxyHealth:
         status = {}
         for family, state in self._families.items():
             late = state.waiting_since is not None and now - state.waiting_since > self._patience
-            good = state.last_good is not None and not late
+            unsure = state.suspected_since is not None and now - state.suspected_since > SUSPICION_SECONDS
+            good = state.last_good is not None and not late and not unsure
             status[family.label] = {"lastUpdated": _when(wall if good else state.last_good), "healthy": good}
         healthy = all(each["healthy"] for each in status.values())
         # Of all families the one that is worst off says when all was last well (row 17.6).

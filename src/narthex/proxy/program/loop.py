@@ -153,6 +153,7 @@ class Proxy:
         for half in self._halves:
             if count := changes.get(half.sync.family, 0):
                 half.suspicious = True
+                self.health.suspected(half.sync.family)
                 self.metrics.foreign(half.sync.family, count)
 
     def _take_in(self) -> None:
@@ -191,10 +192,11 @@ class Proxy:
             self._report.failed(family, error, half.earliest - half.ended)
             return
         half.succeeded(self._clock.now(), self._periods, snapshot, done)
-        self.health.synced(family)
+        self.health.synced(family, checked=not half.suspicious)
         self.metrics.synced(half.sync, done, self._clock.wall())
         self.metrics.waited(family, self._programming.written(family, self._clock.wall()))
         if all(each.seen is snapshot for each in self._halves):
             self.metrics.nothing_pending()
         self._report.synced(done)
+        self._report.contested(family, half.contests)
         self._after_sync(done)

@@ -32,6 +32,7 @@ class SyncReporter:
         self._problems = ProblemLog()
         self._conflicts: dict[IPFamily, tuple[FrontendConflict, ...]] = {}
         self._failing: dict[IPFamily, str] = {}
+        self._contests: dict[IPFamily, int] = {}
         self._node_known: bool | None = None
         self._unchecked: set[NamespacedName] = set()
 
@@ -121,6 +122,18 @@ class SyncReporter:
             if len(self._ready) == self._families:
                 names = " and ".join(sorted(each.label for each in self._ready))
                 LOGGER.info("ready: the first sync is done (%s)", names, extra=data(ready=True))
+
+    def contested(self, family: IPFamily, repairs: int) -> None:
+        """Log that another program competes for our rules, and when it stopped. `repairs`: since it began."""
+        before, self._contests[family] = self._contests.get(family, 0), repairs
+        if repairs and not before:
+            LOGGER.error(
+                "another program changes our %s rules again and again, so they are repaired less often from now on; look "
+                "for a second service proxy on this node, and stop one of the two",
+                family.label,
+            )
+        elif before and not repairs:
+            LOGGER.info("no other program changes our %s rules again and again any more", family.label)
 
     def _report_conflicts(self, family: IPFamily, present: tuple[FrontendConflict, ...]) -> None:
         before = self._conflicts.get(family, ())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 import msgspec
 
+from narthex.model.backoff import Backoff
 from narthex.model.objects import NamespacedName
 from narthex.model.store import Snapshot
 from narthex.proxy.program.sync import FamilySync, SyncResult
@@ -14,9 +16,12 @@ from narthex.proxy.program.sync import FamilySync, SyncResult
 FIRST_RETRY = 1.0
 """Seconds from the first failed sync to the next; the delay doubles up to the sync period."""
 READ_BACK_SHARE = 20
-"""Reading the kernel back takes at most one part in this many of the time, however many rules there are."""
-REST_AT_ONCE = 5.0
-"""Seconds by which a read-back may exceed that share: a few changes by others are repaired at once, many must wait."""
+"""Periodic read-backs take at most one part in this many of the time, however many rules there are."""
+CONTEST_REPAIRS = 5
+"""So many repairs within `CONTEST_SECONDS` mean that another program competes for our rules."""
+CONTEST_SECONDS = 10.0
+CONTEST_BACKOFF = Backoff(1.0, 30.0)
+"""Between repairs while another program competes, so that the two do not rewrite each other's rules all the time."""
 SELDOM = 10
 """Factor of the read-back period if the kernel sends notifications."""
 
@@ -47,8 +52,12 @@ class FamilySchedule:
         """The next sync must not start before: end of the minimum period or of the backoff."""
         self.suspicious = False
         """Others may have changed rules since these were last read or written."""
-        self.rested = -math.inf
-        """From when on reading keeps within its share of the time."""
+        self.repairs: deque[float] = deque(maxlen=CONTEST_REPAIRS)
+        """Times of the last repairs."""
+        self.contests = 0
+        """Repairs since another program began to compete for our rules; 0: none does."""
+        self.settled_at = -math.inf
+        """The next repair must not start before."""
         self.read_anyway = math.inf
         """When the next periodic read-back is due."""
         self.failures = 0
@@ -56,7 +65,7 @@ class FamilySchedule:
     @property
     def read_back_at(self) -> float:
         """Return when the kernel must be read."""
-        return self.rested - REST_AT_ONCE if self.suspicious else self.read_anyway
+        return self.settled_at if self.suspicious else self.read_anyway
 
     def due(self, snapshot: Snapshot) -> float:
         """Return the time from which on a sync is useful."""
@@ -74,11 +83,21 @@ class FamilySchedule:
         self.waiting, self.seen, self.failures = frozenset(), snapshot, 0
         self.ended, self.earliest = now, now + periods.minimum
         if "read" in done.seconds:
-            rest = READ_BACK_SHARE * done.seconds["read"]
             self.suspicious = False
-            if not done.first:
-                self.rested = max(self.rested, now) + rest
-            self.read_anyway = now + max(periods.sync, rest) * (SELDOM if periods.watched else 1)
+            share = READ_BACK_SHARE * done.seconds["read"]
+            self.read_anyway = now + max(periods.sync, share) * (SELDOM if periods.watched else 1)
+            if done.drift:
+                self._repaired(now)
+
+    def _repaired(self, now: float) -> None:
+        """Note a repair: at once after most changes by others, with backoff once they come again and again."""
+        since_last = now - self.repairs[-1] if self.repairs else math.inf
+        self.repairs.append(now)
+        if self.contests and since_last > 2 * CONTEST_BACKOFF.longest:
+            self.contests = 0
+        if self.contests or (len(self.repairs) == CONTEST_REPAIRS and now - self.repairs[0] <= CONTEST_SECONDS):
+            self.contests += 1
+        self.settled_at = now + CONTEST_BACKOFF.delay(self.contests)
 
     def failed(self, now: float, periods: SyncPeriods) -> None:
         """Note a failed sync that ended at `now`, and back off."""

@@ -36,7 +36,8 @@ from narthex.testing.simulation.process import SimulatedProcess
 from narthex.testing.simulation.server import LOST_STORE_VERSION, SimulatedServer
 from narthex.testing.simulation.time import VirtualLoop
 
-QUIET_SECONDS = 300.0
+QUIET_SECONDS = 700.0
+"""A watch that hangs on a connection without bookmarks is only noticed when it should have ended."""
 RELIST_SECONDS = 1300.0
 """The same if the server was restored from a backup and gave versions a second meaning, which only a new list shows."""
 REPAIR_SECONDS = 1.5
@@ -46,6 +47,7 @@ AFTER_FAULT_SECONDS = 35.0
 _EXCUSES = frozenset(("refuse", "unreadable", "crash", "meanwhile"))
 """Faults of the kernel that excuse a late repair."""
 _SAMPLE_SECONDS = 0.25
+_IDLE_SECONDS = 10.0
 _CLIENT = "10.64.1.200"
 STEADY = 3
 CHANGING = 6
@@ -99,6 +101,8 @@ class Simulation:
         self._excused_at = -1e9
         """When a fault was last active that excuses a late repair."""
         self._violations: list[str] = []
+        self._alarm = asyncio.Event()
+        """Set when something has happened that the checks look at."""
         self._restore: list[Callable[[], None]] = []
 
     # ---- the run ---------------------------------------------------------------------------------------------------
@@ -257,6 +261,7 @@ class Simulation:
         if family is not self.families[0]:
             return
         rules, now = self.kernel.rules.get(family), self.loop.time()
+        self._alarm.set()
         for index, name in enumerate(self._served):
             is_served = rules is not None and self._is_served(rules, index)
             if by_proxy and self._served[name] and not is_served:
@@ -283,12 +288,16 @@ class Simulation:
             self._violations.append(f"{name} was without rules for {now - since:.1f} s (limit {limit:.1f} s)")
 
     def _is_excused(self) -> bool:
+        """Return True while a fault is active that may delay a repair."""
+        if self.process is None or not self.process.health.ready:
+            # A process that does not know any objects yet cannot repair their rules.
+            return True
         return any(getattr(self.kernel.faults, name) for name in _EXCUSES)
 
     async def _watch_health(self) -> None:
         """Check, in short intervals, what must hold at all times."""
         while True:
-            await asyncio.sleep(_SAMPLE_SECONDS)
+            await self._sample()
             if self._violations:
                 raise Violation(self._violations[0])
             process = self.process
@@ -310,6 +319,17 @@ class Simulation:
                 raise Violation(f"/healthz answers 200, and {', '.join(self._missing_since)} has no rules")
             if process.waiting > 1000 or len(process.problems) > 100:
                 raise Violation(f"{process.waiting} events and {len(process.problems)} problems are waiting")
+
+    async def _sample(self) -> None:
+        """Wait for the next check: soon while rules are missing, and otherwise when something happens."""
+        loop = asyncio.get_running_loop()
+        if self._missing_since or self._is_excused():
+            await asyncio.sleep(_SAMPLE_SECONDS)
+            return
+        timer = loop.call_later(_IDLE_SECONDS, self._alarm.set)
+        await self._alarm.wait()
+        timer.cancel()
+        self._alarm.clear()
 
     def _check_end(self) -> None:
         if self._violations:
