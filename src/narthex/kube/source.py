@@ -8,14 +8,14 @@ import math
 import random
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
 from narthex.kube.access import Access
-from narthex.kube.client import ApiClient, StreamedResponse, Unreachable
+from narthex.kube.client import ApiClient, Unreachable
 from narthex.kube.events import EventCreator, EventPoster
 from narthex.kube.messages import (
     WATCH_TIMES,
@@ -193,10 +193,32 @@ def _set_after(stop: threading.Event, loop: asyncio.AbstractEventLoop, stopped: 
     threading.Thread(target=wait, name="watch-stop", daemon=True).start()
 
 
+class OpenedResponse(Protocol):
+    """A response whose head has arrived."""
+
+    @property
+    def code(self) -> int:
+        """Return the status."""
+        ...
+
+    @property
+    def retry_after(self) -> float | None:
+        """Return the seconds of the Retry-After header, or None."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives. Raises Unreachable."""
+        ...
+
+    async def refusal(self) -> bytes:
+        """Return the body of an error response."""
+        ...
+
+
 class StreamOpener(Protocol):
     """A client that sends GET requests."""
 
-    def get(self, request: WatchRequest) -> AbstractAsyncContextManager[StreamedResponse]:
+    def get(self, request: WatchRequest) -> AbstractAsyncContextManager[OpenedResponse]:
         """Send a GET request and yield the response. Raises Unreachable."""
         ...
 
@@ -257,7 +279,7 @@ class _Follower:
         except Unreachable as error:
             return self._take(StreamEnded(str(error)))
 
-    async def _lines(self, answer: StreamedResponse, limit: asyncio.Timeout) -> WatchStep:
+    async def _lines(self, answer: OpenedResponse, limit: asyncio.Timeout) -> WatchStep:
         splitter = LineSplitter()
         counts = self._watch.counts
         seen = counts.bookmarks, counts.lists
@@ -275,7 +297,7 @@ class _Follower:
             self._put_off(limit)
         return self._take(StreamEnded())
 
-    async def _body(self, answer: StreamedResponse, limit: asyncio.Timeout) -> WatchStep:
+    async def _body(self, answer: OpenedResponse, limit: asyncio.Timeout) -> WatchStep:
         parts: list[bytes] = []
         async for chunk in answer.chunks():
             parts.append(chunk)

@@ -44,6 +44,7 @@ _SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
 _SO_RCVBUFFORCE = 33
 _QUEUE = 8 << 20
 _NEW_CHAIN, _DELETE_CHAIN, _NEW_RULE, _DELETE_RULE, _NEW_GENERATION = 3, 5, 6, 8, 15
+_ELEMENT_KINDS = (12, 14)
 _SUBSYSTEM = 10 << 8
 _HEADER = struct.Struct("=IHHII")
 _CHAIN_ATTRIBUTE = {_NEW_CHAIN: 3, _DELETE_CHAIN: 3, _NEW_RULE: 2, _DELETE_RULE: 2}
@@ -66,6 +67,10 @@ class ForeignChanges(Protocol):
 
     def look(self) -> Mapping[IPFamily, int]:
         """Return the number of foreign changes since the last call that may concern our rules, by family."""
+        ...
+
+    def touched_sets(self, family: IPFamily) -> frozenset[str] | None:
+        """Return the sets whose elements others changed in the changes of the last `look`; None: any may have changed."""
         ...
 
     def writing(self) -> AbstractContextManager[OwnTransactions]:
@@ -109,6 +114,11 @@ class RulePoller:
         """Return one change per family if the value differs from the last one."""
         before, self._known = self._known, self._answer()
         return {} if before is None or before == self._known else dict.fromkeys(self._families, 1)
+
+    def touched_sets(self, family: IPFamily) -> frozenset[str] | None:
+        """Return None: a value that differs does not say what changed."""
+        del family
+        return None
 
     @contextmanager
     def writing(self) -> Iterator[OwnTransactions]:
@@ -155,6 +165,9 @@ class NftablesMonitor:
         self._found: Counter[IPFamily] = Counter()
         self._touched: set[IPFamily] = set()
         """By the present transaction."""
+        self._sets: dict[IPFamily, set[str] | None] = {}
+        """Sets with changed elements; None: any may have changed."""
+        self._looked_at: Mapping[IPFamily, set[str] | None] = {}
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = None
 
@@ -162,8 +175,14 @@ class NftablesMonitor:
         """Return the number of foreign changes since the last call, by family."""
         with self._lock:
             found, self._found = self._found, Counter()
+            self._looked_at, self._sets = self._sets, {}
             self._touched.clear()
         return found
+
+    def touched_sets(self, family: IPFamily) -> frozenset[str] | None:
+        """Return the sets whose elements others changed in the changes of the last `look`; None: any may have changed."""
+        names = self._looked_at.get(family, set())
+        return None if names is None else frozenset(names)
 
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
         """Return a context in which a thread listens and calls `notice` after changes."""
@@ -191,7 +210,7 @@ class NftablesMonitor:
         # Who wrote what is not known, so it may have been to any family. After a failure all is read anyway.
         if self._netlink.generation() - before > own.transactions:
             with self._lock:
-                self._found.update(self._families)
+                self._lost_track()
 
     def _listen(self, notice: Callable[[], None]) -> None:
         poll = select.poll()
@@ -218,10 +237,15 @@ class NftablesMonitor:
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
-                # Too much came at once. Whose it was is lost.
-                self._found.update(self._families)
+                # Too much came at once.
+                self._lost_track()
                 continue
             self._take(data)
+
+    def _lost_track(self) -> None:
+        """Note changes of which nothing is known."""
+        self._found.update(self._families)
+        self._sets.update(dict.fromkeys(self._families))
 
     def _take(self, data: bytes) -> None:
         length, kind, _, _, _ = _HEADER.unpack_from(data)
@@ -239,10 +263,14 @@ class NftablesMonitor:
     def _see(self, message: bytes, kind: int) -> None:
         """Process one message of another program."""
         family = _FAMILIES.get(message[0])
-        if family not in self._families or family in self._touched:
+        if family not in self._families or (family in self._touched and kind not in _ELEMENT_KINDS):
             return
         table = text_attribute(message, 4, 1)
         if table not in self._concern.tables:
+            return
+        if kind in _ELEMENT_KINDS and (names := self._sets.setdefault(family, set())) is not None:
+            names.add(text_attribute(message, 4, 2))
+        if family in self._touched:
             return
         attribute = _CHAIN_ATTRIBUTE.get(kind)
         if attribute is None or self._concern.chain(table, text_attribute(message, 4, attribute)):

@@ -35,6 +35,7 @@ from narthex.proxy.plan.ir import Endpoint, Plan, PodDetector, Pool
 
 pytestmark = pytest.mark.kernel
 
+DUMP = NftablesTarget._dump
 BACKEND = NftablesBackend()
 FAMILY = IPFamily.IPV4
 
@@ -232,6 +233,49 @@ def test_what_somebody_broke_is_mended(target, namespace):
     assert not changes.replace
     target.apply(changes)
     assert target.read() == want
+
+
+DAMAGES = {
+    "flush chain ip narthex nat-prerouting": frozenset(),
+    "flush chain ip narthex services": frozenset(),
+    "add chain ip narthex foo; add rule ip narthex foo accept": frozenset(),
+    "insert rule ip narthex services drop": frozenset(),
+    "flush map ip narthex services": frozenset(("services",)),
+    "delete element ip narthex cluster-ips { 10.96.0.9 }": frozenset(("cluster-ips",)),
+    "flush chain ip narthex services; flush map ip narthex endpoints": frozenset(("endpoints",)),
+}
+
+
+@pytest.mark.parametrize("text", DAMAGES)
+def test_damage_is_mended_without_reading_the_other_sets(target, namespace, text, monkeypatch):
+    want, read = put(target, whole()), []
+    monkeypatch.setattr(target, "read", lambda: read.append("everything"))
+    monkeypatch.setattr(target, "_dump", lambda one: (read.append(one.name), DUMP(target, one))[1])
+    for turn in (1, 2):
+        run(["nft", text], namespace=namespace)
+        changes = target.damage(want, DAMAGES[text])
+        assert changes
+        target.apply(changes)
+        assert read == sorted(DAMAGES[text]) * turn
+        assert target.unchanged()
+        assert target.damage(want, frozenset()) == NftChanges(family=IPFamily.IPV4, table="narthex")
+        assert NftablesTarget(IPFamily.IPV4, namespace).read() == want
+
+
+@pytest.mark.parametrize("text", ["flush ruleset", "add table ip narthex { flags dormant; }"])
+def test_other_damage_needs_a_complete_read(target, namespace, text):
+    want = put(target, whole())
+    run(["nft", text], namespace=namespace)
+    assert target.damage(want, frozenset()) is None
+
+
+def test_harmless_changes_next_to_our_table_are_no_damage(target, namespace):
+    want = put(target, whole())
+    run(["nft", "add table ip other; add chain ip other c"], namespace=namespace)
+    assert not target.unchanged()
+    changes = target.damage(want, frozenset())
+    assert changes is not None and not changes
+    assert target.unchanged()
 
 
 def test_thousands_of_elements_are_one_batch(target):

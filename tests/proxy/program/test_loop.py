@@ -258,14 +258,14 @@ def test_where_the_kernel_tells_of_changes_it_is_read_seldom():
     assert bench.targets[IPFamily.IPV4].reads == 2
 
 
-def test_reading_because_of_others_is_limited_too():
+def test_changes_by_others_that_concern_no_rule_take_at_most_half_of_the_time():
     bench = Bench(WEB, families=[IPFamily.IPV4], watched=True)
     target, read = bench.targets[IPFamily.IPV4], bench.targets[IPFamily.IPV4].read
     target.read = lambda: (bench.clock.advance(1), read())[1]
     for _ in range(200):
         bench.others += 1
         bench.run_for(1)
-    assert 9 <= target.reads <= 12
+    assert 60 <= target.reads <= 110
 
 
 def test_a_few_changes_by_others_are_all_mended_at_once():

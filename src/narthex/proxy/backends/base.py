@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Protocol, TypeVar
 
 from narthex.model.net import Protocol as IpProtocol
@@ -111,7 +111,7 @@ class Backend(Protocol[R, C]):
         return {}
 
 
-class Target(Protocol[R, C]):  # type: ignore[misc]  # R and C are exactly the backend's own, neither wider
+class Target(Protocol[R, C]):
     """Carries changes to one kernel: one network namespace, one backend, one IP family."""
 
     def read(self) -> R | None:
@@ -136,6 +136,15 @@ class Target(Protocol[R, C]):  # type: ignore[misc]  # R and C are exactly the b
         False: something may have changed, or it cannot be known.
         """
         return False
+
+    def damage(self, rules: R, sets: Set[str] | None) -> C | None:
+        """Return the changes that restore `rules`, found without reading everything; None if everything must be read.
+
+        `rules` are what this Target last wrote or read. Other programs may have changed anything but elements since,
+        and the elements of `sets`; None: of any set. Raises ApplyError.
+        """
+        del rules, sets
+        return None
 
     def tend(self) -> float | None:
         """Do the work that is due between syncs. Returns the seconds until the next call, or None."""

@@ -10,6 +10,7 @@ import errno
 import itertools
 import time
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import msgspec
@@ -36,8 +37,9 @@ from narthex.netfilter.nft.parse import parse_ruleset
 from narthex.netfilter.nft.print import element_text
 from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.nftables.backend import NftRules, from_table
-from narthex.proxy.backends.nftables.changes import NftChanges
+from narthex.proxy.backends.nftables.changes import NftChanges, between, with_elements
 from narthex.proxy.backends.nftables.frame import TABLE
+from narthex.proxy.kernel.table_structure import TableStructure, read_structure
 
 _READ_ATTEMPTS = 10
 _REMOVE_ATTEMPTS = 20
@@ -66,6 +68,8 @@ class NftablesTarget(Target[NftRules, NftChanges]):
         self._netlink: NfNetlink | None = None
         self._seen: int | None = None
         """The ruleset's generation at which the table was as last read or written; None: not known."""
+        self._structure: TableStructure | None = None
+        """The table's structure as last read or written; None: not known."""
 
     def _link(self) -> NfNetlink:
         if self._netlink is None:
@@ -87,18 +91,16 @@ class NftablesTarget(Target[NftRules, NftChanges]):
         """
         try:
             for _ in range(_READ_ATTEMPTS):
-                self._seen = None
+                self._seen = self._structure = None
                 before = self._link().generation()
-                if not self._link().has_table(self._number, TABLE):
-                    self._seen = before
-                    return None
                 try:
-                    table = self._read_table()
+                    structure = read_structure(self._link(), self._number, TABLE)
+                    table = self._read_table() if structure is not None else None
                 except (DumpInterrupted, NftError):
                     continue
-                if table is not None and self._link().generation() == before:
-                    self._seen = before
-                    return from_table(table)
+                if (table is None) is (structure is None) and self._link().generation() == before:
+                    self._seen, self._structure = before, structure
+                    return None if table is None else from_table(table)
         except (OSError, ValueError) as error:
             self.close()
             raise ApplyError(f"cannot read table {self._family.nft} {TABLE}: {error}") from error
@@ -119,8 +121,10 @@ class NftablesTarget(Target[NftRules, NftChanges]):
         if is_config_set(one):
             text = run_nft(f"list set {self._family.nft} {TABLE} {one.name}", self._namespace)
             return parse_ruleset(text).tables[0].sets[one.name]
-        elements = {key: data for key, data, _ in self._dump(one)}
-        return msgspec.structs.replace(one, elements=elements)
+        return with_elements(one, self._elements(one))
+
+    def _elements(self, one: Set) -> dict[ElementKey, ElementData]:
+        return {key: data for key, data, _ in self._dump(one)}
 
     def _dump(self, one: Set) -> Iterator[tuple[ElementKey, ElementData, int]]:
         for data, start, end in self._link().dump_elements(self._number, TABLE, one.name):
@@ -153,15 +157,58 @@ class NftablesTarget(Target[NftRules, NftChanges]):
         except Unprintable as error:
             raise ApplyError(f"table {self._family.nft} {TABLE}: {error}") from error
         known, self._seen = self._seen, None
+        structure, self._structure = self._structure, None
         self._run(first, "rules")
         self._commit(changes, messages)
         self._remove(last)
-        self._count(known, changes)
-
-    def _count(self, known: int | None, changes: NftChanges) -> None:
-        """Record the generation if only our transactions raised it: each transaction raises it by one."""
+        # Each of our transactions raises the generation by one; if it is higher, others have written, too.
         if known is not None and self._generation() == known + changes.transactions:
-            self._seen = known + changes.transactions
+            self._structure = structure if changes.elements_only else self._read_structure()
+            if self._generation() == known + changes.transactions:
+                self._seen = known + changes.transactions
+
+    def damage(self, rules: NftRules, sets: AbstractSet[str] | None) -> NftChanges | None:
+        """Return the changes that restore rules of chains and elements of sets, if nothing else was changed.
+
+        Takes some milliseconds, and the time to read `sets`. Raises ApplyError.
+        """
+        if self._structure is None or sets is None:
+            return None
+        generation, found = self._generation(), self._read_structure()
+        chains = found.changed_chains(self._structure) if found is not None else None
+        if generation is None or chains is None or found is None:
+            return None
+        table = rules.table() if chains or sets else None
+        changes = NftChanges(family=self._family, table=TABLE)
+        if table is not None:
+            read = {name: table.sets[name] for name in sets if name in table.sets and not table.sets[name].dynamic}
+            if any(is_config_set(one) for one in read.values()):
+                return None
+            try:
+                have = {name: with_elements(one, self._elements(one)) for name, one in read.items()}
+            except (OSError, ValueError, DumpInterrupted):
+                return None
+            changes = msgspec.structs.replace(
+                between(self._part(have), self._part(read)),
+                chains=tuple(table.chains[name] for name in chains if name in table.chains),
+                known=frozenset(chains),
+                removed_chains=tuple(name for name in chains if name not in table.chains),
+            )
+        # From here on, only what `apply` writes is to differ.
+        self._structure, self._seen = found, generation
+        return changes if self._generation() == generation else None
+
+    def _part(self, sets: Mapping[str, Set]) -> Table:
+        return Table(family=self._family, name=TABLE, sets=sets)
+
+    def _read_structure(self) -> TableStructure | None:
+        try:
+            return read_structure(self._link(), self._number, TABLE)
+        except DumpInterrupted:
+            return None
+        except OSError:
+            self.close()
+            return None
 
     def unchanged(self) -> bool:
         """Return True if no nftables rule of the namespace has changed since the last read or apply."""

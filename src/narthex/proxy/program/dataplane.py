@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, Generic, TypeVar
 
 from narthex.linux.addresses import usable_families
@@ -63,6 +63,10 @@ class AnnouncedTarget(Target[R, C], Generic[R, C]):
     def unchanged(self) -> bool:
         """Return True if nothing has changed since the last read or apply."""
         return self._target.unchanged()
+
+    def damage(self, rules: R, sets: Set[str] | None) -> C | None:
+        """Return the changes that restore the rules, if these can be found quickly."""
+        return self._target.damage(rules, sets)
 
     def apply(self, changes: C) -> None:
         """Announce and make the changes."""

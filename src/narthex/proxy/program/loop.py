@@ -149,10 +149,12 @@ class Proxy:
 
     def _look(self) -> None:
         """Check whether others may have changed our rules."""
-        changes = self._foreign.look() if self._foreign else {}
+        if self._foreign is None:
+            return
+        changes = self._foreign.look()
         for half in self._halves:
             if count := changes.get(half.sync.family, 0):
-                half.suspicious = True
+                half.suspect(self._foreign.touched_sets(half.sync.family))
                 self.health.suspected(half.sync.family)
                 self.metrics.foreign(half.sync.family, count)
 
@@ -183,7 +185,7 @@ class Proxy:
         family = half.sync.family
         read_back = self._clock.now() >= half.read_back_at
         try:
-            done = half.sync.sync(snapshot, half.waiting, read_back=read_back)
+            done = half.sync.sync(snapshot, half.waiting, read_back=read_back, touched=half.touched)
         except Exception as error:
             half.failed(self._clock.now(), self._periods)
             # A failed write waits, even if no object changes (row 29.1).

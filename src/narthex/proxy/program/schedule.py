@@ -17,6 +17,8 @@ FIRST_RETRY = 1.0
 """Seconds from the first failed sync to the next; the delay doubles up to the sync period."""
 READ_BACK_SHARE = 20
 """Periodic read-backs take at most one part in this many of the time, however many rules there are."""
+LONGEST_DEFERRAL = 1.0
+"""Seconds by which a check is deferred after one that found nothing: as long as that one took, up to this."""
 CONTEST_REPAIRS = 5
 """So many repairs within `CONTEST_SECONDS` mean that another program competes for our rules."""
 CONTEST_SECONDS = 10.0
@@ -52,6 +54,8 @@ class FamilySchedule:
         """The next sync must not start before: end of the minimum period or of the backoff."""
         self.suspicious = False
         """Others may have changed rules since these were last read or written."""
+        self.touched: frozenset[str] | None = None
+        """The sets whose elements they may have changed; None: any."""
         self.repairs: deque[float] = deque(maxlen=CONTEST_REPAIRS)
         """Times of the last repairs."""
         self.contests = 0
@@ -78,16 +82,27 @@ class FamilySchedule:
         if self.failures:
             self.earliest = min(self.earliest, self.ended + max(FIRST_RETRY, periods.minimum))
 
+    def suspect(self, touched: frozenset[str] | None) -> None:
+        """Note that others may have changed rules, and the elements of these sets (None: of any)."""
+        if not self.suspicious:
+            self.touched = touched
+        else:
+            self.touched = None if self.touched is None or touched is None else self.touched | touched
+        self.suspicious = True
+
     def succeeded(self, now: float, periods: SyncPeriods, snapshot: Snapshot, done: SyncResult) -> None:
         """Note a successful sync that ended at `now`."""
         self.waiting, self.seen, self.failures = frozenset(), snapshot, 0
         self.ended, self.earliest = now, now + periods.minimum
         if "read" in done.seconds:
-            self.suspicious = False
+            self.suspicious, self.touched = False, None
             share = READ_BACK_SHARE * done.seconds["read"]
             self.read_anyway = now + max(periods.sync, share) * (SELDOM if periods.watched else 1)
             if done.drift:
                 self._repaired(now)
+            elif not done.first:
+                # Others change what stands next to our rules; a storm of that must not take all of the processor.
+                self.settled_at = now + min(done.seconds["read"], LONGEST_DEFERRAL)
 
     def _repaired(self, now: float) -> None:
         """Note a repair: at once after most changes by others, with backoff once they come again and again."""

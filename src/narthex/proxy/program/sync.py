@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -91,28 +91,33 @@ class FamilySync(Generic[R, C]):
         self._planner = planner
         self._planner_known = False
 
-    def sync(self, snapshot: Snapshot, changed: Changed, *, read_back: bool = False) -> SyncResult:
+    def sync(
+        self, snapshot: Snapshot, changed: Changed, *, read_back: bool = False, touched: Set[str] | None = None
+    ) -> SyncResult:
         """Bring the kernel to the snapshot. `read_back` looks first whether it still holds what it should.
 
-        Raises what the target raises (ApplyError above all); the kernel then counts as unknown and is read before
+        `touched` names the sets whose elements others may have changed; None: any. Raises what the target raises (ApplyError above all); the kernel then counts as unknown and is read before
         anything is written again.
         """
         self._seconds = {}
         try:
-            return self._sync(snapshot, changed, read_back)
+            return self._sync(snapshot, changed, read_back, touched)
         except BaseException:
             self._kernel_known = False
             raise
 
-    def _sync(self, snapshot: Snapshot, changed: Changed, read_back: bool) -> SyncResult:
-        drift = self._look() if self._kernel_known and read_back else False
-        unsure = drift or not self._kernel_known
-        if not self._kernel_known:
+    def _sync(self, snapshot: Snapshot, changed: Changed, read_back: bool, touched: Set[str] | None) -> SyncResult:
+        unsure, drift, repair = not self._kernel_known, False, None
+        if unsure:
             self._look()
+        elif read_back and not self._is_unchanged():
+            repair = self._repair(touched)
+            drift = bool(repair) if repair is not None else self._look()
+            unsure = drift and repair is None
         plan = self._plan(snapshot, changed)
         last = self.plan
         if plan is last and not unsure:
-            return self._done(plan, last)
+            return self._done(plan, last, changes=repair or None, drift=drift)
         have = self.rules
         with self._timed("render"):
             want, changes = self.backend.advance(have, plan)
@@ -120,13 +125,26 @@ class FamilySync(Generic[R, C]):
             with self._timed("apply"):
                 self._target.apply(changes)
         self.rules, self.plan = want, plan
-        return self._done(plan, last, changes=changes or None, drift=drift)
+        return self._done(plan, last, changes=changes or repair or None, drift=drift)
+
+    def _is_unchanged(self) -> bool:
+        with self._timed("read"):
+            return self._target.unchanged()
+
+    def _repair(self, touched: Set[str] | None) -> C | None:
+        """Repair damage that the target finds without reading everything. Return the changes, or None if it cannot."""
+        if self.rules is None:
+            return None
+        with self._timed("read"):
+            repair = self._target.damage(self.rules, touched)
+        if repair:
+            with self._timed("apply"):
+                self._target.apply(repair)
+        return repair
 
     def _look(self) -> bool:
         """Read the kernel; return True if it differs from what was last written."""
         with self._timed("read"):
-            if self._kernel_known and self._target.unchanged():
-                return False
             found = self._target.read()
         self._kernel_known = True
         if found == self.rules:
@@ -160,7 +178,7 @@ class FamilySync(Generic[R, C]):
         try:
             yield
         finally:
-            self._seconds[phase] = self._clock.now() - start
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + self._clock.now() - start
 
 
 def _changed(old: Plan | None, new: Plan) -> frozenset[ServicePortName]:

@@ -161,6 +161,11 @@ class SimulatedMonitor:
         found, self._found = self._found, {}
         return found
 
+    def touched_sets(self, family: IPFamily) -> frozenset[str] | None:
+        """Return None: any element may have changed."""
+        del family
+        return None
+
     @contextmanager
     def writing(self) -> Iterator[OwnTransactions]:
         """Return a context for the proxy's own writes, after which the generation shows writes by others."""
