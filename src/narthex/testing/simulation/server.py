@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from random import Random
 
 from narthex.kube.client import Unreachable
-from narthex.kube.exchange import WatchRequest
+from narthex.kube.messages import WatchRequest
 from narthex.lab.api.api import ApiHandler
 from narthex.lab.api.reads import ServerFeatures, WatchCursor, expired
 from narthex.lab.api.registry import Registry
