@@ -26,6 +26,8 @@ QUICK = WatchTimes(
     watch_grace=0.2,
     bookmark_silence=0.5,
     relist=0.7,
+    doubt=0.5,
+    doubt_relist=0.1,
 )
 """Minutes as parts of a second."""
 PATIENT = WatchTimes(backoff=Backoff(0.01, 0.1, jitter=1.0))

@@ -358,7 +358,7 @@ def test_a_version_that_the_server_does_not_have_yet_is_let_go(words):
     table(GONE, words)
     assert table.query == {"limit": "500"}
     table(ResponseOpened(), page(7, cidr("b")))
-    assert list(table.held) == ["a", "-a", "b"]
+    assert list(table.held) == ["a", "b"]
     assert table.query["resourceVersion"] == "7"
 
 
@@ -383,8 +383,71 @@ def test_a_list_from_a_server_that_lags_behind_is_not_believed_at_once():
     assert table.asked is None and len(table.events) == 1
     table(DeadlineReached(), after=1.0)
     assert table.query == {"limit": "500"}
-    table(ResponseOpened(), page(30))
+    table(ResponseOpened(), page(30, cidr("b")))
+    assert list(table.held) == ["a", "b"]
+
+
+# Lists that lack what was there
+
+
+def doubting(*items, version=7):
+    """A table that has a and b, and then a list of a server that lost its data."""
+    table = watching(41, cidr("a"), cidr("b"))
+    table(GONE, TOO_LARGE, ResponseOpened(), page(version, *items), ResponseOpened())
+    return table
+
+
+@pytest.mark.parametrize("items", [(), (cidr("c", 6),)])
+def test_an_older_list_adds_and_removes_nothing(items):
+    table = doubting(*items)
+    assert list(table.held) == ["a", "b", *(["c"] if items else [])]
+    assert table.watch.counts.failures["doubted"] == 1
+    assert "has lost objects" in table.watch.trouble.message
+    assert table.query["watch"] == "true"
+
+
+def test_an_empty_list_removes_nothing_whatever_its_version():
+    assert list(doubting(version=60).held) == ["a", "b"]
+
+
+def test_one_object_that_is_gone_is_gone():
+    table = watching(41, cidr("a"))
+    table(GONE, ResponseOpened(), page(60))
     assert list(table.held) == ["a", "-a"]
+
+
+def test_a_deletion_that_the_watch_reports_takes_effect_at_once():
+    table = doubting(cidr("c", 6))
+    table(line("DELETED", cidr("a", 8)))
+    assert list(table.held) == ["a", "b", "c", "-a"]
+
+
+def test_a_doubted_list_is_asked_for_again_and_takes_effect_in_the_end():
+    table = doubting(cidr("c", 6))
+    while table.now < WATCH_TIMES.doubt:
+        assert "-a" not in table.held
+        table(DeadlineReached(), after=table.watch.wake_at - table.now)
+        table(ResponseOpened(), page(8, cidr("c", 6)), ResponseOpened())
+    assert table.watch.counts.lists > WATCH_TIMES.doubt / WATCH_TIMES.doubt_relist
+    assert {"-a", "-b"} <= table.held
+    assert table.watch.trouble is None
+
+
+def test_a_list_that_is_complete_again_ends_the_doubt():
+    table = doubting()
+    table(DeadlineReached(), after=table.watch.wake_at - table.now)
+    table(ResponseOpened(), page(43, cidr("a"), cidr("b")), ResponseOpened())
+    assert list(table.held) == ["a", "b"]
+    assert table.watch.trouble is None and table.watch.doubted_at is None
+    # From here on, a list is believed as before.
+    table(GONE, ResponseOpened(), page(60, cidr("a")))
+    assert list(table.held) == ["a", "b", "-b"]
+
+
+def test_a_server_that_asks_for_a_long_pause_gets_a_short_one():
+    table = listing()
+    table(RequestRefused(429, b"", retry_after=600.0))
+    assert table.delay <= 1.1 * WATCH_TIMES.retry_after
 
 
 # Silence
