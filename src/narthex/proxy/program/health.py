@@ -63,6 +63,10 @@ class ProxyHealth:
         if state.suspected_since is None:
             state.suspected_since = self._clock.now()
 
+    def trusted(self, family: IPFamily) -> None:
+        """Note that what other programs changed does not concern the family's rules."""
+        self._families[family].suspected_since = None
+
     def synced(self, family: IPFamily, *, checked: bool = True) -> None:
         """Note a successful sync. `checked`: the rules in the kernel were compared with those that are desired."""
         state = self._families[family]

@@ -108,6 +108,17 @@ class Proxy:
         """Wake the loop, since the inbox has events. Safe from any thread."""
         self._clock.wake()
 
+    def _notice_foreign(self) -> None:
+        """Doubt all rules until the loop has looked, even if it is busy, and wake it. Safe from any thread."""
+        for half in self._halves:
+            self.health.suspected(half.sync.family)
+        self._clock.wake()
+
+    @property
+    def contested(self) -> bool:
+        """Return True while another program changes our rules again and again."""
+        return any(half.contests for half in self._halves)
+
     def use(self, planner: Callable[[IPFamily], Planner], periods: SyncPeriods) -> None:
         """Replace the planner and the periods at the next turn. Safe from any thread."""
         self._other = planner, periods
@@ -115,7 +126,7 @@ class Proxy:
 
     def listening(self) -> AbstractContextManager[None]:
         """Return a context in which changes by others wake the loop."""
-        return self._foreign.listening(self.notice) if self._foreign else nullcontext()
+        return self._foreign.listening(self._notice_foreign) if self._foreign else nullcontext()
 
     def turn(self) -> float:
         """Apply new events and sync what is due; return the seconds until the next turn is due."""
@@ -153,7 +164,10 @@ class Proxy:
             return
         changes = self._foreign.look()
         for half in self._halves:
-            if count := changes.get(half.sync.family, 0):
+            count = changes.get(half.sync.family, 0)
+            if not count and not half.suspicious:
+                self.health.trusted(half.sync.family)
+            if count:
                 half.suspect(self._foreign.touched_sets(half.sync.family))
                 self.health.suspected(half.sync.family)
                 self.metrics.foreign(half.sync.family, count)

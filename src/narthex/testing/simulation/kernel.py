@@ -15,10 +15,6 @@ from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.plan.ir import Plan
 from narthex.testing.simulation.time import VirtualLoop
 
-NOTIFY_SECONDS = 0.005
-"""From a transaction to its notification."""
-
-
 _PHASES: Mapping[str, Callable[[Any], Sequence[Any]]] = {"nftables": NftChanges.phases}
 
 
@@ -63,6 +59,7 @@ class SimulatedKernel:
         self.interfere: Callable[[IPFamily], None] = lambda _: None
         """Changes rules between two transactions of the proxy, when `faults.meanwhile` says so."""
         self.listeners: list[Callable[[IPFamily], None]] = []
+        """Called at once, as by a thread of their own, even while the proxy is busy."""
 
     def commit(self, family: IPFamily, rules: Any, *, by_proxy: bool) -> None:
         """Put rules in force in one transaction."""
@@ -75,7 +72,7 @@ class SimulatedKernel:
         self.observe(family, by_proxy)
         if not by_proxy:
             for listener in tuple(self.listeners):
-                self.loop.call_later(NOTIFY_SECONDS, listener, family)
+                listener(family)
 
     def happens(self, probability: float) -> bool:
         """Draw whether a fault happens. Draws nothing when it cannot, so that runs without it stay the same."""

@@ -29,6 +29,7 @@ from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import plan_once
+from narthex.proxy.program.schedule import CONTEST_BACKOFF
 from narthex.testing.build import CONFIG, HOST, endpoint, endpoint_slice, node, packet, service
 from narthex.testing.simulation.foreign import foreign_change
 from narthex.testing.simulation.kernel import SimulatedKernel
@@ -282,6 +283,8 @@ class Simulation:
         now, faults = self.loop.time(), self.kernel.faults
         limit = REPAIR_SECONDS + len(self.families) * (2 * faults.read_seconds + 8 * faults.write_seconds)
         since = self._missing_since[name]
+        if self.process is not None and self.process.proxy.contested:
+            limit += CONTEST_BACKOFF.longest
         if self._excused_at >= since:
             since, limit = self._excused_at, limit + AFTER_FAULT_SECONDS
         if now - since > limit and not self._is_excused():

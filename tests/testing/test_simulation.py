@@ -1,0 +1,68 @@
+"""The simulation of the whole proxy process: its properties hold, its runs repeat, and it finds faults that are put in."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from narthex.kube.watch import Watch
+from narthex.proxy.program import schedule as sync_schedule
+from narthex.proxy.program.health import ProxyHealth
+from narthex.proxy.program.schedule import FamilySchedule
+from narthex.testing.simulation.schedule import simulate
+
+SEEDS = 1000
+PARTS = 20
+"""Each part is one test, so that processes of pytest share them."""
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_properties_hold_for_every_seed(part):
+    violations = {}
+    for seed in range(part, SEEDS, PARTS):
+        result = simulate(seed)
+        if result.violation:
+            violations[seed] = result.violation
+    assert not violations, f"replay one with: narthex-sim {min(violations)}"
+
+
+def test_a_seed_gives_the_same_run_in_every_process():
+    replays = [
+        subprocess.run(
+            [sys.executable, "-c", "from narthex.testing.simulation.command import main; main()", "7"],
+            env={**os.environ, "PYTHONHASHSEED": hashes},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hashes in ("1", "2")
+    ]
+    assert replays[0] == replays[1]
+    assert "everything heals" in replays[0]
+
+
+def violations(seeds=100):
+    return " ".join(simulate(seed).violation for seed in range(seeds))
+
+
+def test_it_finds_a_proxy_that_obeys_an_empty_list(monkeypatch):
+    monkeypatch.setattr(Watch, "_judge", lambda *_: None)
+    assert "the proxy removed the rules of steady" in violations()
+
+
+def test_it_finds_repairs_that_wait_for_a_share_of_the_time(monkeypatch):
+    def succeeded(self, now, periods, snapshot, done):
+        plain(self, now, periods, snapshot, done)
+        if "read" in done.seconds:
+            self.settled_at = now + sync_schedule.READ_BACK_SHARE * done.seconds["read"]
+
+    plain = FamilySchedule.succeeded
+    monkeypatch.setattr(FamilySchedule, "succeeded", succeeded)
+    assert "was without rules for" in violations()
+
+
+def test_it_finds_a_health_check_that_does_not_know_of_missing_rules(monkeypatch):
+    monkeypatch.setattr(ProxyHealth, "suspected", lambda *_: None)
+    monkeypatch.setattr(sync_schedule, "CONTEST_REPAIRS", 1)
+    assert "/healthz answers 200" in violations()
