@@ -277,7 +277,7 @@ class Watch:
                 self.doubted_at = None
         elif is_older(version, self._version) or (not len(self._fresh) and len(self.cache) >= _SOME_OBJECTS):
             self.doubted_at = now
-            self._count("doubted")
+            self.counts.failures["doubted"] += 1
 
     def _doubt(self) -> Problem | None:
         if self.doubted_at is None:

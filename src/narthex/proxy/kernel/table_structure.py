@@ -71,6 +71,7 @@ def read_structure(link: NfNetlink, family: int, table: str) -> TableStructure |
         },
         rules=rules,
         sets={
-            text_attribute(data, 0, _SET_NAME): attributes(data).get(_SET_HANDLE, b"") for data in entries(_GET_SET, name)
+            text_attribute(data, 0, _SET_NAME): attributes(data).get(_SET_HANDLE, b"")
+            for data in entries(_GET_SET, name)
         },
     )
