@@ -91,8 +91,8 @@ class ApiHandler:
                 return json_response(200, read_scale(where.kind, held.raw))
             return ApiResponse(200, view.one(held) + b"\n")
         selector = self._selector(where, query)
-        wanted = ListRequest(store, where.stored, where.namespace, selector, view, query, self.abilities)
-        return wanted.watch() if is_true(query, "watch") else wanted.objects()
+        listing = ListRequest(store, where.stored, where.namespace, selector, view, query, self.abilities)
+        return listing.watch() if is_true(query, "watch") else listing.objects()
 
     def _talk(self, request: ApiRequest, where: ApiPath) -> ApiAnswer:
         if where.subresource == "portforward":

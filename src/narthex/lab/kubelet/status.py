@@ -156,7 +156,7 @@ def _conditions(pod: Mapping[str, Any], facts: PodFacts, over: bool, found: str,
     }
     if found == "Succeeded":
         desired["Initialized"] = (True, {"reason": "PodCompleted"})
-    made = [_condition(kind, *wanted, held.get(kind), now) for kind, wanted in desired.items()]
+    made = [_condition(kind, *state, held.get(kind), now) for kind, state in desired.items()]
     return [*made, *(each for kind, each in held.items() if kind not in desired)]
 
 

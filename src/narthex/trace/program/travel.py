@@ -177,15 +177,15 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
 
 def _service(places: OwnerIndex, known: KnownCluster, header: Header) -> str:
     service = places.of(header.destination)
-    wanted = header.protocol, header.port
+    port_asked_for = header.protocol, header.port
     if service is not None:
-        name = next((each.name for each in service.ports if (each.protocol.lower, each.port) == wanted), "")
+        name = next((each.name for each in service.ports if (each.protocol.lower, each.port) == port_asked_for), "")
         return f"{service.key}" + (f":{name}" if name else "")
     if not any(view.own(header.destination) for view in known.views):
         return ""
     for each in known.snapshot.services.values():
         for port in each.ports:
-            if (port.protocol.lower, port.node_port) == wanted:
+            if (port.protocol.lower, port.node_port) == port_asked_for:
                 return f"{each.key}" + (f":{port.name}" if port.name else "")
     return ""
 
