@@ -11,8 +11,11 @@ import pytest
 
 from narthex.kube import manifests
 from narthex.kube.manifests import ManifestSource
+from narthex.model.decode.objects import MAX_BROKEN, decode
 from narthex.model.objects import NamespacedName
+from narthex.model.problem import MAX_PROBLEMS
 from narthex.model.store import Delete, Synced, Upsert
+from narthex.runtime.logs import MAX_LOGGED, ProblemLog
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -27,9 +30,31 @@ def told(events) -> list[str]:
     return [words.get(type(event), lambda _: "synced")(event) for event in events]
 
 
+class FakeClock:
+    """A clock that advances only by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def source(tmp_path):
-    return ManifestSource(tmp_path)
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def source(tmp_path, clock):
+    return ManifestSource(tmp_path, now=clock)
+
+
+def settled(source, clock) -> list:
+    """Scan until losses take effect; return all events."""
+    events = source.scan()
+    clock.now += manifests.SETTLE_SECONDS
+    return events + source.scan()
 
 
 def test_first_scan_ends_with_synced(source, tmp_path):
@@ -49,21 +74,21 @@ def test_an_empty_directory_is_synced_too(source):
     assert source.scan() == [Synced()]
 
 
-def test_changes_are_told_as_differences(source, tmp_path):
+def test_changes_are_told_as_differences(source, tmp_path, clock):
     (tmp_path / "a.yaml").write_text(service("a") + "---\n" + service("b"))
     source.scan()
     (tmp_path / "a.yaml").write_text(service("a", 81) + "---\n" + service("c"))
-    events = source.scan()
-    assert told(events) == ["-b", "+a", "+c"]
-    assert events[0] == Delete("Service", NamespacedName("default", "b"))
-    assert events[1].object.ports[0].port == 81
+    events = settled(source, clock)
+    assert told(events) == ["+a", "+c", "-b"]
+    assert events[2] == Delete("Service", NamespacedName("default", "b"))
+    assert events[0].object.ports[0].port == 81
 
 
-def test_a_deleted_file_deletes_its_objects(source, tmp_path):
+def test_a_deleted_file_deletes_its_objects(source, tmp_path, clock):
     (tmp_path / "a.yaml").write_text(service("a"))
     source.scan()
     (tmp_path / "a.yaml").unlink()
-    assert told(source.scan()) == ["-a"]
+    assert told(settled(source, clock)) == ["-a"]
 
 
 def test_moving_is_no_change(source, tmp_path):
@@ -120,11 +145,11 @@ def test_a_file_that_breaks_keeps_its_last_good_objects(source, tmp_path, broken
     assert source.problems == ()
 
 
-def test_an_object_that_breaks_keeps_its_last_good_state(source, tmp_path):
+def test_an_object_that_breaks_keeps_its_last_good_state(source, tmp_path, clock):
     (tmp_path / "a.yaml").write_text(service("a") + "---\n" + service("b") + "---\n" + service("c"))
     source.scan()
     (tmp_path / "a.yaml").write_text(service("a", 70000) + "---\n" + service("b", 81))
-    assert told(source.scan()) == ["-c", "+b"]
+    assert told(settled(source, clock)) == ["+b", "-c"]
     assert [problem.object for problem in source.problems] == ["Service default/a"]
 
 
@@ -136,15 +161,15 @@ def test_a_broken_file_at_the_start_spares_the_others(source, tmp_path):
     assert [Path(problem.origin).name for problem in source.problems] == ["a.yaml:1", "c.yaml:4"]
 
 
-def test_comments_only_delete(source, tmp_path):
+def test_comments_only_delete(source, tmp_path, clock):
     (tmp_path / "a.yaml").write_text(service("a"))
     source.scan()
     (tmp_path / "a.yaml").write_text("# " + service("a").replace("\n", "\n# "))
-    assert told(source.scan()) == ["-a"]
+    assert told(settled(source, clock)) == ["-a"]
 
 
 @pytest.mark.parametrize("order", [("a.yaml", "b.yaml"), ("b.yaml", "a.yaml")])
-def test_duplicates_are_settled_by_name_whatever_came_first(source, tmp_path, order):
+def test_duplicates_are_settled_by_name_whatever_came_first(source, tmp_path, clock, order):
     ports = {"a.yaml": 80, "b.yaml": 81}
     for name in order:
         (tmp_path / name).write_text(service("web", ports[name]))
@@ -157,7 +182,7 @@ def test_duplicates_are_settled_by_name_whatever_came_first(source, tmp_path, or
     assert fresh.scan()[0].object.ports[0].port == 80
     assert source.scan() == []
     (tmp_path / "a.yaml").unlink()
-    assert source.scan()[0].object.ports[0].port == 81
+    assert settled(source, clock)[0].object.ports[0].port == 81
     assert source.problems == ()
 
 
@@ -217,19 +242,19 @@ def test_a_path_that_is_not_there_is_not_synced(tmp_path):
     assert source.problems == ()
 
 
-def test_a_directory_that_vanishes_keeps_everything_until_it_is_back(tmp_path):
+def test_a_directory_that_vanishes_keeps_everything_until_it_is_back(tmp_path, clock):
     directory = tmp_path / "m"
     directory.mkdir()
     (directory / "a.yaml").write_text(service("a"))
     (directory / "b.yaml").write_text(service("b"))
-    source = ManifestSource(directory)
+    source = ManifestSource(directory, now=clock)
     source.scan()
     shutil.rmtree(directory)
     assert source.scan() == []
     assert "stays in force" in source.problems[0].message
     directory.mkdir()
     (directory / "a.yaml").write_text(service("a"))
-    assert told(source.scan()) == ["-b"]
+    assert told(settled(source, clock)) == ["-b"]
     assert source.problems == ()
 
 
@@ -248,7 +273,7 @@ def test_a_file_that_cannot_be_read_keeps_its_objects(source, tmp_path, monkeypa
     assert told(source.scan()) == ["+a"]
 
 
-def test_a_directory_below_that_cannot_be_read_keeps_its_objects(source, tmp_path, monkeypatch):
+def test_a_directory_below_that_cannot_be_read_keeps_its_objects(source, tmp_path, clock, monkeypatch):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.yaml").write_text(service("a"))
     (tmp_path / "b.yaml").write_text(service("b"))
@@ -263,7 +288,7 @@ def test_a_directory_below_that_cannot_be_read_keeps_its_objects(source, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", refuse)
         (tmp_path / "b.yaml").unlink()
-        assert told(source.scan()) == ["-b"]
+        assert told(settled(source, clock)) == ["-b"]
         assert source.problems[0].origin == f"{tmp_path}/sub"
     assert source.scan() == []
     assert source.problems == ()
@@ -285,6 +310,179 @@ def test_the_hello_world_example_is_the_seed():
     assert (deployment.replicas, deployment.template_labels) == (1, service.selector)
     assert (service.type, port.node_port, port.port, port.target_port) == ("NodePort", 30001, 4000, 8080)
     assert deployment.template.containers[0].ports[0].port == 8080
+
+
+BAD = 3000
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("objects.yaml", "---\n".join(service(f"s{number}", 70000) for number in range(BAD))),
+        (
+            "ports.yaml",
+            "kind: Service\napiVersion: v1\nmetadata: {name: s}\nspec:\n  ports:\n" + "  - {port: 0}\n" * BAD,
+        ),
+        ("garbage.yaml", "---\n[\n" * BAD),
+        ("twice.yaml", "---\n".join([service("s")] * BAD)),
+        ("unknown.yaml", "---\n".join(["apiVersion: x/v1\nkind: X\nmetadata: {name: x}\n"] * BAD)),
+    ],
+    ids=lambda value: value.partition(".")[0] if len(value) < 20 else "",
+)
+def test_problems_are_limited_and_counted(source, tmp_path, caplog, name, text):
+    (tmp_path / name).write_text(text)
+    (tmp_path / "z.yaml").write_text(service("good"))
+    assert "+good" in told(source.scan())
+    assert len(source.problems) <= MAX_PROBLEMS + 1
+    assert (
+        "more problems are not listed" in source.problems[-1].message
+        or "rest of the file" in source.problems[0].message
+    )
+    log = ProblemLog()
+    with caplog.at_level("INFO", "narthex"):
+        for _ in range(3):
+            log.update(source.problems)
+    assert len(caplog.records) == MAX_LOGGED + 1
+    assert "more problems of objects are not logged" in caplog.text
+
+
+def test_problems_of_many_files_are_limited_and_counted(source, tmp_path):
+    for number in range(MAX_PROBLEMS + 7):
+        (tmp_path / f"{number:05}.yaml").write_text("kind: [")
+    source.scan()
+    assert len(source.problems) == MAX_PROBLEMS + 1
+    assert source.problems[-1].message == "7 more problems are not listed"
+    assert source.problems[-1].severity == "error"
+
+
+def test_a_file_of_nothing_but_errors_is_not_read_to_its_end(source, tmp_path, clock):
+    """And what it held before stays in force."""
+    (tmp_path / "a.yaml").write_text(service("s"))
+    source.scan()
+    seen = []
+    counting = ManifestSource(tmp_path, lambda *one: seen.append(one) or decode(*one), clock)
+    (tmp_path / "a.yaml").write_text("---\n".join(service(f"s{number}", 70000) for number in range(20 * MAX_BROKEN)))
+    counting.scan()
+    assert len(seen) == MAX_BROKEN + 1
+    assert source.scan() == []
+    clock.now += 100
+    assert source.scan() == []
+
+
+FIFTY = [service(f"s{number}") for number in range(50)]
+
+
+def services(source, tmp_path, name: str = "all.yaml") -> Path:
+    """Write fifty Services into a file, and read it."""
+    file = tmp_path / name
+    file.write_text("---\n".join(FIFTY))
+    assert len(source.scan()) == 51
+    return file
+
+
+@pytest.mark.parametrize("written", [0, 1, 25, 49])
+def test_a_file_that_is_written_slowly_loses_nothing(source, tmp_path, clock, written):
+    """A writer that truncates the file, writes a part, and pauses, again and again."""
+    file = services(source, tmp_path)
+    for _ in range(3):
+        file.write_text("# begun\n" + "---\n".join(FIFTY[:written]))
+        assert source.scan() == []
+        assert source.settling
+        clock.now += manifests.SETTLE_SECONDS * 0.9
+        assert source.scan() == []
+        file.write_text("# begun\n" + "---\n".join(FIFTY))
+        assert source.scan() == []
+        assert not source.settling
+        clock.now += 100
+        assert source.scan() == []
+
+
+def test_a_pause_counts_from_the_last_change(source, tmp_path, clock):
+    file = services(source, tmp_path)
+    for written in (1, 10, 20, 30):
+        file.write_text("---\n".join(FIFTY[:written]))
+        assert source.scan() == []
+        clock.now += manifests.SETTLE_SECONDS * 0.8
+    file.write_text("---\n".join(FIFTY[:40]))
+    assert source.scan() == []
+    clock.now += manifests.SETTLE_SECONDS * 0.8
+    assert len(source.scan()) == 10, "a loss takes effect in the end, even if the file keeps changing"
+
+
+def test_a_loss_takes_effect_within_ten_seconds(source, tmp_path, clock):
+    file = services(source, tmp_path)
+    began = clock.now
+    events, number = [], 0
+    while not events:
+        file.write_text("---\n".join(FIFTY[:25]) + f"# {number}\n")
+        events, number = source.scan(), number + 1
+        clock.now += manifests.LOOK_AGAIN_SECONDS
+    assert [type(event) for event in events] == [Delete] * 25
+    assert clock.now - began <= 10
+
+
+def test_a_link_that_dangles_loses_nothing(tmp_path, clock):
+    target = tmp_path / "all"
+    target.write_text("---\n".join(FIFTY))
+    (tmp_path / "m").mkdir()
+    link = tmp_path / "m" / "web.yaml"
+    link.symlink_to("../all")
+    source = ManifestSource(tmp_path / "m", now=clock)
+    assert len(source.scan()) == 51
+    target.rename(tmp_path / "hidden")
+    for _ in range(3):
+        clock.now += 100
+        assert source.scan() == []
+        assert "No such file" in source.problems[0].message
+    link.unlink()
+    assert len(settled(source, clock)) == 50
+    assert source.problems == ()
+
+
+def test_a_stat_error_loses_nothing(source, tmp_path, clock, monkeypatch):
+    services(source, tmp_path)
+    stat_of = os.stat
+
+    def refuse(path, *arguments, **options):
+        if str(path).endswith("all.yaml"):
+            raise OSError(5, "Input/output error", str(path))
+        return stat_of(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refuse)
+        for _ in range(3):
+            clock.now += 100
+            assert source.scan() == []
+        assert "Input/output error" in source.problems[0].message
+    assert source.scan() == []
+    assert source.problems == ()
+
+
+def test_a_file_that_an_editor_replaces_loses_nothing(source, tmp_path, clock):
+    """Some editors rename the old file away before they write the new one."""
+    file = services(source, tmp_path)
+    file.rename(tmp_path / "all.yaml~")
+    assert source.scan() == []
+    file.write_text("---\n".join(FIFTY))
+    clock.now += manifests.SETTLE_SECONDS
+    assert source.scan() == []
+    file.unlink()
+    source.scan()
+    clock.now += manifests.SETTLE_SECONDS
+    assert len(source.scan()) == 50
+
+
+def test_a_lost_object_that_another_file_has_is_not_lost(source, tmp_path, clock):
+    (tmp_path / "b.yaml").write_text(service("web"))
+    (tmp_path / "a.yaml").write_text(service("web") + "---\n" + service("other"))
+    source.scan()
+    (tmp_path / "a.yaml").write_text(service("other"))
+    (tmp_path / "b.yaml").write_text(service("web", 81))
+    (event,) = source.scan()
+    assert event.object.ports[0].port == 81
+    assert source.problems == ()
+    clock.now += 100
+    assert source.scan() == []
 
 
 class Follower:
@@ -392,3 +590,25 @@ def test_watching_without_inotify(tmp_path, monkeypatch):
     with Follower(tmp_path) as follower:
         (tmp_path / "a.yaml").write_text(service("a"))
         follower.until("+a")
+
+
+def test_a_writer_with_a_pause_and_a_real_deletion(tmp_path):
+    """The same with the clock and notifications of the machine."""
+    file = tmp_path / "all.yaml"
+    file.write_text("---\n".join(FIFTY))
+    with Follower(tmp_path) as follower:
+        with file.open("w") as writer:
+            writer.write("---\n".join(FIFTY[:20]) + "---\n")
+            writer.flush()
+            began = time.monotonic()
+            time.sleep(manifests.SETTLE_SECONDS / 4)
+            paused = time.monotonic() - began
+            writer.write("---\n".join([*FIFTY[20:], service("last")]))
+        seen = follower.next()
+        if paused < manifests.SETTLE_SECONDS / 2:  # Not on a machine that stood still.
+            assert seen == ["+last"]
+        while "+last" not in seen:
+            seen = follower.next()
+        file.unlink()
+        gone = follower.next()
+        assert len(gone) == 51 and all(word.startswith("-") for word in gone)

@@ -20,6 +20,7 @@ from narthex.lab.api.errors import StatusError
 from narthex.lab.api.reads import expired
 from narthex.model.decode.objects import _KINDS
 from narthex.model.objects import NamespacedName
+from narthex.model.problem import MAX_PROBLEMS
 from narthex.model.store import Delete, Upsert
 
 MIDDLE = 0.5
@@ -251,6 +252,47 @@ def test_watches_that_end_at_once_are_not_asked_for_at_once():
     table(DeadlineReached(), ResponseOpened(), after=first)
     table(StreamEnded(), after=0.1)
     assert table.delay == pytest.approx(2 * first)
+
+
+@pytest.mark.parametrize("end", [LOST, StreamEnded()], ids=["lost", "in order"])
+@pytest.mark.parametrize("lives", [0.6, 1.0, 5.0])
+@pytest.mark.parametrize("number", [0.0, 0.5, 1.0])
+def test_watches_that_end_every_second_delay_changes_by_little(end, lives, number):
+    """And need few requests, and are no trouble that is reported each second."""
+    table = watching(41)
+    table.watch._random = lambda: number
+    pauses = []
+    for _ in range(30):
+        table(end, after=lives)
+        pauses.append(table.delay)
+        assert table.watch.trouble is None
+        table(DeadlineReached(), after=table.delay)
+        assert table.asked.lines and table.query["resourceVersion"] == "41"
+        table(ResponseOpened())
+    assert 0.1 <= min(pauses) and max(pauses) <= 1.5
+    assert table.watch.counts.failures == {"lost": 30}
+
+
+def test_watches_that_end_after_each_change_delay_changes_by_little():
+    table = watching(41)
+    for version in range(42, 72):
+        table(line("ADDED", cidr(f"n{version}", version)), LOST)
+        assert table.delay <= 1.5
+        table(DeadlineReached(), ResponseOpened(), after=table.delay)
+    assert len(table.held) == 30
+
+
+def test_a_server_that_is_gone_after_such_watches_is_asked_soon_at_first():
+    table = watching(41)
+    for _ in range(30):
+        table(LOST, after=1.0)
+        table(DeadlineReached(), ResponseOpened(), after=table.delay)
+    table(LOST, after=1.0)
+    table(DeadlineReached(), LOST, after=table.delay)
+    assert table.delay <= 4 * WATCH_TIMES.backoff.first
+    for _ in range(30):
+        table(DeadlineReached(), LOST, after=table.delay)
+    assert table.delay == WATCH_TIMES.backoff.longest
 
 
 @pytest.mark.parametrize("data", [b"{", b"x", b'{"type":"ADDED"}', b'{"type":"ADDED","object":{}}', b"\x00", b"[]"])
@@ -813,3 +855,18 @@ def test_a_deleted_object_without_a_name_is_garbled():
     table = watching(5, cidr("a"))
     table(line("DELETED", {"metadata": {"resourceVersion": "6"}}))
     assert table.watch.counts.failures == {"garbled": 1}
+
+
+def test_problems_of_many_objects_are_limited_and_counted():
+    """Their number costs nothing when they are asked for, which happens with each change."""
+    bad = [cidr(f"n{number}") | {"spec": {"cidrs": ["x"]}} for number in range(MAX_PROBLEMS + 50)]
+    table = watching(41, cidr("good"), *bad)
+    cache = table.watch.cache
+    assert cache.broken == MAX_PROBLEMS + 50
+    assert len(cache.problems) == MAX_PROBLEMS + 1
+    assert cache.problems[-1].message == "50 more problems are not listed"
+    bad[0]["metadata"]["resourceVersion"] = "42"
+    table(line("DELETED", bad[0]), line("MODIFIED", cidr("n1", 42)))
+    assert cache.broken == MAX_PROBLEMS + 48
+    table(line("MODIFIED", bad[1] | {"metadata": {"name": "n1", "resourceVersion": "43"}}))
+    assert cache.broken == MAX_PROBLEMS + 49

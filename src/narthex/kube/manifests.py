@@ -2,17 +2,21 @@
 
 Level-triggered: `scan` reads the present state and returns the difference to the previous scan; watching only says
 when to scan. Read errors delete nothing: a broken file keeps its last valid objects, a broken object its last valid
-state, and both are in `problems` until they are repaired. Deleting a file deletes its objects.
+state, and both are in `problems` until they are repaired. So does a symbolic link whose target is missing.
+
+Deleting a file, or an object in it, deletes the objects once the file has not changed for `SETTLE_SECONDS`: it may be
+half written, or its editor may be about to replace it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,7 @@ import msgspec
 
 from narthex.model.decode.objects import MAX_BYTES, DecodeFunction, Identity, Loaded, decode, load
 from narthex.model.objects import AnyObject
-from narthex.model.problem import Problem
+from narthex.model.problem import Problem, ProblemList
 from narthex.model.store import Delete, Event, Synced, Upsert
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -29,6 +33,10 @@ DEBOUNCE_MS = 40
 """Changes within this time are scanned together."""
 LOOK_AGAIN_SECONDS = 1.0
 """Scan period: inotify does not report a replaced directory, nor changes behind a symbolic link that leads outside."""
+SETTLE_SECONDS = 2.0
+"""A file that lost objects is read again until it has not changed for this long; only then the loss takes effect."""
+LONGEST_SETTLE_SECONDS = 7.0
+"""The loss takes effect after this time even if the file keeps changing, since a deletion must take effect within 10 s."""
 _RACY_NS = 100_000_000
 """A file that is written twice within one tick of the file system's clock looks unchanged, so recent files are read
 again.
@@ -46,48 +54,71 @@ class _File(msgspec.Struct):
     repeated: list[AnyObject]
     """Objects that the file contains twice."""
     problems: tuple[Problem, ...]
+    lost: dict[Identity, AnyObject] = {}
+    """Objects that the file lost, and that stay in force until it settles."""
+    lost_since: float = 0.0
+    """When the first of them was missing, in seconds of a monotonic clock."""
+    changed_at: float = 0.0
+    """When the present content, or the absence of the file, was first seen."""
+    gone: bool = False
+
+    @property
+    def settles_at(self) -> float:
+        """Return when the loss takes effect if the file does not change again."""
+        return min(self.changed_at + SETTLE_SECONDS, self.lost_since + LONGEST_SETTLE_SECONDS)
 
 
 class ManifestSource:
     """Reads manifests below a path. Not thread-safe: one thread scans or watches."""
 
-    def __init__(self, path: str | os.PathLike[str], decoding: DecodeFunction = decode) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], decoding: DecodeFunction = decode, now: Callable[[], float] = time.monotonic
+    ) -> None:
         """Prepare a source.
 
-        `decoding` makes the objects, which have a `key`, an `origin`, and a kind (`identity_of`).
+        `decoding` makes the objects, which have a `key`, an `origin`, and a kind (`identity_of`). `now` is a monotonic
+        clock, in seconds.
         """
         self.path = Path(path)
+        self._now = now
         self._decoding = decoding
         self._files: dict[str, _File] = {}
         self._reported: dict[Identity, AnyObject] = {}
         self._synced = False
         self.problems: tuple[Problem, ...] = ()
-        """All present problems, by file name and line."""
+        """The present problems, by file name and line; at most `MAX_PROBLEMS`, and how many more there are."""
         self._next_look = 0.0
+
+    @property
+    def settling(self) -> bool:
+        """Return True if objects are missing, but still in force: scan again soon."""
+        return any(file.lost for file in self._files.values())
 
     def scan(self) -> list[Event]:
         """Return the changes since the last scan; the first scan that finds the path ends with Synced.
 
         An object that only moved to another line or file is unchanged.
         """
-        started = time.monotonic()
+        started = self._now()
         found, unreadable = self._find()
         for name in [name for name in self._files if name not in found]:
             if not any(not place or name.startswith(f"{place}/") for place in unreadable):
-                del self._files[name]
+                self._vanish(name)
         problems = list(unreadable.values())
         for name, path in found.items():
             self._refresh(name, path)
+        self._drop_settled()
         objects, duplicates = self._settle()
         problems.extend(problem for name in sorted(self._files) for problem in self._files[name].problems)
-        self.problems = (*problems, *duplicates)
+        self.problems = ProblemList(origin=str(self.path)).extend(problems).extend(duplicates.problems).problems
         events = self._difference(objects)
         if not self._synced and "" not in unreadable:
             self._synced = True
             events.append(Synced())
         # Scans without a notification may take at most 2 % of the time.
-        now = time.monotonic()
-        self._next_look = now + 50 * (now - started)
+        now = self._now()
+        settles = (file.settles_at for file in self._files.values() if file.lost)
+        self._next_look = min(now + 50 * (now - started), *settles, math.inf)
         return events
 
     def changes(self, stop: threading.Event) -> Iterator[list[Event]]:
@@ -120,7 +151,7 @@ class ManifestSource:
                 yield_on_timeout=True,
                 recursive=whole_tree,
             ):
-                if seen or time.monotonic() >= self._next_look:
+                if seen or self._now() >= self._next_look:
                     yield None
                 if self.path.is_dir() != whole_tree or _identity(watched) != before:
                     return
@@ -152,7 +183,7 @@ class ManifestSource:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     pending.append((f"{prefix}{entry.name}/", Path(entry.path)))
-                elif entry.name.endswith(SUFFIXES) and _is_file(entry):
+                elif entry.name.endswith(SUFFIXES) and _is_file(entry, known=prefix + entry.name in self._files):
                     found[prefix + entry.name] = Path(entry.path)
         return dict(sorted(found.items())), unreadable
 
@@ -162,13 +193,13 @@ class ManifestSource:
         try:
             found = path.stat()
             signature = found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
-            if known is not None and known.signature == signature:
+            if known is not None and known.signature == signature and not known.lost:
                 return
             data = _read(path)
         except OSError as error:
             # Deleted since it was found counts as deleted; all else is trouble with a file that is there.
-            if isinstance(error, FileNotFoundError):
-                self._files.pop(name, None)
+            if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+                self._vanish(name)
             else:
                 self._keep(name, known, None, b"", Loaded(problems=(_unreadable(str(path), error),), whole=False))
             return
@@ -182,6 +213,7 @@ class ManifestSource:
     def _keep(self, name: str, known: _File | None, signature: Signature | None, digest: bytes, loaded: Loaded) -> None:
         """Store the content of a file, with the last valid state of broken objects."""
         objects: dict[Identity, AnyObject] = {}
+        lost: dict[Identity, AnyObject] = {}
         repeated = []
         for item in loaded.objects:
             identity = _identity_of(item)
@@ -189,22 +221,46 @@ class ManifestSource:
                 repeated.append(item)
             else:
                 objects[identity] = item
-        for identity, item in (known.objects if known is not None else {}).items():
-            if identity not in objects and (identity in loaded.refused or not loaded.whole):
-                objects[identity] = item
-        self._files[name] = _File(signature, digest, objects, repeated, loaded.problems)
+        for identity, item in (known.objects | known.lost if known is not None else {}).items():
+            if identity not in objects:
+                kept = identity in loaded.refused or not loaded.whole
+                (objects if kept else lost)[identity] = item
+        now = self._now()
+        lost_since = known.lost_since if known is not None and known.lost else now
+        self._files[name] = _File(signature, digest, objects, repeated, loaded.problems, lost, lost_since, now)
 
-    def _settle(self) -> tuple[dict[Identity, AnyObject], list[Problem]]:
+    def _vanish(self, name: str) -> None:
+        """Note that a file is not there."""
+        known = self._files.get(name)
+        if known is None or known.gone:
+            return
+        self._keep(name, known, None, b"", Loaded())
+        self._files[name].gone = True
+
+    def _drop_settled(self) -> None:
+        """Let losses take effect in files that have not changed for a while."""
+        now = self._now()
+        for name, file in list(self._files.items()):
+            if file.lost and now >= file.settles_at:
+                file.lost = {}
+            if file.gone and not file.lost:
+                del self._files[name]
+
+    def _settle(self) -> tuple[dict[Identity, AnyObject], ProblemList]:
         """Select one object for each identity: the first by file name and line."""
         objects: dict[Identity, AnyObject] = {}
-        problems = []
+        problems = ProblemList()
         for name in sorted(self._files):
             file = self._files[name]
             for item in [*file.objects.values(), *file.repeated]:
                 identity = _identity_of(item)
                 first = objects.setdefault(identity, item)
                 if first is not item:
-                    problems.append(_duplicate(first, item))
+                    problems.add(_duplicate(first, item))
+        for name in sorted(self._files):
+            # An object that moved to another file is not lost.
+            for identity, item in self._files[name].lost.items():
+                objects.setdefault(identity, item)
         return objects, problems
 
     def _difference(self, objects: dict[Identity, AnyObject]) -> list[Event]:
@@ -240,11 +296,15 @@ def _unreadable(place: str, error: OSError) -> Problem:
     return Problem(origin=place, message=f"cannot be read: {error.strerror or error}; {kept}")
 
 
-def _is_file(entry: os.DirEntry[str]) -> bool:
+def _is_file(entry: os.DirEntry[str], known: bool) -> bool:
+    """Return True for a file. What cannot be asked, such as a link without a target, is one if it was one before."""
     try:
-        return entry.is_file()
+        if entry.is_file():
+            return True
+        entry.stat()
     except OSError:
-        return False
+        return known
+    return False
 
 
 def _identity(path: Path) -> Any:

@@ -44,7 +44,7 @@ from narthex.kube.messages import (
 from narthex.kube.resources import WatchedResource
 from narthex.model.decode.objects import Decoded, decode_json, decode_shape, shape_of
 from narthex.model.objects import AnyObject, NamespacedName
-from narthex.model.problem import Problem, quoted
+from narthex.model.problem import Problem, ProblemList, quoted
 from narthex.model.store import Delete, Event, Upsert
 from narthex.model.wire import AnyWire
 
@@ -66,6 +66,10 @@ _ANY, _NEWEST = "0", ""
 _HINTS = {401: "; check the credentials", 403: "; what a proxy needs is in deploy/rbac.yaml"}
 _SOME_OBJECTS = 2
 """A list that had at least this many objects is not believed to be empty."""
+_WORKED_SECONDS = 0.5
+"""A watch that lasted this long before the server ended it, or that brought a change, worked."""
+_MOST_WORKED = 2
+"""The end of a watch that worked counts for at most this many failures: the next one follows within 1.2 s."""
 _PATIENCE = 3
 """Consecutive failures after which another kind of request is tried."""
 
@@ -117,6 +121,8 @@ class Watch:
         """The next list is read without pages, since a continue token expired."""
         self._fresh = ListCache(resource.kind)
         self._opened_at = math.inf
+        self._events_before = 0
+        """Changes before the present watch."""
         self._closes_at = math.inf
         self._has_bookmarks = False
         self._relist_at = math.inf
@@ -216,6 +222,7 @@ class Watch:
         if self._phase is _Phase.WATCHING:
             self.counts.watches += 1
             self._opened_at = now
+            self._events_before = self.counts.events
             self.trouble = self._doubt()
         return _GO_ON
 
@@ -341,6 +348,7 @@ class Watch:
         events = self._complete(version, now)
         self._phase = _Phase.WATCHING
         self._opened_at = now
+        self._events_before = self.counts.events
         self.counts.watches += 1
         self._heard(now)
         return WatchStep(events)
@@ -417,11 +425,13 @@ class Watch:
     def _ended(self, reason: str, now: float) -> WatchStep:
         if self._phase is not _Phase.WATCHING:
             return self._back_off("lost", reason or "the server ended its answer before it was complete", now)
-        if not reason and now - self._opened_at >= 1:
+        lived = now - self._opened_at
+        if not reason and lived >= self._times.steady:
             # Watches end in order every few minutes.
             self._reset_backoff(now)
             return self._watch(now)
-        return self._back_off("lost", reason or "the server ends each watch at once", now, relist=False)
+        worked = lived >= _WORKED_SECONDS or (lived >= 0 and self.counts.events > self._events_before)
+        return self._back_off("lost", reason or "the server ends each watch at once", now, relist=False, worked=worked)
 
     def _due(self, now: float) -> WatchStep:
         if self._phase is _Phase.BACKING_OFF:
@@ -439,18 +449,21 @@ class Watch:
         return self._probe(now)
 
     def _back_off(
-        self, kind: str, what: str, now: float, *, after: float | None = None, relist: bool = True
+        self, kind: str, what: str, now: float, *, after: float | None = None, relist: bool = True, worked: bool = False
     ) -> WatchStep:
-        """Wait after a failure, then list or watch again."""
+        """Wait after a failure, then list or watch again.
+
+        `worked` means that a watch ended that brought changes, or would have: they must not wait for long.
+        """
         self.counts.failures[kind] += 1
         self._reset_backoff(now)
         if self._phase is _Phase.STREAMING and kind != "429":
             # Better a list than none, whatever is wrong with the stream (client-go does so, too).
             self._stream_failed = True
-        self._failures += 1
+        self._failures = min(self._failures + 1, _MOST_WORKED) if worked else self._failures + 1
         delay = self._times.backoff.delay(self._failures, self._random())
         # One lost watch is not reported: all are lost when a server restarts.
-        if self._failures > 1 or not self.synced:
+        if (self._failures > 1 and not worked) or not self.synced:
             self.trouble = self.trouble or self._problem(what, "error")
         self._then_list = relist
         self._phase = _Phase.BACKING_OFF
@@ -482,6 +495,7 @@ class ListCache:
         self._kind = kind
         self._objects: dict[NamespacedName, AnyObject] = {}
         self._problems: dict[_Key, tuple[Problem, ...]] = {}
+        self._broken = 0
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -493,22 +507,25 @@ class ListCache:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Return the present problems of objects."""
-        return tuple(problem for problems in self._problems.values() for problem in problems)
+        """Return the present problems of objects: some, and of how many objects there are more."""
+        listed = ProblemList(origin=f"API server, {self._kind}")
+        for number, problems in enumerate(self._problems.values()):
+            if listed.full:
+                listed.count("error", len(self._problems) - number)
+                break
+            listed.extend(problems)
+        return listed.problems
 
     @property
     def broken(self) -> int:
         """Return the number of objects that cannot be used."""
-        return sum(any(each.severity == "error" for each in problems) for problems in self._problems.values())
+        return self._broken
 
     def put(self, raw: AnyWire | msgspec.Raw) -> Event | None:
         """Add or replace an object, given as a shape of `model.wire` or as JSON; return the event, if any."""
         decoded = self._decode(raw)
         key = self._key(decoded)
-        if decoded.problems:
-            self._problems[key] = decoded.problems
-        elif self._problems:
-            self._problems.pop(key, None)
+        self._set_problems(key, decoded.problems)
         new = decoded.object
         if key is None or new is None:
             return Delete(self._kind, key) if key is not None and self._objects.pop(key, None) is not None else None
@@ -522,7 +539,7 @@ class ListCache:
         key = self._key(self._decode(raw))
         if key is None:
             raise MalformedResponse("a deleted object has no readable name")
-        self._problems.pop(key, None)
+        self._set_problems(key, ())
         return Delete(self._kind, key) if self._objects.pop(key, None) is not None else None
 
     def missing(self, fresh: ListCache) -> list[NamespacedName]:
@@ -544,8 +561,16 @@ class ListCache:
             else:
                 self._objects[key] = new
                 events.append(Upsert(new))
-        self._problems = fresh._problems
+        self._problems, self._broken = fresh._problems, fresh._broken
         return events
+
+    def _set_problems(self, key: _Key, problems: tuple[Problem, ...]) -> None:
+        before = self._problems.pop(key, ()) if self._problems else ()
+        if problems:
+            self._problems[key] = problems
+        for found, change in ((before, -1), (problems, 1)):
+            if any(each.severity == "error" for each in found):
+                self._broken += change
 
     def _decode(self, raw: AnyWire | msgspec.Raw) -> Decoded:
         return decode_json(raw, kind=self._kind) if isinstance(raw, msgspec.Raw) else decode_shape(raw, self._kind)

@@ -16,6 +16,10 @@ from narthex.model.validate import Syntax
 Severity = Literal["error", "warning"]
 
 _LONGEST_QUOTE = 60
+MAX_OBJECT_PROBLEMS = 100
+"""Problems of one object that are listed; nobody reads more of them before mending the first."""
+MAX_PROBLEMS = 1000
+"""Problems of one file or source that are listed: foreign text must not fill memory, logs, and pages."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +37,63 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """Format as `web.yaml:7: error: Service shop/web: spec.ports[0].port: 0 is not a port (1-65535)`."""
         return ": ".join(part for part in (self.origin, self.severity, self.object, self.field, self.message) if part)
+
+
+class UnlistedProblems(Problem, frozen=True, kw_only=True):
+    """Stands for problems that are not listed."""
+
+    count: int
+
+
+class ProblemList:
+    """Collects problems and lists the first `limit` of them; of the others it keeps only the number."""
+
+    def __init__(self, limit: int = MAX_PROBLEMS, origin: str = "", object: str = "") -> None:
+        """Create an empty list. `origin` and `object` say where the problems are that are not listed."""
+        self._limit = limit
+        self._origin = origin
+        self._object = object
+        self._listed: list[Problem] = []
+        self._unlisted = 0
+        self._severity: Severity = "warning"
+
+    @property
+    def full(self) -> bool:
+        """Return True if no further problem will be listed."""
+        return len(self._listed) >= self._limit
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Return the listed problems and, if there are others, one that states their number."""
+        return (*self._listed, *([self._summary()] if self._unlisted else ()))
+
+    def add(self, problem: Problem) -> None:
+        """Add a problem, or one that stands for several."""
+        if self.full:
+            self.count(problem.severity, problem.count if isinstance(problem, UnlistedProblems) else 1)
+        else:
+            self._listed.append(problem)
+
+    def count(self, severity: Severity, number: int = 1) -> None:
+        """Count problems that are not listed."""
+        self._unlisted += number
+        if severity == "error":
+            self._severity = severity
+
+    def extend(self, problems: Iterable[Problem]) -> ProblemList:
+        """Add problems; return the list."""
+        for problem in problems:
+            self.add(problem)
+        return self
+
+    def _summary(self) -> Problem:
+        return UnlistedProblems(
+            origin=self._origin,
+            object=self._object,
+            message=f"{self._unlisted} more problems are not listed",
+            severity=self._severity,
+            count=self._unlisted,
+        )
 
 
 def quoted(value: object, longest: int = _LONGEST_QUOTE) -> str:
@@ -96,13 +157,13 @@ class ProblemCollector:
         self.origin = origin
         self.object = object
         self._locate = locate
-        self._problems: list[Problem] = []
+        self._problems = ProblemList(MAX_OBJECT_PROBLEMS, origin, object)
         self.failed = False
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """All problems so far, in order."""
-        return tuple(self._problems)
+        """The problems so far, in order."""
+        return self._problems.problems
 
     def error(self, field: str, message: str) -> None:
         """Add an error: the object cannot be used."""
@@ -136,7 +197,8 @@ class ProblemCollector:
         return False
 
     def _add(self, field: str, message: str, severity: Severity) -> None:
+        if self._problems.full:
+            self._problems.count(severity)
+            return
         origin = self._locate(field) if self._locate and field else self.origin
-        self._problems.append(
-            Problem(origin=origin, object=self.object, field=field, message=message, severity=severity)
-        )
+        self._problems.add(Problem(origin=origin, object=self.object, field=field, message=message, severity=severity))

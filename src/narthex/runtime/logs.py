@@ -96,20 +96,35 @@ class _Json(logging.Formatter):
         return msgspec.json.encode(fields).decode()
 
 
+MAX_LOGGED = 100
+"""Problems of one source that are logged at a time."""
+
+
 class ProblemLog:
-    """Logs each problem of a source once when it appears and once when it is resolved. Not thread-safe."""
+    """Logs each problem of a source once when it appears and once when it is resolved. Not thread-safe.
+
+    At most `MAX_LOGGED` problems are logged at a time; of the others, the number is.
+    """
 
     def __init__(self) -> None:
         self._said: dict[Any, None] = {}
+        self._unsaid = 0
 
     def update(self, present: Sequence[Any]) -> None:
         """Log the differences to the previous problems."""
         now = dict.fromkeys(present)
-        for problem in now:
-            if problem not in self._said:
-                log = LOGGER.warning if problem.severity == "warning" else LOGGER.error
-                log("%s", problem, extra=data(origin=problem.origin, object=problem.object, field=problem.field))
+        said = {problem: None for problem in self._said if problem in now}
         for problem in self._said:
             if problem not in now:
                 LOGGER.info("mended: %s", problem, extra=data(origin=problem.origin, object=problem.object))
-        self._said = now
+        for problem in now:
+            if len(said) >= MAX_LOGGED:
+                break
+            if problem not in said:
+                said[problem] = None
+                log = LOGGER.warning if problem.severity == "warning" else LOGGER.error
+                log("%s", problem, extra=data(origin=problem.origin, object=problem.object, field=problem.field))
+        unsaid = sum(getattr(problem, "count", 1) for problem in now if problem not in said)
+        if unsaid and unsaid != self._unsaid:
+            LOGGER.error("%d more problems of objects are not logged; mend the first ones to see others", unsaid)
+        self._said, self._unsaid = said, unsaid

@@ -130,8 +130,8 @@ class ManifestApplier:
 
     @property
     def pending(self) -> bool:
-        """True if a failed object is worth another attempt."""
-        return bool(self._pending)
+        """True if a failed object is worth another attempt, or a file lost objects and may be half written."""
+        return bool(self._pending) or self._source.settling
 
     def desired(self, kind: str, key: NamespacedName) -> ManifestObject | None:
         """Return an object as the manifests define it."""

@@ -19,7 +19,7 @@ from narthex.model.decode.cluster import deployment, namespace, node, pod, servi
 from narthex.model.decode.service import service
 from narthex.model.decode.slice import endpoint_slice
 from narthex.model.objects import AnyObject, NamespacedName
-from narthex.model.problem import Problem, ProblemCollector, kind_of, one_of, quoted, steps, wrong_type
+from narthex.model.problem import Problem, ProblemCollector, ProblemList, kind_of, one_of, quoted, steps, wrong_type
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN
 from narthex.model.wire import (
     AnyWire,
@@ -55,6 +55,8 @@ __all__ = [
 
 MAX_BYTES = 64 * 1024 * 1024
 """Maximum size of a file."""
+MAX_BROKEN = 1000
+"""Documents and objects of a file that may be invalid. After these, the rest is not read: it would take long for nothing."""
 
 Identity = tuple[str, NamespacedName]
 """Kind, namespace, and name."""
@@ -257,29 +259,42 @@ def _unreadable(origin: str, message: str) -> Loaded:
 
 
 def _collect(text: str, origin: str, decoding: DecodeFunction) -> Loaded:
+    objects: list[AnyObject] = []
+    problems = ProblemList(origin=origin)
+    refused: set[Identity] = set()
+    whole, empty, broken = True, True, 0
+    for found in _decode_documents(text, origin, decoding):
+        empty = False
+        problems.extend(found.problems)
+        if found.object is not None:
+            objects.append(found.object)
+        elif any(problem.severity == "error" for problem in found.problems):
+            broken += 1
+            whole = whole and found.identity is not None
+            refused |= {found.identity} if found.identity is not None else set()
+            if broken > MAX_BROKEN:
+                message = f"more than {MAX_BROKEN} objects cannot be used; the rest of the file is not read"
+                return Loaded(
+                    tuple(objects),
+                    (Problem(origin=origin, message=message), *problems.problems),
+                    frozenset(refused),
+                    whole=False,
+                )
+    if empty:
+        problems.add(Problem(origin=origin, message="holds no object", severity="warning"))
+    return Loaded(tuple(objects), problems.problems, frozenset(refused), whole)
+
+
+def _decode_documents(text: str, origin: str, decoding: DecodeFunction) -> Iterator[Decoded]:
+    """Yield the objects of all documents; malformed documents are objects without an identity."""
     # Imported late: the YAML reader takes a tenth of a proxy's start-up, and is not needed with an API server.
     from narthex.model.documents import MalformedDocument, read_documents
 
-    objects: list[AnyObject] = []
-    problems: list[Problem] = []
-    refused: set[Identity] = set()
-    whole, empty = True, True
     for document in read_documents(text):
-        empty = False
         if isinstance(document, MalformedDocument):
-            problems.append(Problem(origin=f"{origin}:{document.line}", message=document.message))
-            whole = False
-            continue
-        for decoded in _decode_document(document, origin, decoding):
-            problems.extend(decoded.problems)
-            if decoded.object is not None:
-                objects.append(decoded.object)
-            elif any(problem.severity == "error" for problem in decoded.problems):
-                whole = whole and decoded.identity is not None
-                refused |= {decoded.identity} if decoded.identity is not None else set()
-    if empty:
-        problems.append(Problem(origin=origin, message="holds no object", severity="warning"))
-    return Loaded(tuple(objects), tuple(problems), frozenset(refused), whole)
+            yield Decoded(None, (Problem(origin=f"{origin}:{document.line}", message=document.message),))
+        else:
+            yield from _decode_document(document, origin, decoding)
 
 
 def _decode_document(document: Document, origin: str, decoding: DecodeFunction) -> Iterator[Decoded]:
