@@ -17,7 +17,7 @@ Severity = Literal["error", "warning"]
 
 _LONGEST_QUOTE = 60
 MAX_OBJECT_PROBLEMS = 100
-"""Problems of one object that are listed; nobody reads more of them before mending the first."""
+"""Problems of one object that are listed: the first ones usually explain the others."""
 MAX_PROBLEMS = 1000
 """Problems of one file or source that are listed: foreign text must not fill memory, logs, and pages."""
 
