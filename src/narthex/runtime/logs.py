@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TextIO
 
@@ -94,6 +94,38 @@ class _Json(logging.Formatter):
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(fields).decode()
+
+
+class LimitedLog:
+    """Writes at most some lines per period, and how many it left out. Not thread-safe."""
+
+    def __init__(
+        self,
+        write: Callable[[str], object],
+        schedule: Callable[[float, Callable[[], object]], object],
+        lines: int,
+        seconds: float,
+    ) -> None:
+        """`schedule` calls back after a number of seconds, in the same thread."""
+        self._write = write
+        self._schedule = schedule
+        self._lines = lines
+        self._seconds = seconds
+        self._count = 0
+        """Lines of the current period, which begins with its first line."""
+
+    def write(self, line: str) -> None:
+        """Write a line, or count it."""
+        if not self._count:
+            self._schedule(self._seconds, self._end)
+        self._count += 1
+        if self._count <= self._lines:
+            self._write(line)
+
+    def _end(self) -> None:
+        more, self._count = self._count - self._lines, 0
+        if more > 0:
+            self._write(f"{more} more lines like the last ones were left out in {self._seconds:g} s")
 
 
 MAX_LOGGED = 100

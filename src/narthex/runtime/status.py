@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from narthex.model.net import join_port
-from narthex.runtime.http.messages import ConnectionSlots, HttpRequest, HttpResponse, Responder, SlowResponse
+from narthex.runtime.http.messages import HttpRequest, HttpResponse, Responder, SlowResponse
 from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.logs import LOGGER
 
@@ -79,7 +79,6 @@ class StatusServer:
     def __init__(self, http: HttpServer, *, retry_seconds: float = RETRY_SECONDS) -> None:
         self._http = http
         self._retry_seconds = retry_seconds
-        self._seats = ConnectionSlots()
         self._lock = threading.Lock()
         self._desired: tuple[StatusListener, ...] = ()
         self._bound: dict[tuple[str, str, int], socket.socket] = {}
@@ -126,7 +125,7 @@ class StatusServer:
                     continue
                 self._bound[listener.place] = sock
                 self.addresses[listener.purpose] = sock.getsockname()[:2]
-                self._http.open(sock, _answer(listener.routes), self._seats)
+                self._http.open(sock, _answer(listener.routes))
                 if not first:
                     LOGGER.info("%s: listening now", listener)
         for listener, refused in failed if first else ():

@@ -135,11 +135,6 @@ def test_a_silent_client_is_hung_up_on(server, monkeypatch):
     assert ask(server, "health", b"GET /hea") == b""
 
 
-def test_too_many_connections_are_closed(server):
-    server._seats.limit = 0
-    assert ask(server, "health", b"") == b""
-
-
 def test_a_large_body_does_not_cost_the_client_the_answer(server):
     head = b"POST /healthz HTTP/1.1\r\nContent-Length: 12000\r\n\r\n"
     with socket.create_connection(server.addresses["health"], timeout=30) as sock:

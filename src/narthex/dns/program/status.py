@@ -9,7 +9,7 @@ import msgspec
 
 from narthex.dns.corefile.settings import HttpEndpoint, ServerBlock
 from narthex.dns.program.listeners import EVERYWHERE, ListenError
-from narthex.runtime.http.messages import ConnectionSlots, HttpRequest, HttpResponse, Responder, SlowResponse
+from narthex.runtime.http.messages import HttpRequest, HttpResponse, Responder, SlowResponse
 from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.metrics import metrics_reply
 
@@ -32,7 +32,6 @@ class StatusEndpoints:
         self._scrape = scrape
         self._readiness = readiness
         self._http = HttpServer()
-        self._slots = ConnectionSlots()
         self._open: dict[tuple[str, HttpEndpoint], socket.socket] = {}
         self._strict = False
 
@@ -57,7 +56,7 @@ class StatusEndpoints:
             if key not in self._open:
                 sock = _listen(*key)
                 self._open[key] = sock
-                self._http.open(sock, responder, self._slots)
+                self._http.open(sock, responder)
 
     def close(self) -> None:
         """Close all endpoints."""

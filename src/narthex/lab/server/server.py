@@ -24,8 +24,9 @@ from narthex.lab.api.errors import StatusError, not_implemented
 from narthex.lab.api.reads import WatchCursor
 from narthex.lab.api.requests import ApiRequest, ApiResponse, ExecRequest, LogRequest
 from narthex.lab.server.pods import PodRuntime, ThreadedReader
+from narthex.runtime.connection_slots import SlotLimits
 from narthex.runtime.http.connection import HttpConnection, HttpLimits, MalformedRequest
-from narthex.runtime.http.messages import ConnectionSlots, HttpRequest
+from narthex.runtime.http.messages import HttpRequest
 from narthex.runtime.http.server import HttpServer
 
 _MIN_GZIP_BYTES = 128 * 1024
@@ -86,8 +87,7 @@ class ApiServer:
         self._changed = changed
         self._gather = gather
         self._waking = False
-        self._http = HttpServer("api")
-        self._slots = ConnectionSlots(_CONNECTIONS)
+        self._http = HttpServer("api", _CONNECTIONS)
         self._ports: dict[int, socket.socket] = {}
         self._serving = False
 
@@ -104,7 +104,7 @@ class ApiServer:
         sock.listen(128)
         port = int(sock.getsockname()[1])
         self._ports[port] = sock
-        self._http.serve(sock, self.connection_type, self._serve, self._slots, tls)
+        self._http.serve(sock, self.connection_type, self._serve, SlotLimits(_CONNECTIONS, _CONNECTIONS), tls)
         return port
 
     def silence(self, port: int) -> None:

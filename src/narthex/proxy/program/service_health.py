@@ -17,7 +17,7 @@ from narthex.linux.addresses import OwnAddress, own_addresses
 from narthex.model.net import IPFamily, in_any, is_zero_prefix, join_port
 from narthex.model.objects import NamespacedName
 from narthex.proxy.plan.ir import NodePorts, Plan, ServiceHealthCheck
-from narthex.runtime.http.messages import ConnectionSlots, HttpRequest, HttpResponse
+from narthex.runtime.http.messages import HttpRequest, HttpResponse
 from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.logs import LOGGER, data
 
@@ -81,7 +81,6 @@ class ServiceHealth:
         self._listen = listen
         self._tell = tell
         self._families: dict[IPFamily, _Family] = {}
-        self._seats = ConnectionSlots()
 
     def follow(self, plan: Plan) -> float:
         """Listen and answer as a plan in force requires (row 16.8).
@@ -137,7 +136,7 @@ class ServiceHealth:
             except OSError as error:
                 self._report_missing(state, place, name, error)
                 continue
-            self._http.open(sock, self._answering(state, place.port), self._seats)
+            self._http.open(sock, self._answering(state, place.port))
             state.open[place] = sock
             if state.missing.pop(place, None) is not None:
                 LOGGER.info("Service %s: health check node port %s is open now", name, place)

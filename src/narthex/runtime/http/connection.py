@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -213,23 +213,29 @@ class HttpConnection:
         self.writer = writer
         self.framing = RequestFraming(limits)
         self.is_reset = False
+        self.waits: Callable[[bool], object] = lambda _: None
+        """Called with True before the server waits for the client, and with False when the client has moved."""
 
     async def head(self) -> HttpRequest | None:
         """Return the next request without its body, None if the client sends no more. Raises MalformedRequest."""
+        self.waits(True)
         while (request := self.framing.next_head()) is None:
             if not (data := await self.reader.read(_RECEIVE_BYTES)):
                 return None
             self.framing.feed(data)
+        self.waits(False)
         return request
 
     async def request(self) -> HttpRequest | None:
         """Return the next request, None if the client sends no more. Raises MalformedRequest."""
+        self.waits(True)
         while (request := self.framing.next_request()) is None:
             if interim := self.framing.interim():
                 await self.write(interim)
             if not (data := await self.reader.read(_RECEIVE_BYTES)):
                 return None
             self.framing.feed(data)
+        self.waits(False)
         return request
 
     async def respond(self, status: int, body: bytes, headers: HeaderFields) -> None:
@@ -252,7 +258,9 @@ class HttpConnection:
     async def write(self, data: bytes) -> None:
         """Send bytes as they are."""
         self.writer.write(data)
+        self.waits(True)
         await self.writer.drain()
+        self.waits(False)
 
     async def close(self) -> None:
         """Send what is buffered, then close."""
@@ -284,6 +292,7 @@ async def answer_once(connection: HttpConnection, responder: Responder, seconds:
             return
         await connection.respond(response.status, response.body, _headers(response))
         # To close while a request's body arrives would make the kernel discard the response.
+        connection.waits(True)
         connection.writer.write_eof()
         left = _LINGER_BYTES
         while left > 0 and (data := await connection.reader.read(_RECEIVE_BYTES)):

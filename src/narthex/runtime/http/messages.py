@@ -47,27 +47,3 @@ class ChunkedResponse(NamedTuple):
 
 Responder = Callable[[HttpRequest], HttpResponse | SlowResponse | ChunkedResponse]
 """Answers one request. Called in the server's thread, so it must not block."""
-
-
-class ConnectionSlots:
-    """The number of connections that a group of ports may have at a time.
-
-    Further connections are closed at once. Status ports face the node's network, so an overload of one group must not shut
-    out the other.
-    """
-
-    def __init__(self, limit: int = 256) -> None:
-        """Create slots, all of them free."""
-        self.limit = limit
-        self.used = 0
-
-    def acquire(self) -> bool:
-        """Take a slot. Return False if none is free."""
-        if self.used >= self.limit:
-            return False
-        self.used += 1
-        return True
-
-    def release(self) -> None:
-        """Give a slot back."""
-        self.used -= 1

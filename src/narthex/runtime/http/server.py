@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from narthex.runtime.http.messages import ConnectionSlots, Responder
-from narthex.runtime.logs import LOGGER
+from narthex.runtime.connection_slots import ConnectionSlots, SlotLimits
+from narthex.runtime.http.messages import Responder
+from narthex.runtime.logs import LOGGER, LimitedLog
 
 if TYPE_CHECKING:
     import asyncio
@@ -16,14 +18,26 @@ if TYPE_CHECKING:
 
     from narthex.runtime.http.connection import HttpConnection
 
-_BACKLOG = 128
+_BACKLOG = 1024
+"""Connections that wait to be accepted. To accept as many takes a fraction of a probe's timeout of one second, and without room
+here a client tries again only after that second."""
 _ACCEPT_RETRY_SECONDS = 1.0
 """Pause after a connection that could not be accepted because the process has no file descriptors left."""
+_EVICTED_SECONDS = 0.01
+"""The same pause if a silent connection was closed, whose descriptor is free by then."""
+_MAX_CONNECTIONS = 4096
+"""Limit of a server with all its ports, since each health check node port has slots of its own. Half of the process's files if
+those are fewer, so that the other half is left to what the process does itself."""
+_LOG_SECONDS = 60.0
+"""Period in which the log has one line on connections that were closed for others."""
+_FAILURE_LINES = 5
+"""Lines on connections that could not be accepted, in the same period."""
+_EVERY_PORT = "every port"
 
 
 class _Listener(NamedTuple):
     sock: socket.socket
-    slots: ConnectionSlots
+    limits: SlotLimits
     connect: Callable[[asyncio.StreamReader, asyncio.StreamWriter], HttpConnection]
     handle: Callable[[HttpConnection], Awaitable[None]]
     tls: ssl.SSLContext | None
@@ -54,9 +68,10 @@ class HttpServer:
     Its methods may be called from any thread, except where they say otherwise. The first port or timer starts its thread.
     """
 
-    def __init__(self, name: str = "http") -> None:
-        """Prepare a server. `name` is its thread's."""
+    def __init__(self, name: str = "http", connections: int = _MAX_CONNECTIONS) -> None:
+        """Prepare a server. `name` is its thread's; `connections` is the limit of all its ports together."""
         self._name = name
+        self._limit = min(connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -66,11 +81,20 @@ class HttpServer:
         self._listening: set[socket.socket] = set()
         self._connections: dict[asyncio.Task[None], HttpConnection | None] = {}
         """Open connections by the task that serves each; None during its TLS handshake. Both belong to the loop."""
+        self._slots: ConnectionSlots[asyncio.Task[None]] = ConnectionSlots()
+        self._evictions = LimitedLog(LOGGER.warning, self.later, 1, _LOG_SECONDS)
+        self._failures = LimitedLog(LOGGER.error, self.later, _FAILURE_LINES, _LOG_SECONDS)
 
-    def open(self, sock: socket.socket, responder: Responder, slots: ConnectionSlots, seconds: float = 0.0) -> None:
+    def open(
+        self,
+        sock: socket.socket,
+        responder: Responder,
+        seconds: float = 0.0,
+        limits: SlotLimits = SlotLimits(),  # noqa: B008 - immutable
+    ) -> None:
         """Answer one request per connection at a listening socket, which the server owns from now on.
 
-        `seconds` is the time for one request and its response (0: as on a status port).
+        `seconds` is the time for one request and its response (0: as on a status port). `limits` are of this port alone.
         """
 
         async def handle(connection: HttpConnection) -> None:
@@ -83,23 +107,23 @@ class HttpServer:
 
             return HttpConnection(reader, writer, ONE_REQUEST)
 
-        self.serve(sock, connect, handle, slots)
+        self.serve(sock, connect, handle, limits)
 
     def serve(
         self,
         sock: socket.socket,
         connect: Callable[[asyncio.StreamReader, asyncio.StreamWriter], HttpConnection],
         handle: Callable[[HttpConnection], Awaitable[None]],
-        slots: ConnectionSlots,
+        limits: SlotLimits,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Serve connections at a listening socket, which the server owns from now on.
 
         `connect` makes the object for each connection, which `handle` then serves. The connection is reset when `handle`
-        returns without having closed it.
+        returns without having closed it. When a limit is reached, the connection that has been silent longest is closed.
         """
         sock.setblocking(False)
-        self.call(lambda: self._open(_Listener(sock, slots, connect, handle, tls)))
+        self.call(lambda: self._open(_Listener(sock, limits, connect, handle, tls)))
 
     def close(self, sock: socket.socket) -> None:
         """Stop listening and return once the port is free. Open connections stay. Not to be called in the server's thread."""
@@ -204,30 +228,46 @@ class HttpServer:
     def _accept(self, listener: _Listener) -> None:
         assert self._loop is not None
         try:
-            client, _ = listener.sock.accept()
+            client, address = listener.sock.accept()
         except (BlockingIOError, ConnectionError):
             # The client has left already.
             return
         except OSError as error:
-            LOGGER.error(
-                "a connection cannot be accepted: %s; the next try is in %g s", error.strerror, _ACCEPT_RETRY_SECONDS
-            )
-            self._loop.remove_reader(listener.sock)
-            self._loop.call_later(_ACCEPT_RETRY_SECONDS, self._accept_from_now, listener)
-            return
-        if not listener.slots.acquire():
-            client.close()
+            self._pause(listener, error)
             return
 
         def forget(task: asyncio.Task[None]) -> None:
             del self._connections[task]
-            listener.slots.release()
+            self._slots.remove(task)
             client.close()
 
         client.setblocking(False)
         task = self._loop.create_task(self._converse(client, listener))
         self._connections[task] = None
         task.add_done_callback(forget)
+        self._take_slot(task, listener, str(address[0]))
+
+    def _take_slot(self, task: asyncio.Task[None], listener: _Listener, client: str) -> None:
+        port, (in_all, of_client) = listener.sock, listener.limits
+        limits = {(port, client): of_client, port: in_all, _EVERY_PORT: self._limit}
+        for evicted in self._slots.add(task, limits):
+            evicted.cancel()
+            self._evictions.write(
+                f"port {listener.sock.getsockname()[1]} has too many connections, the last one from {client} "
+                f"(limits: {', '.join(map(str, limits.values()))} of one client, of the port, and of all ports); "
+                "those that were silent longest are closed"
+            )
+
+    def _pause(self, listener: _Listener, error: OSError) -> None:
+        """Stop accepting until a file descriptor may be free: soon if a silent connection can be closed."""
+        assert self._loop is not None
+        evicted = self._slots.evict(_EVERY_PORT)
+        if evicted is not None:
+            evicted.cancel()
+        seconds = _ACCEPT_RETRY_SECONDS if evicted is None else _EVICTED_SECONDS
+        self._failures.write(f"a connection cannot be accepted: {error.strerror}; the next try is in {seconds:g} s")
+        self._loop.remove_reader(listener.sock)
+        self._loop.call_later(seconds, self._accept_from_now, listener)
 
     async def _converse(self, client: socket.socket, listener: _Listener) -> None:
         import asyncio
@@ -242,6 +282,7 @@ class HttpServer:
             transport, _ = await loop.connect_accepted_socket(lambda: protocol, client, ssl=listener.tls)
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
             connection = self._connections[task] = listener.connect(reader, writer)
+            connection.waits = lambda waits: (self._slots.note_silent if waits else self._slots.note_working)(task)
             await listener.handle(connection)
         except OSError:
             # The client left, took too long, or failed the TLS handshake.
