@@ -1,4 +1,4 @@
-"""Which connection a server closes when a limit is reached: the one that has been silent longest. Contains no I/O.
+"""Which connection a server closes when a limit is reached: the one that has been silent longest.
 
 A connection that is refused at the limit lets silent clients shut out all others. Here a new connection is always taken, and
 the longest silence pays for it: first that of the same client, then that of the same port, then that of the server.
@@ -6,9 +6,22 @@ the longest silence pays for it: first that of the same client, then that of the
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Hashable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
+ACCEPT_RETRY_SECONDS = 1.0
+"""Pause of a server that could not accept a connection because the process has no file descriptors left."""
+EVICTED_SECONDS = 0.01
+"""The same pause after a silent connection was closed, whose descriptor is free by then."""
+LOG_SECONDS = 60.0
+"""Period in which a server's log has one line on connections that were closed for others."""
+FAILURE_LINES = 5
+"""Lines on connections that could not be accepted, in the same period."""
+EVERY_PORT = "every port"
+"""The group of all connections of a server, whatever their port."""
+MAX_CONNECTIONS = 4096
+"""Limit of a server with all its ports, 16 of them full; a connection takes about 20 KB."""
 _Connection = TypeVar("_Connection", bound=Hashable)
 
 
@@ -18,6 +31,14 @@ class SlotLimits(NamedTuple):
     port: int = 256
     client: int = 64
     """Of these, limit for one client address. Four clients at their limit fill a port, and then the silent ones leave."""
+
+
+def max_connections(most: int = MAX_CONNECTIONS) -> int:
+    """Return the limit of a server with all its ports: `most`, but at most half of the files that this process may open.
+
+    Each port has slots of its own, so that many ports together could take the files that the process itself needs.
+    """
+    return min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
 class _Group(Generic[_Connection]):

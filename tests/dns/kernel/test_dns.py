@@ -249,13 +249,15 @@ def test_a_slow_reader_holds_up_nobody(server):
 def test_many_connections_of_one_client_are_bounded(server):
     socks = [connection(server) for _ in range(200)]
     try:
-        answered = 0
-        for sock in socks:
-            try:
-                sock.sendall(framed(WEB))
-                answered += bool(receive(sock))
-            except (EOFError, OSError):
-                continue
+        # A connection may be answered and then closed for a later one, so only the second round counts.
+        for _ in range(2):
+            answered = 0
+            for sock in socks:
+                try:
+                    sock.sendall(framed(WEB))
+                    answered += bool(receive(sock))
+                except (EOFError, OSError):
+                    continue
         # Sixty-four for each of two workers.
         assert 0 < answered <= 128
     finally:

@@ -165,7 +165,7 @@ def test_one_line_on_many_closed_connections(ports, silent, caplog, monkeypatch)
 
 def test_a_silent_connection_leaves_when_files_run_out(http, silent, monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
-    monkeypatch.setattr(http_server, "_ACCEPT_RETRY_SECONDS", 10 * PATIENCE)
+    monkeypatch.setattr(http_server, "ACCEPT_RETRY_SECONDS", 10 * PATIENCE)
     port = small(http, HttpResponse(200, b""))
     first, second = silent(port, 2, 2)
     until(lambda: len(http.connections) == 2, "the connections", PATIENCE)

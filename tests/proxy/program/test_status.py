@@ -145,7 +145,7 @@ def test_a_large_body_does_not_cost_the_client_the_answer(server):
 
 
 def test_without_file_descriptors_it_waits_and_continues(server, monkeypatch, caplog):
-    monkeypatch.setattr(http_server, "_ACCEPT_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(http_server, "ACCEPT_RETRY_SECONDS", 0.05)
     monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
     accept, failures = socket.socket.accept, [errno.EMFILE, errno.ENFILE]
 

@@ -69,7 +69,7 @@ def server_metrics(
     build: dict[tuple[str, ...], float] = {(f"narthex {narthex.__version__}", "", f"python {python}"): 1.0}
     yield gauge("coredns_build_info", "Version.", build, "version", "revision", "goversion")
     yield counter("narthex_dns_lost_answers", "Responses that could not be sent.", counts.lost)
-    text = "TCP connections above the limits."
+    text = "TCP connections that were closed for newer ones."
     yield counter("narthex_dns_refused_connections", text, counts.refused_connections)
     for name, text in _GAUGES.items():
         if name in state:

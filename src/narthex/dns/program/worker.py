@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from narthex.dns.corefile.settings import ServerBlock
 from narthex.dns.plugins.autopath import AutopathPlugin
@@ -35,6 +35,7 @@ from narthex.dns.server.tcp import TcpServer
 from narthex.dns.server.udp import UdpServer
 from narthex.dns.zone.zone import Zone
 from narthex.linux.privileges import go_first
+from narthex.runtime.connection_slots import ConnectionSlots
 from narthex.runtime.logs import LOGGER, start_logging
 
 if TYPE_CHECKING:
@@ -101,10 +102,11 @@ class DnsWorker:
         logs = {zone: block.log for block in setup.blocks for zone in block.zones}
         log = QueryLog(logs, LOGGER.info) if any(logs.values()) else None
         contexts: dict[tuple[int, ...], ServerContext] = {}
+        slots: ConnectionSlots[Any] = ConnectionSlots()
         for listener in setup.listeners:
             if listener.blocks not in contexts:
                 dispatcher = Dispatcher([blocks[number] for number in listener.blocks])
-                contexts[listener.blocks] = ServerContext(dispatcher, self._counter, self.loop, recursion, log)
+                contexts[listener.blocks] = ServerContext(dispatcher, self._counter, self.loop, recursion, log, slots)
             sock, context = socket.socket(fileno=listener.fd), contexts[listener.blocks]
             self._servers.append(
                 UdpServer(sock, context, _UDP_CACHE_BYTES)

@@ -10,6 +10,7 @@ import ipaddress
 import socket
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -25,6 +26,7 @@ from narthex.dns.plugins.log import QueryLog
 from narthex.dns.server.counters import AnswerCounter, AnswerLabels
 from narthex.dns.server.event_loop import EventLoop
 from narthex.dns.server.packet_cache import NxdomainTemplates, PacketCache, PacketCounter
+from narthex.runtime.connection_slots import ConnectionSlots
 
 DROPPED = "dropped"
 """Zone label of queries that no server block takes, as in CoreDNS."""
@@ -210,6 +212,8 @@ class ServerContext(msgspec.Struct, frozen=True):
     loop: EventLoop
     recursion: Recursion
     log: QueryLog | None = None
+    slots: ConnectionSlots[Any] = msgspec.field(default_factory=ConnectionSlots)
+    """The TCP connections of all servers of the worker."""
 
 
 class QueryServer:

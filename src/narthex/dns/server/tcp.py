@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import socket
 import time
-from collections import Counter
+from collections.abc import Callable, Hashable
 
 from narthex.dns.message.query import DnsClient
 from narthex.dns.server.dispatcher import LocalAnswer, PendingQuery, QueryServer, ServerContext
+from narthex.runtime.connection_slots import (
+    ACCEPT_RETRY_SECONDS,
+    EVERY_PORT,
+    EVICTED_SECONDS,
+    FAILURE_LINES,
+    LOG_SECONDS,
+    ConnectionSlots,
+    max_connections,
+)
+from narthex.runtime.logs import LOGGER, LimitedLog
 
 MAX_CONNECTIONS = 512
-"""Limit per worker; further connections are closed at once."""
+"""Limit per worker and listening address. For each further connection, the one that has been silent longest is closed."""
 MAX_CONNECTIONS_PER_CLIENT = 64
+"""Of these, limit for one client address. For each further connection, one of the same client is closed."""
 IDLE_SECONDS = 10.0
 """A connection is closed after this time without a whole query, and without progress in sending responses."""
 _MAX_PENDING = 128
@@ -29,48 +40,80 @@ class TcpServer(QueryServer):
 
     def __init__(self, sock: socket.socket, context: ServerContext, max_bytes: int) -> None:
         super().__init__(sock, context, max_bytes)
-        self._connections: dict[int, _Connection] = {}
-        self._by_client: Counter[str] = Counter()
+        self._connections: set[_Connection] = set()
+        self.slots: ConnectionSlots[_Connection] = context.slots
+        self._limit = max_connections()
+        self._evictions = LimitedLog(LOGGER.warning, self._later, 1, LOG_SECONDS)
+        self._failures = LimitedLog(LOGGER.error, self._later, FAILURE_LINES, LOG_SECONDS)
 
     def open(self) -> None:
         """Start to accept connections."""
-        self.loop.register(self.sock.fileno(), self._acceptable)
+        self._accept_from_now()
         self.loop.at(self.loop.now() + _IDLE_CHECK_SECONDS, self._close_idle)
 
     def close(self) -> None:
         """Close the listening socket and all connections."""
         super().close()
-        for connection in tuple(self._connections.values()):
+        for connection in tuple(self._connections):
             connection.close()
 
-    def closed(self, fd: int, address: str) -> None:
+    def closed(self, connection: _Connection) -> None:
         """Forget a connection that has closed."""
-        del self._connections[fd]
-        self._by_client[address] -= 1
-        if not self._by_client[address]:
-            del self._by_client[address]
+        self._connections.discard(connection)
+        self.slots.remove(connection)
+
+    def _later(self, seconds: float, callback: Callable[[], object]) -> None:
+        self.loop.at(self.loop.now() + seconds, lambda: (callback(), None)[1])
+
+    def _accept_from_now(self) -> None:
+        if self.sock.fileno() >= 0:
+            self.loop.register(self.sock.fileno(), self._acceptable)
 
     def _acceptable(self) -> None:
         try:
             sock, peer = self.sock.accept()
-        except OSError:
-            # The client has gone, or descriptors have run out; connections that close free some.
+        except (BlockingIOError, ConnectionError):
+            # The client has left already.
+            return
+        except OSError as error:
+            self._pause(error)
             return
         address = str(peer[0]).partition("%")[0]
-        if len(self._connections) >= MAX_CONNECTIONS or self._by_client[address] >= MAX_CONNECTIONS_PER_CLIENT:
-            self.counter.refused_connections += 1
-            sock.close()
-            return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._by_client[address] += 1
-        self._connections[sock.fileno()] = _Connection(self, sock, address, peer[1])
+        connection = _Connection(self, sock, address, peer[1])
+        self._connections.add(connection)
+        limits: dict[Hashable, int] = {
+            (self, address): MAX_CONNECTIONS_PER_CLIENT,
+            self: MAX_CONNECTIONS,
+            EVERY_PORT: self._limit,
+        }
+        for evicted in self.slots.add(connection, limits):
+            self._evict(evicted)
+            self._evictions.write(
+                f"DNS over TCP has too many connections, the last one from {address} (limits: "
+                f"{', '.join(map(str, limits.values()))} of one client, of one address, and of all); those that were silent longest are closed"
+            )
+
+    def _evict(self, connection: _Connection) -> None:
+        self.counter.refused_connections += 1
+        connection.close()
+
+    def _pause(self, error: OSError) -> None:
+        """Stop accepting until a file descriptor may be free: soon if a silent connection can be closed."""
+        evicted = self.slots.evict(EVERY_PORT)
+        if evicted is not None:
+            self._evict(evicted)
+        seconds = ACCEPT_RETRY_SECONDS if evicted is None else EVICTED_SECONDS
+        self._failures.write(f"a TCP connection cannot be accepted: {error.strerror}; the next try is in {seconds:g} s")
+        self.loop.unregister(self.sock.fileno())
+        self._later(seconds, self._accept_from_now)
 
     def _close_idle(self) -> None:
         if self.sock.fileno() < 0:
             return
         oldest = self.loop.now() - IDLE_SECONDS
-        for connection in tuple(self._connections.values()):
+        for connection in tuple(self._connections):
             if connection.active_at < oldest:
                 connection.close()
         self.loop.at(self.loop.now() + _IDLE_CHECK_SECONDS, self._close_idle)
@@ -98,7 +141,7 @@ class _Connection:
             return
         self._server.loop.unregister(self._fd)
         self._sock.close()
-        self._server.closed(self._fd, self._client.address)
+        self._server.closed(self)
 
     def _watch(self) -> None:
         reads = not self._ended and self._pending < _MAX_PENDING and len(self._out) < _MAX_UNSENT
@@ -145,7 +188,7 @@ class _Connection:
         self._answering = False
         if answered:
             del data[:at]
-            self.active_at = self._server.loop.now()
+            self._note_progress()
             self._server.counter.observe(self._server.dispatcher.main_zone, time.perf_counter() - started, answered)
         return answered
 
@@ -160,13 +203,22 @@ class _Connection:
                 return
             if sent:
                 del self._out[:sent]
-                self.active_at = self._server.loop.now()
+                self._note_progress()
         if self._sock.fileno() < 0:
             return
         if self._ended and not self._out and not self._pending:
             self.close()
             return
         self._watch()
+
+    def _note_progress(self) -> None:
+        self.active_at = self._server.loop.now()
+        self._note_turn()
+
+    def _note_turn(self) -> None:
+        """Note who is to move: the server while queries are pending, otherwise the client."""
+        slots = self._server.slots
+        (slots.note_working if self._pending else slots.note_silent)(self)
 
     def _answer(self, packet: bytes) -> None:
         server = self._server
@@ -201,6 +253,7 @@ class _Connection:
         self._pending -= 1
         if self._sock.fileno() < 0:
             return
+        self._note_turn()
         if message is not None:
             packet = pending.query.packet
             self._server.log_query(pending.zone, packet, message, self._client, self._port, started)

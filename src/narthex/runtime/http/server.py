@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from narthex.runtime.connection_slots import ConnectionSlots, SlotLimits
+from narthex.runtime.connection_slots import (
+    ACCEPT_RETRY_SECONDS,
+    EVERY_PORT,
+    EVICTED_SECONDS,
+    FAILURE_LINES,
+    LOG_SECONDS,
+    MAX_CONNECTIONS,
+    ConnectionSlots,
+    SlotLimits,
+    max_connections,
+)
 from narthex.runtime.http.messages import Responder
 from narthex.runtime.logs import LOGGER, LimitedLog
 
@@ -21,18 +30,6 @@ if TYPE_CHECKING:
 _BACKLOG = 1024
 """Connections that wait to be accepted. To accept as many takes a fraction of a probe's timeout of one second, and without room
 here a client tries again only after that second."""
-_ACCEPT_RETRY_SECONDS = 1.0
-"""Pause after a connection that could not be accepted because the process has no file descriptors left."""
-_EVICTED_SECONDS = 0.01
-"""The same pause if a silent connection was closed, whose descriptor is free by then."""
-_MAX_CONNECTIONS = 4096
-"""Limit of a server with all its ports, since each health check node port has slots of its own. Half of the process's files if
-those are fewer, so that the other half is left to what the process does itself."""
-_LOG_SECONDS = 60.0
-"""Period in which the log has one line on connections that were closed for others."""
-_FAILURE_LINES = 5
-"""Lines on connections that could not be accepted, in the same period."""
-_EVERY_PORT = "every port"
 
 
 class _Listener(NamedTuple):
@@ -68,10 +65,10 @@ class HttpServer:
     Its methods may be called from any thread, except where they say otherwise. The first port or timer starts its thread.
     """
 
-    def __init__(self, name: str = "http", connections: int = _MAX_CONNECTIONS) -> None:
-        """Prepare a server. `name` is its thread's; `connections` is the limit of all its ports together."""
+    def __init__(self, name: str = "http", connections: int = MAX_CONNECTIONS) -> None:
+        """Prepare a server. `name` is its thread's; `connections` is the limit of all its ports (see `max_connections`)."""
         self._name = name
-        self._limit = min(connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self._most = connections
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -82,8 +79,8 @@ class HttpServer:
         self._connections: dict[asyncio.Task[None], HttpConnection | None] = {}
         """Open connections by the task that serves each; None during its TLS handshake. Both belong to the loop."""
         self._slots: ConnectionSlots[asyncio.Task[None]] = ConnectionSlots()
-        self._evictions = LimitedLog(LOGGER.warning, self.later, 1, _LOG_SECONDS)
-        self._failures = LimitedLog(LOGGER.error, self.later, _FAILURE_LINES, _LOG_SECONDS)
+        self._evictions = LimitedLog(LOGGER.warning, self.later, 1, LOG_SECONDS)
+        self._failures = LimitedLog(LOGGER.error, self.later, FAILURE_LINES, LOG_SECONDS)
 
     def open(
         self,
@@ -249,7 +246,7 @@ class HttpServer:
 
     def _take_slot(self, task: asyncio.Task[None], listener: _Listener, client: str) -> None:
         port, (in_all, of_client) = listener.sock, listener.limits
-        limits = {(port, client): of_client, port: in_all, _EVERY_PORT: self._limit}
+        limits = {(port, client): of_client, port: in_all, EVERY_PORT: max_connections(self._most)}
         for evicted in self._slots.add(task, limits):
             evicted.cancel()
             self._evictions.write(
@@ -261,10 +258,10 @@ class HttpServer:
     def _pause(self, listener: _Listener, error: OSError) -> None:
         """Stop accepting until a file descriptor may be free: soon if a silent connection can be closed."""
         assert self._loop is not None
-        evicted = self._slots.evict(_EVERY_PORT)
+        evicted = self._slots.evict(EVERY_PORT)
         if evicted is not None:
             evicted.cancel()
-        seconds = _ACCEPT_RETRY_SECONDS if evicted is None else _EVICTED_SECONDS
+        seconds = ACCEPT_RETRY_SECONDS if evicted is None else EVICTED_SECONDS
         self._failures.write(f"a connection cannot be accepted: {error.strerror}; the next try is in {seconds:g} s")
         self._loop.remove_reader(listener.sock)
         self._loop.call_later(seconds, self._accept_from_now, listener)
