@@ -21,7 +21,7 @@ FAILURE_LINES = 5
 EVERY_PORT = "every port"
 """The group of all connections of a server, whatever their port."""
 MAX_CONNECTIONS = 4096
-"""Limit of a server with all its ports, 16 of them full; a connection takes about 20 KB."""
+"""Limit of a server with all its ports, 16 of them full; a connection takes 8 KB of memory."""
 _Connection = TypeVar("_Connection", bound=Hashable)
 
 
@@ -38,7 +38,8 @@ def max_connections(most: int = MAX_CONNECTIONS) -> int:
 
     Each port has slots of its own, so that many ports together could take the files that the process itself needs.
     """
-    return min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if files == resource.RLIM_INFINITY else min(most, files // 2)
 
 
 class _Group(Generic[_Connection]):
