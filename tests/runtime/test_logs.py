@@ -73,3 +73,18 @@ def test_single_files_can_be_loud_or_quiet(log, told, shown):
     log.info("news")
     assert ("detail" in stream.getvalue()) is shown
     assert "news" in stream.getvalue()
+
+
+def test_lines_beyond_a_limit_are_counted():
+    written, scheduled = [], []
+    log = logs.LimitedLog(written.append, lambda seconds, callback: scheduled.append((seconds, callback)), 2, 60.0)
+    for number in range(5):
+        log.write(f"line {number}")
+    assert written == ["line 0", "line 1"]
+    ((seconds, end),) = scheduled
+    end()
+    assert (seconds, written[2:]) == (60.0, ["3 more lines like the last ones were left out in 60 s"])
+    log.write("line 5")
+    assert written[3:] == ["line 5"]
+    scheduled[1][1]()
+    assert len(written) == 4

@@ -102,7 +102,7 @@ class LimitedLog:
     def __init__(
         self,
         write: Callable[[str], object],
-        schedule: Callable[[float, Callable[[], object]], object],
+        schedule: Callable[[float, Callable[[], None]], object],
         lines: int,
         seconds: float,
     ) -> None:

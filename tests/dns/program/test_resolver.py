@@ -338,6 +338,28 @@ def test_errors_are_consolidated(desk):
     assert total == 4
 
 
+@pytest.mark.parametrize("cache", ["cache", ""])
+def test_one_line_on_many_equal_queries_that_fail(desk, cache):
+    desk.open(f"errors\n{cache}\nforward . 127.0.0.1:1 {{\n max_fails 0\n}}")
+    # The first query does not fail before the others wait for it.
+    sent = []
+    desk.resolver._forwarders[0]._exchange.send = lambda *given: sent.append(given[-1])
+    told = [desk.start() for _ in range(1000)]
+    while sent:
+        sent.pop()("no response in time")
+        desk.loop.turn(0.0)
+    assert all(len(each) == 1 for each in told)
+    assert desk.said == ["www.example.org. (type 1): no response in time"]
+
+
+def test_errors_beyond_a_limit_are_left_out(desk, monkeypatch):
+    monkeypatch.setattr(resolvers, "_ERROR_SECONDS", 10 * LONG)
+    desk.open("errors\nforward . 127.0.0.1:1 {\n max_fails 0\n}")
+    for number in range(resolvers._ERROR_LINES + 50):
+        desk.ask(f"n{number}.example")
+    assert len(desk.said) == resolvers._ERROR_LINES
+
+
 def test_files_for_tls_are_looked_for_before_anything_starts(tmp_path):
     (good,) = corefile.parse(". {\n forward . tls://192.0.2.1 {\n tls_servername x\n }\n}").blocks
     assert tls_file_error(good) is None

@@ -11,6 +11,7 @@ from narthex.dns.message import names, wire
 from narthex.dns.message import query as question
 from narthex.dns.message.response import header_response
 from narthex.dns.message.wire import SERVFAIL
+from narthex.dns.plugins import forward
 from narthex.dns.server import exchange as exchanges
 from narthex.dns.server import forwarder as upstreams
 from narthex.dns.server.counters import UpstreamCounter
@@ -123,6 +124,35 @@ def test_equal_questions_go_out_once(world):
     assert len({id(how.response) for how in told}) == 1
     world.ask()
     assert len(fake.asked) == 2, "one that is over is not waited for"
+
+
+@pytest.mark.parametrize("settings", [{"max_concurrent": 10}, {}], ids=["max_concurrent", "without a setting"])
+def test_queries_that_wait_for_an_equal_one_count(world, monkeypatch, settings):
+    monkeypatch.setattr(forward, "MAX_IN_FLIGHT", 10)
+    fake = world.fake(lambda *_: [])
+    pool = world.forward(fake.upstream, **settings).pool
+    told = []
+    asked = question.UpstreamQuery(names.wire("www.example.org"), wire.A, wire.IN, wire.RD)
+    for _ in range(50):
+        world.forwarder.forward(asked, "udp", told.append)
+    assert [how.rcode for how in told] == [wire.REFUSED] * 40
+    assert (pool.in_flight, pool.take_rejected(), world.meter.counts.coalesced) == (10, 40, 9)
+    fake.script = lambda query, _: [answer(query, "192.0.2.1")]
+    world.until(lambda: len(told) == 50)
+    assert [how.rcode for how in told[40:]] == [0] * 10
+    assert pool.in_flight == 0
+    assert world.ask().rcode == 0
+
+
+def test_of_equal_failures_all_but_one_are_repeated(world):
+    fake = world.fake(lambda *_: [])
+    world.forward(fake.upstream)
+    told = []
+    asked = question.UpstreamQuery(names.wire("www.example.org"), wire.A, wire.IN, wire.RD)
+    for _ in range(5):
+        world.forwarder.forward(asked, "udp", told.append)
+    world.forwarder.close()
+    assert [how.repeated for how in told] == [False] + [True] * 4
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ READ_TIMEOUT = 2.0
 """Seconds that an upstream has to answer."""
 TOTAL_TIMEOUT = 5.0
 """Seconds for all attempts together."""
+MAX_IN_FLIGHT = 8192
+"""Queries in flight of one `forward` and worker without `max_concurrent`. One that waits takes about 3 KB."""
 _ROUNDS = 2
 """Limit of attempts of one query at the same upstream."""
 
@@ -69,6 +71,7 @@ class UpstreamPool:
         self._health: dict[Upstream, UpstreamHealth] = {}
         self.upstreams: tuple[Upstream, ...] = ()
         self.in_flight = 0
+        """Queries that wait for a response, including those that wait for an equal one."""
         self.rejected = 0
         """Queries beyond max_concurrent since the last `take_rejected`."""
         self.broken = 0
@@ -113,6 +116,18 @@ class UpstreamPool:
             return False
         health.looping = True
         return True
+
+    def acquire(self) -> GiveUp | None:
+        """Count one more query in flight, or return why there may not be more. Each takes memory, whichever of them is sent."""
+        if self.in_flight >= (self.settings.max_concurrent or MAX_IN_FLIGHT):
+            self.rejected += 1
+            return GiveUp(wire.REFUSED, f"{self.in_flight} queries are in flight already (max_concurrent)")
+        self.in_flight += 1
+        return None
+
+    def release(self, queries: int = 1) -> None:
+        """Note that queries are no longer in flight."""
+        self.in_flight -= queries
 
     def take_rejected(self) -> int:
         """Return and reset the number of rejected queries."""
@@ -163,11 +178,10 @@ class ForwardedQuery:
     def begin(self, now: float) -> ForwardDecision:
         """Return the first decision."""
         pool = self._pool
-        if pool.settings.max_concurrent and pool.in_flight >= pool.settings.max_concurrent:
-            pool.rejected += 1
+        rejected = pool.acquire()
+        if rejected is not None:
             self._finished = True
-            return GiveUp(wire.REFUSED, f"{pool.in_flight} queries are in flight already (max_concurrent)")
-        pool.in_flight += 1
+            return rejected
         self._order = pool.order()
         self._deadline = now + TOTAL_TIMEOUT
         return self._step(now, "" if self._order else "there is no upstream")
@@ -227,4 +241,4 @@ class ForwardedQuery:
 
     def _close(self) -> None:
         self._finished = True
-        self._pool.in_flight -= 1
+        self._pool.release()

@@ -39,6 +39,8 @@ class ForwardOutcome(msgspec.Struct, frozen=True):
     rcode: int
     reason: str = ""
     try_next: bool = False
+    repeated: bool = False
+    """True for a query that waited for an equal one, which has the same outcome."""
 
 
 OutcomeCallback = Callable[[ForwardOutcome], None]
@@ -76,6 +78,10 @@ class Forwarder:
         key = query, transport
         waiting = self._in_flight.get(key)
         if waiting is not None:
+            rejected = self.pool.acquire()
+            if rejected is not None:
+                report(ForwardOutcome(None, rejected.rcode, rejected.reason))
+                return
             self._counter.counts.coalesced += 1
             waiting.append(report)
             return
@@ -129,8 +135,13 @@ class Forwarder:
         self._exchange.send(send.upstream, send.via, key[0], send.deadline, report)
 
     def _finish(self, key: FlightKey, outcome: ForwardOutcome) -> None:
-        for report in self._in_flight.pop(key, ()):
+        first, others = (waiting := self._in_flight.pop(key, []))[:1], waiting[1:]
+        self.pool.release(len(others))
+        for report in first:
             report(outcome)
+        repeated = msgspec.structs.replace(outcome, repeated=True)
+        for report in others:
+            report(repeated)
 
     def _check_health(self, upstream: Upstream) -> None:
         if self._closed:

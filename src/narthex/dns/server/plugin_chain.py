@@ -9,7 +9,7 @@ import functools
 import random
 from collections.abc import Callable
 
-from narthex.dns.corefile.settings import DEFAULT_PORT, ForwardSettings, ServerBlock, Upstream
+from narthex.dns.corefile.settings import DEFAULT_PORT, ErrorsSettings, ForwardSettings, ServerBlock, Upstream
 from narthex.dns.message import names, wire
 from narthex.dns.message.query import DnsClient, Query, upstream_query
 from narthex.dns.message.response import Shuffle, UpstreamResponse, local_response
@@ -22,8 +22,11 @@ from narthex.dns.server.counters import CacheCounts, ResolverCounts, UpstreamCou
 from narthex.dns.server.event_loop import RESOLV_CONF_INTERVAL, EventLoop, EventTimer, FollowedFile
 from narthex.dns.server.forwarder import Forwarder, ForwardOutcome, tls_context
 from narthex.dns.server.resolv_conf import upstreams_of_file
+from narthex.runtime.logs import LimitedLog
 
 Warn = Callable[[str], None]
+_ERROR_LINES, _ERROR_SECONDS = 100, 60.0
+"""Lines of `errors` in a period: any client can make queries fail, as many and as long as it likes."""
 
 
 def tls_file_error(block: ServerBlock) -> str | None:
@@ -66,7 +69,7 @@ class PluginChain:
         self._counter = UpstreamCounter()
         self._cache = None if block.cache is None else ResponseCache(block.cache)
         self._hosts = None if block.hosts is None else HostsPlugin(block.hosts)
-        self._errors = None if block.errors is None else ErrorLog(block.errors, self._schedule, warn)
+        self._errors = None if block.errors is None else self._error_log(block.errors)
         self._forwarders = [Forwarder(loop, each, _fixed(each), self._counter) for each in block.forwards]
         self._shuffle: Shuffle | None = None if block.loadbalance is None else random.Random().shuffle
         self._followed: list[FollowedFile] = []
@@ -191,9 +194,13 @@ class PluginChain:
         forwarder.forward(upstream_query(query), client.transport, finish)
 
     def _failure(self, query: Query, outcome: ForwardOutcome) -> bytes:
-        if self._errors is not None and outcome.rcode == wire.SERVFAIL:
+        if self._errors is not None and outcome.rcode == wire.SERVFAIL and not outcome.repeated:
             self._errors.error(f"{names.text(query.name)} (type {query.qtype}): {outcome.reason}")
         return local_response(query, outcome.rcode)
+
+    def _error_log(self, settings: ErrorsSettings) -> ErrorLog:
+        limited = LimitedLog(self._warn, self._schedule, _ERROR_LINES, _ERROR_SECONDS)
+        return ErrorLog(settings, self._schedule, limited.write)
 
     def _schedule(self, seconds: float, callback: Callable[[], None]) -> None:
         self._loop.at(self._loop.now() + seconds, callback)

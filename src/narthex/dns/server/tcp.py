@@ -62,8 +62,8 @@ class TcpServer(QueryServer):
         self._connections.discard(connection)
         self.slots.remove(connection)
 
-    def _later(self, seconds: float, callback: Callable[[], object]) -> None:
-        self.loop.at(self.loop.now() + seconds, lambda: (callback(), None)[1])
+    def _later(self, seconds: float, callback: Callable[[], None]) -> None:
+        self.loop.at(self.loop.now() + seconds, callback)
 
     def _accept_from_now(self) -> None:
         if self.sock.fileno() >= 0:
