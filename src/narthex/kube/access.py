@@ -97,6 +97,10 @@ def _open(access: Access) -> ServerConnection:
         fields = ConnectionParams(timeout=timeout, proxy=cluster.get("proxy-url") or None).httpx_params(config)
     else:
         fields = _direct(config, timeout)
+    if config.user.exec and not (config.user.token or config.user.token_file):
+        from narthex.kube.exec_plugin import exec_auth
+
+        fields["auth"] = exec_auth(config.user.exec)
     client = httpx2.AsyncClient(**fields, headers={"User-Agent": f"narthex/{__version__}"})
     name = cluster.get("tls-server-name")
     return ServerConnection(client, config.cluster.server, {"sni_hostname": name} if name else {}, _files(path, config))
@@ -167,7 +171,7 @@ def _with_exec(config: SingleConfig, raw: dict[str, Any]) -> SingleConfig:
     command = plugin.command if "/" not in plugin.command else str(config.abs_file(plugin.command))
     exec_user = msgspec.structs.replace(
         plugin,
-        # lightkube knows v1beta1; what it reads of the plugin's answer is the same in v1.
+        # lightkube knows v1beta1; what is read of the plugin's answer is the same in v1.
         apiVersion=f"{_EXEC}/v1beta1",
         command=command,
         env=[*(plugin.env or []), NameValue("KUBERNETES_EXEC_INFO", msgspec.json.encode(info).decode())],
