@@ -222,9 +222,22 @@ def test_something_to_follow_is_needed(monkeypatch):
     assert "use --kubeconfig, --master, or --manifests" in result.output
 
 
-@pytest.mark.parametrize("flag", ["--kubeconfig=/k", "--master=http://127.0.0.1:8080"])
-def test_an_api_server_is_followed(served, flag):
-    assert call("--hostname-override=a", flag).exit_code == 0
+def test_a_kubeconfig_that_cannot_be_read_ends_the_start(served, tmp_path):
+    """As it ends kube-proxy: waiting does not mend a wrong path."""
+    (tmp_path / "empty").write_text("")
+    for path, message in (("nope", "No such file or directory"), ("empty", "is not a kubeconfig"), (".", "directory")):
+        result = call(f"--kubeconfig={tmp_path}/{path}")
+        assert result.exit_code == 1, result.output
+        assert message in result.output and str(tmp_path) in result.output
+    assert served == []
+    assert call(f"--kubeconfig={tmp_path}/nope", f"--manifests={tmp_path}").exit_code == 0
+    assert len(served) == 1
+
+
+@pytest.mark.parametrize("flag", ["--kubeconfig={k}", "--master=http://127.0.0.1:8080"])
+def test_an_api_server_is_followed(served, flag, tmp_path):
+    (tmp_path / "k").write_text("clusters: []")
+    assert call("--hostname-override=a", flag.format(k=tmp_path / "k")).exit_code == 0
     ((_, source),) = served
     assert [each.kind for each in source.followed] == ["Service", "EndpointSlice", "Node", "ServiceCIDR"]
 

@@ -106,6 +106,7 @@ REFUSED = [
     (SERVICE, "spec/ipFamilies", ["IPv4", "IPv4"], "spec.ipFamilies", "named twice"),
     (SERVICE, "spec/ipFamilyPolicy", "Dual", "spec.ipFamilyPolicy", "is not SingleStack, PreferDualStack"),
     (SERVICE, "spec/externalIPs", ["203.0.113.1", "0.0.0.0"], "spec.externalIPs[1]", "the unspecified address"),
+    (SERVICE, "spec/externalIPs", ["255.255.255.255"], "spec.externalIPs[0]", "the broadcast address"),
     (SERVICE, "spec/externalIPs", ["203.0.113.1/32"], "spec.externalIPs[0]", "is not an IP address"),
     (SERVICE, "spec/externalTrafficPolicy", "local", "spec.externalTrafficPolicy", "is not Cluster or Local"),
     (SERVICE, "spec/internalTrafficPolicy", "Node", "spec.internalTrafficPolicy", "is not Cluster or Local"),

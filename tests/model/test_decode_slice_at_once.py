@@ -53,6 +53,14 @@ def decoded(*endpoints):
     )
 
 
+def test_an_endpoint_at_the_broadcast_address_is_ignored():
+    """The API server accepts it. The others of its slice are good."""
+    found = decoded(entry("10.64.1.1"), entry("255.255.255.255"), entry("10.64.1.2"))
+    assert [each.address for each in found.object.endpoints] == ["10.64.1.1", "10.64.1.2"]
+    (problem,) = found.problems
+    assert problem.severity == "warning" and problem.field == "endpoints[1].addresses[0]"
+
+
 @given(st.lists(st.builds(entry, address=addresses, pod=names, node=names, zone=names), min_size=1, max_size=3))
 def test_all_at_once_is_one_by_one(endpoints):
     """The one with a host name keeps the others from being looked at together."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import click
@@ -35,3 +36,16 @@ def require_followed_source(given: object) -> None:
         raise click.UsageError(
             "no source of objects: use --kubeconfig, --master, or --manifests (not running in a Pod)"
         )
+
+
+def require_kubeconfig(path: str) -> None:
+    """Raise ClickException if a kubeconfig is given that cannot be read: a wrong path does not mend itself."""
+    from narthex.kube.access import AccessError, read_kubeconfig
+
+    try:
+        if path:
+            read_kubeconfig(Path(path).expanduser())
+    except AccessError as error:
+        from narthex.runtime.logs import printable
+
+        raise click.ClickException(printable(str(error))) from error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import narthex
-from narthex.cli.options import master_option, require_followed_source, with_options
+from narthex.cli.options import master_option, require_followed_source, require_kubeconfig, with_options
 
 if TYPE_CHECKING:
     from narthex.kube.source import Origin
@@ -322,6 +322,8 @@ def command(
         if init_only:
             prepare(configured)
         else:
+            if manifests is None:
+                require_kubeconfig(configured.client.kubeconfig)
             serve(configured, source(configured, manifests, master)(), file)
     except SettingsError as error:
         # One line per error of the file.

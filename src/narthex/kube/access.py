@@ -76,7 +76,7 @@ def _open(access: Access) -> ServerConnection:
     path = access.connection.kubeconfig
     if path:
         file = Path(path).expanduser()
-        raw = _read(file)
+        raw = read_kubeconfig(file)
         config = KubeConfig.from_dict(raw, fname=file).get()
     elif access.master:
         config = KubeConfig.from_server(access.master).get()
@@ -120,7 +120,8 @@ def _direct(config: SingleConfig, timeout: Timeout) -> dict[str, Any]:
     return fields | {"transport": ApiTransport(fields["verify"])}
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_kubeconfig(file: Path) -> dict[str, Any]:
+    """Return the content of a kubeconfig. Raises AccessError if it cannot be read, or is no kubeconfig."""
     from narthex.model.documents import MalformedDocument, read_documents
 
     try:

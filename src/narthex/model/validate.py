@@ -106,6 +106,10 @@ def are_subdomains(texts: Sequence[str]) -> bool:
     return lines.count("\n") == len(texts) - 1 and max(map(len, texts)) <= 253 and _names_in_lines(lines) is not None
 
 
+BROADCAST = "255.255.255.255"
+"""The limited broadcast address. The API server accepts it, although no packet to a Service may go to all hosts."""
+
+
 def special_use(address: str) -> str:
     """Return why a canonical address belongs to no single host on a network; empty if it may."""
     ip = ipaddress.ip_address(address)
@@ -113,6 +117,8 @@ def special_use(address: str) -> str:
         return "an IPv4 address written as IPv6"
     if ip.is_unspecified:
         return "the unspecified address"
+    if address == BROADCAST:
+        return "the broadcast address"
     if ip.is_loopback:
         return "a loopback address"
     if ip.is_link_local:

@@ -123,6 +123,20 @@ def test_kubelets_firewall_stays():
     assert find(more, IPFamily.IPV4, kubelet=False) == []
 
 
+@pytest.mark.parametrize("kubelet", [True, False])
+def test_a_guard_in_a_chain_of_others_is_not_left_silently(kubelet):
+    other = "-m mark --mark 0x8000/0x8000 -j DROP"
+    text = table(
+        "filter", ["KUBE-FIREWALL"], "INPUT -j KUBE-FIREWALL", f"KUBE-FIREWALL {other}", f"KUBE-FIREWALL {GUARD}"
+    )
+    found = only(text, kubelet)
+    assert found.chains == ()
+    assert ("kubelet" in found.kept["KUBE-FIREWALL"]) is kubelet
+    assert found.jumps == (() if kubelet else (("KUBE-FIREWALL", GUARD),))
+    assert found.guard is not kubelet, "route_localnet is off where its guard is removed"
+    assert found.script == ("" if kubelet else f"*filter\n-D KUBE-FIREWALL {GUARD}\nCOMMIT\n")
+
+
 def test_a_kubelet_is_known_by_its_chains():
     assert has_kubelet(save_chains(table("mangle", ["KUBE-IPTABLES-HINT"])))
     assert not has_kubelet(save_chains(table("nat", ["KUBE-KUBELET-CANARY"])))

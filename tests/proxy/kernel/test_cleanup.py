@@ -237,6 +237,27 @@ def test_kubelets_share_stays(namespace):
     assert run(["sysctl", "-n", LOCALNET], namespace=namespace).strip() == "1", "kubelet's guard is still there"
 
 
+@pytest.mark.parametrize("kubelet", [True, False])
+def test_a_guard_beside_rules_of_others_is_removed_or_reported(namespace, kubelet):
+    """The chain KUBE-FIREWALL of older kubelets drops marked packets; ours then shares it."""
+    mangle = "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n" if kubelet else ""
+    theirs = (
+        "*filter\n:KUBE-FIREWALL - [0:0]\n-A INPUT -j KUBE-FIREWALL\n-A OUTPUT -j KUBE-FIREWALL\n"
+        "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP\nCOMMIT\n"
+    )
+    run(["iptables-restore"], stdin=mangle + theirs, namespace=namespace)
+    before = dump(namespace)
+    target, backend = IptablesTarget(IPFamily.IPV4, namespace), IptablesBackend()
+    target.apply(backend.diff(None, backend.render(cluster(IPFamily.IPV4))))
+    done = narthex(namespace, "cleanup")
+    assert done.returncode == 1
+    assert "KUBE-FIREWALL" in done.stderr and "guard of 127.0.0.0/8" in done.stderr
+    left = [line for line in dump(namespace) if "KUBE-" in line and line not in before]
+    assert [line for line in left if "block incoming localnet" not in line] == []
+    assert len(left) == kubelet
+    assert run(["sysctl", "-n", LOCALNET], namespace=namespace).strip() == str(int(kubelet))
+
+
 def test_looking_where_nothing_is_starts_no_program(namespace, monkeypatch):
     """A proxy's start must not wait for it."""
     run(["iptables-restore"], stdin=FOREIGN, namespace=namespace)

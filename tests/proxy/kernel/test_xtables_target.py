@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -275,6 +276,36 @@ def test_localhost_node_ports_switch_on_route_localnet(namespace):
     assert run(read, namespace=namespace).strip() == "0"
     target.apply(BACKEND.diff(None, BACKEND.render(cluster())))
     assert run(read, namespace=namespace).strip() == "1"
+
+
+def test_a_setting_that_cannot_be_made_stops_no_rules(namespace, monkeypatch, tmp_path, caplog):
+    """As in a container with a read-only /proc/sys. It is logged once, tried again, and no difference to repair."""
+    setting = tmp_path / "net/ipv4/conf/all/route_localnet"
+    setting.parent.mkdir(parents=True)
+    setting.write_text("0\n")
+    setting.chmod(0o444)
+    write = Path.write_text
+
+    def refuse(path, *arguments, **options):
+        if path == setting:
+            raise OSError(30, "Read-only file system", str(path))
+        return write(path, *arguments, **options)
+
+    monkeypatch.setattr("narthex.proxy.kernel.iptables.PROC_SYS", tmp_path)
+    target, rules = IptablesTarget(IPFamily.IPV4, namespace), BACKEND.render(cluster())
+    with caplog.at_level("INFO", "narthex"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_text", refuse)
+            target.apply(BACKEND.diff(None, rules))
+            for _ in range(3):
+                assert target.read() == rules
+                assert not BACKEND.diff(target.read(), rules)
+        (record,) = caplog.records
+        assert "127.0.0.1" in record.message and "localhostNodePorts" in record.message
+        assert target.read() == rules
+        assert setting.read_text() == "1"
+        assert "refused before" in caplog.records[1].message
+    assert any("KUBE-SVC" in line for line in saved(namespace))
 
 
 @pytest.mark.row("21.10")

@@ -9,6 +9,7 @@ from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointPort, EndpointSlice, SliceEndpoint
 from narthex.model.problem import ProblemCollector, quoted
 from narthex.model.validate import (
+    BROADCAST,
     DNS_LABEL,
     DNS_SUBDOMAIN,
     FQDN,
@@ -148,6 +149,10 @@ def _address(index: int, addresses: list[str] | None, family: IPFamily | None, r
             first = first or text
         else:
             field = f"endpoints[{index}].addresses[{number}]"
+            if text == BROADCAST:
+                # The API server accepts it; the other endpoints of the slice are good.
+                report.warning(field, f"{quoted(text)} is the broadcast address: the endpoint is ignored")
+                return ""
             address = valid_text(field, text, report, lambda each: family_address(each, family))
             first = first or address
     return first

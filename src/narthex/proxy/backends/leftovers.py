@@ -47,6 +47,13 @@ _JUMP_MATCHES = {
     ("--dst-type", "LOCAL"),
 }
 
+_SHARED_GUARD = (
+    "another program has rules in it, so the chain and the jumps to it stay; the guard of 127.0.0.0/8 is removed"
+)
+_KUBELETS_GUARD = (
+    "a kubelet has rules in it, and the guard of 127.0.0.0/8 may be the kubelet's, so both stay; to remove the guard, too, "
+    "delete the rule `block incoming localnet connections` and set net.ipv4.conf.all.route_localnet to 0"
+)
 Owned = Callable[[str, str], bool]
 """Returns True if a chain, given by table and name, is to be removed."""
 
@@ -81,7 +88,7 @@ class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
     kept: Mapping[str, str] = {}
     """Chains that rules of others use, with the reason. Everything that these chains use stays as well."""
     guard: bool = False
-    """The guard of route_localnet (row 9.11) is among `chains`."""
+    """The guard of route_localnet (row 9.11) is removed, with its chain or without."""
 
     def __bool__(self) -> bool:
         return bool(self.chains or self.jumps or self.kept)
@@ -134,12 +141,18 @@ def _in_table(
     table: str, chains: list[str], rules: list[tuple[str, str]], family: IPFamily, kubelet: bool, owned: Owned
 ) -> Leftovers:
     ours = {chain: None for chain in chains if owned(table, chain)}
+    jumps, kept = [], {}
     guard = table == "filter" and names.FIREWALL in ours
-    if guard and (kubelet or not _only_guard([rule for chain, rule in rules if chain == names.FIREWALL], family)):
+    inside = [rule for chain, rule in rules if guard and chain == names.FIREWALL]
+    guards = [rule for rule in inside if _is_guard(rule, family)]
+    shared = len(guards) < len(inside)
+    if guard and (kubelet or shared):
         # It is kubelet's, or another program has rules in it.
         del ours[names.FIREWALL]
         guard = False
-    jumps, kept = [], {}
+        if guards and shared:
+            kept[names.FIREWALL] = _KUBELETS_GUARD if kubelet else _SHARED_GUARD
+            jumps += [(names.FIREWALL, rule) for rule in guards if not kubelet]
     for chain, rule in rules:
         if chain in ours:
             continue
@@ -158,7 +171,7 @@ def _in_table(
         # A chain that stays is used by others, the jump to it from a built-in chain is still kube-proxy's.
         jumps=tuple(jumps),
         kept=kept,
-        guard=guard and names.FIREWALL not in kept,
+        guard=(guard and names.FIREWALL not in kept) or bool(guards and not kubelet and shared),
     )
 
 
@@ -200,9 +213,8 @@ def _is_plain(rule: str) -> bool:
     return False
 
 
-def _only_guard(rules: list[str], family: IPFamily) -> bool:
-    text = "".join(f"-A {names.FIREWALL} {rule}\n" for rule in rules)
-    return all(rule == guard_rule() for rule in parse_rules(text, family).get(names.FIREWALL, ()))
+def _is_guard(rule: str, family: IPFamily) -> bool:
+    return parse_rules(f"-A {names.FIREWALL} {rule}\n", family).get(names.FIREWALL, ()) == (guard_rule(),)
 
 
 def is_virtual_server(key: ServerKey, bound: Container[str], sets: Mapping[str, IpSet]) -> bool:

@@ -18,6 +18,7 @@ from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.backends.iptables.rules import Sysctl, XtablesChanges, XtablesRules
 from narthex.proxy.backends.iptables.script import KernelChains, find, needs_look, restore_series
+from narthex.runtime.logs import LOGGER
 
 _LOCK_SECONDS = "5"
 """How long to wait for another program that holds the xtables lock."""
@@ -52,6 +53,8 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
         self._in_pieces = not legacy and default_variant(family) == "nft"
         self._guarded = False
         """The last changes included KUBE-FIREWALL, so a shared one counts as ours."""
+        self._refused: set[Sysctl] = set()
+        """Settings that cannot be made here, such as in a container with a read-only /proc/sys. The rules work without."""
 
     def read(self) -> XtablesRules | None:
         """Return our rules in the kernel. Raises ApplyError if they cannot be read."""
@@ -111,20 +114,40 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
             return run(argv, namespace=self._namespace, timeout=_MOST_SECONDS)
 
     def _in_force(self) -> tuple[Sysctl, ...]:
+        """Return the settings that are made. One that cannot be made is no difference to repair, but is tried again."""
         if self._family is not IPFamily.IPV4:
             return ()
+        if ROUTE_LOCALNET in self._refused:
+            self._set(*ROUTE_LOCALNET)
+            return (ROUTE_LOCALNET,)
         path, value = ROUTE_LOCALNET
-        with in_namespace(self._namespace):
-            return (ROUTE_LOCALNET,) if (PROC_SYS / path).read_text().strip() == value else ()
+        try:
+            with in_namespace(self._namespace):
+                return (ROUTE_LOCALNET,) if (PROC_SYS / path).read_text().strip() == value else ()
+        except OSError:
+            return ()
 
     def _set(self, path: str, value: str) -> None:
+        """Make a setting. Failures are logged once: only node ports on 127.0.0.1 need it, and all else must go on."""
         setting = PROC_SYS / path
         try:
             with in_namespace(self._namespace):
                 if setting.read_text().strip() != value:
                     setting.write_text(value)
         except OSError as error:
-            raise ApplyError(f"could not set {path} to {value}: {error}") from error
+            if (path, value) not in self._refused:
+                LOGGER.warning(
+                    "%s could not be set to %s (%s): node ports do not answer on 127.0.0.1; set it on the machine itself, "
+                    "or ask for nothing (iptables.localhostNodePorts: false)",
+                    path,
+                    value,
+                    error.strerror or error,
+                )
+            self._refused.add((path, value))
+        else:
+            if (path, value) in self._refused:
+                LOGGER.info("set %s to %s, which was refused before", path, value)
+            self._refused.discard((path, value))
 
 
 @contextmanager
