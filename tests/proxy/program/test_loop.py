@@ -515,6 +515,27 @@ def test_a_balancer_without_a_health_check_port_is_said_once(log):
     assert len(said(log, "healthCheckNodePort", "WARNING")) == 2
 
 
+def test_external_ips_that_belong_to_the_node_or_an_api_server_are_reported(log):
+    """They are served, as kube-proxy does, and as clusters need that have no load balancer."""
+    api = endpoint_slice("default/kubernetes", endpoint("10.20.0.5"), port=6443)
+    bench = Bench(service("shop/web", "10.110.0.1", external_ips=("10.20.0.11", "203.0.113.1")), WEB_SLICE)
+    bench.run_for(1)
+    (line,) = said(log, "externalIPs", "WARNING")
+    assert "Service shop/web" in line and "10.20.0.11 is an address of this node" in line
+    assert "10.20.0.11:80/TCP" in bench.kernel
+    bench.change(service("shop/web", "10.110.0.1", external_ips=("203.0.113.1",)))
+    bench.change(service("shop/cart", "10.110.0.2", port=6443, external_ips=("10.20.0.5",)))
+    bench.run_for(1)
+    assert said(log, "mended")
+    assert said(log, "externalIPs", "ERROR") == []
+    bench.change(api)
+    bench.run_for(1)
+    (line,) = said(log, "externalIPs", "ERROR")
+    assert "10.20.0.5 is the address of an API server" in line and "also those to the API server" in line
+    bench.run_for(100)
+    assert len(said(log, "spec.externalIPs")) == 3
+
+
 def test_a_lost_notice_is_made_up_for_by_the_sync_period():
     bench = Bench(WEB)
     bench.proxy.turn()

@@ -23,7 +23,7 @@ from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.metrics import ProgrammingLatency, ProxyMetrics
-from narthex.proxy.program.report import SyncReporter
+from narthex.proxy.program.report import ExternalIPReporter, SyncReporter
 from narthex.proxy.program.schedule import FamilySchedule, SyncPeriods
 from narthex.proxy.program.sync import FamilySync, SyncResult
 from narthex.runtime.reconciler import Reconciler
@@ -78,6 +78,7 @@ class Proxy:
         self._follow = follow
         self._after_sync = after_sync
         self._report = SyncReporter(node_name, len(families))
+        self._external_ips = ExternalIPReporter(node_name)
         self._programming = ProgrammingLatency(clock.wall())
         self._store = Store()
         self._loop = Reconciler(clock)
@@ -182,6 +183,7 @@ class Proxy:
         self.health.saw_node(snapshot.nodes.get(self._node))
         self._report.node(snapshot)
         self._report.health_check_ports(snapshot, changed)
+        self._external_ips.update(snapshot, changed)
         for half in self._halves:
             half.changed(changed, self._periods)
             self.health.queued(half.sync.family)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
-from narthex.model.objects import NamespacedName, ServicePortName
+from narthex.model.objects import NamespacedName, Service, ServicePortName
+from narthex.model.problem import Problem
 from narthex.model.store import Snapshot
 from narthex.proxy.backends.iptables.rules import XtablesChanges
 from narthex.proxy.backends.ipvs.rules import IpvsChanges
@@ -210,6 +211,63 @@ def _some(names: Sequence[str]) -> str:
 def _time(seconds: float) -> str:
     """Return a duration with three digits, in ms or s."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
+_API_SERVER = NamespacedName("default", "kubernetes")
+"""The Service whose endpoints are the API servers."""
+
+
+class ExternalIPReporter:
+    """Warns of external IPs that are addresses of this node or of API servers.
+
+    Such Services work as in kube-proxy: many clusters use addresses of nodes on purpose. But whoever may create a Service
+    thereby takes over connections to that address from this node and its pods.
+    """
+
+    def __init__(self, node_name: str) -> None:
+        self._node = NamespacedName("", node_name)
+        self._taken: dict[str, str] = {}
+        """Address to what has it."""
+        self._api_ports: frozenset[int] = frozenset()
+        self._found: dict[NamespacedName, tuple[Problem, ...]] = {}
+        self._log = ProblemLog()
+
+    def update(self, snapshot: Snapshot, changed: Iterable[NamespacedName]) -> None:
+        """Log new and resolved warnings, given the Services that changed."""
+        node = snapshot.nodes.get(self._node)
+        slices = snapshot.slices.get(_API_SERVER)
+        servers = slices.ordered if slices is not None else ()
+        taken = {ip: "an address of this node" for ip in (*node.internal_ips, *node.external_ips)} if node else {}
+        taken |= {each.address: "the address of an API server" for one in servers for each in one.endpoints}
+        ports = frozenset(port.port for one in servers for port in one.ports if port.port)
+        if (taken, ports) != (self._taken, self._api_ports):
+            self._taken, self._api_ports = taken, ports
+            changed = snapshot.services
+        before = dict(self._found)
+        for name in changed:
+            self._found.pop(name, None)
+            service = snapshot.services.get(name)
+            if service is not None and (problems := tuple(self._problems(service))):
+                self._found[name] = problems
+        if self._found != before:
+            self._log.update([problem for name in sorted(self._found) for problem in self._found[name]])
+
+    def _problems(self, service: Service) -> Iterator[Problem]:
+        for ip in service.external_ips:
+            if (what := self._taken.get(ip)) is None:
+                continue
+            ports = [each.port for each in service.ports]
+            api = "API" in what and self._api_ports.intersection(ports)
+            yield Problem(
+                origin=service.origin,
+                object=f"Service {service.key}",
+                field="spec.externalIPs",
+                message=f"{ip} is {what}: connections to ports {_some([str(port) for port in ports])} of it go to this Service"
+                + (", also those to the API server" if api else "")
+                + "; forbid such Services with admission control, or all external IPs with the gate "
+                "AllowServiceExternalIPs=false",
+                severity="error" if api else "warning",
+            )
 
 
 class UnservedReporter:
