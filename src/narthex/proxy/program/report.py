@@ -237,7 +237,7 @@ class ExternalIPReporter:
         node = snapshot.nodes.get(self._node)
         slices = snapshot.slices.get(_API_SERVER)
         servers = slices.ordered if slices is not None else ()
-        taken = {ip: "an address of this node" for ip in (*node.internal_ips, *node.external_ips)} if node else {}
+        taken = dict.fromkeys((*node.internal_ips, *node.external_ips), "an address of this node") if node else {}
         taken |= {each.address: "the address of an API server" for one in servers for each in one.endpoints}
         ports = frozenset(port.port for one in servers for port in one.ports if port.port)
         if (taken, ports) != (self._taken, self._api_ports):
