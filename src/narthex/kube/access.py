@@ -97,10 +97,11 @@ def _open(access: Access) -> ServerConnection:
         fields = ConnectionParams(timeout=timeout, proxy=cluster.get("proxy-url") or None).httpx_params(config)
     else:
         fields = _direct(config, timeout)
-    if config.user.exec and not (config.user.token or config.user.token_file):
+    user = config.user
+    if user is not None and user.exec and not (user.token or user.token_file):
         from narthex.kube.exec_plugin import exec_auth
 
-        fields["auth"] = exec_auth(config.user.exec)
+        fields["auth"] = exec_auth(user.exec)
     client = httpx2.AsyncClient(**fields, headers={"User-Agent": f"narthex/{__version__}"})
     name = cluster.get("tls-server-name")
     return ServerConnection(client, config.cluster.server, {"sni_hostname": name} if name else {}, _files(path, config))
