@@ -16,8 +16,8 @@ from functools import lru_cache
 import httpx2
 import msgspec
 from lightkube.config.models import UserExec
+from lightkube.core.exceptions import ConfigError
 
-from narthex.kube.access import AccessError
 from narthex.linux.run import CommandError, TimeoutExpired
 from narthex.linux.supervised import run_supervised
 from narthex.model.problem import quoted
@@ -29,7 +29,7 @@ _PLUGINS = 16
 _POLL_SECONDS = 0.05
 
 
-class PluginError(AccessError):
+class PluginError(ConfigError):
     """A plugin gave no token; the message states the reason."""
 
 
