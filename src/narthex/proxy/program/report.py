@@ -220,7 +220,7 @@ _API_SERVER = NamespacedName("default", "kubernetes")
 class ExternalIPReporter:
     """Warns of external IPs that are addresses of this node or of API servers.
 
-    Such Services work as in kube-proxy: many clusters use addresses of nodes on purpose. But whoever may create a Service
+    Such Services work as in kube-proxy: many clusters use addresses of nodes on purpose. But a user who may create a Service
     thereby takes over connections to that address from this node and its pods.
     """
 
