@@ -115,7 +115,9 @@ def _string(text: str, at: int) -> tuple[str, int]:
     parts: list[str] = []
     at = start
     while True:
-        end = text.find('"', at)
+        if end < at:
+            # Only after an escaped quote: from each escape, the search would cost the square of the length.
+            end = text.find('"', at)
         if end < 0:
             raise JsonError(f"unterminated string at {start}")
         escape = text.find("\\", at, end)

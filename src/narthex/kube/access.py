@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from lightkube.config.kubeconfig import SingleConfig
 
 CONNECT_SECONDS = 10.0
+_MAX_BYTES = 4 << 20
+"""Largest kubeconfig. One with certificates of a hundred clusters has a megabyte."""
 _EXEC = "client.authentication.k8s.io"
 
 
@@ -126,7 +128,11 @@ def read_kubeconfig(file: Path) -> dict[str, Any]:
     from narthex.model.documents import MalformedDocument, read_documents
 
     try:
-        found = next(read_documents(file.read_text("utf-8-sig"), allow_duplicate_keys=True), None)
+        with file.open("rb") as stream:
+            data = stream.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise AccessError(f"{file}: larger than {_MAX_BYTES >> 20} MiB; give a kubeconfig's path with --kubeconfig")
+        found = next(read_documents(data.decode("utf-8-sig"), allow_duplicate_keys=True), None)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise AccessError(f"{file}: {why}; give the kubeconfig's path with --kubeconfig") from error

@@ -24,7 +24,7 @@ import msgspec
 from narthex.model.decode.objects import MAX_BYTES, decode
 from narthex.model.documents import Document, MalformedDocument, read_documents
 from narthex.model.objects import IPAddressPool, L2Advertisement, Labels, NamespacedName, Selector, Service
-from narthex.model.problem import Problem, ProblemCollector, kind_of, quoted, steps
+from narthex.model.problem import Problem, ProblemCollector, ProblemList, kind_of, quoted, steps
 from narthex.model.selector import matches
 from narthex.model.wire import WireIPAddressPoolSpec, WireL2AdvertisementSpec
 
@@ -64,21 +64,20 @@ def read(data: bytes, origin: str) -> LoadBalancerConfiguration:
     except UnicodeDecodeError as error:
         return _failed(origin, f"is not UTF-8 text (at byte {error.start})")
     objects: list[Any] = []
-    problems: list[Problem] = []
+    problems = ProblemList(origin=origin)
     for document in read_documents(text):
         if isinstance(document, MalformedDocument):
-            problems.append(Problem(origin=f"{origin}:{document.line}", message=document.message))
+            problems.add(Problem(origin=f"{origin}:{document.line}", message=document.message))
             continue
         for found in _unfold(document, origin, problems):
-            problems += found.problems
+            problems.extend(found.problems)
             objects += [found.object] if found.object is not None else []
     pools = tuple(each for each in objects if isinstance(each, IPAddressPool))
     advertisements = tuple(each for each in objects if isinstance(each, L2Advertisement))
-    if not objects and not problems:
-        problems.append(Problem(origin=origin, message=f"holds no document of kind {KIND} ({API_VERSION})"))
-    return LoadBalancerConfiguration(
-        pools=pools, advertisements=advertisements, problems=(*problems, *_doubled((*pools, *advertisements)))
-    )
+    if not objects and not problems.problems:
+        problems.add(Problem(origin=origin, message=f"holds no document of kind {KIND} ({API_VERSION})"))
+    problems.extend(_doubled((*pools, *advertisements)))
+    return LoadBalancerConfiguration(pools=pools, advertisements=advertisements, problems=problems.problems)
 
 
 def selects_pool(advertisement: L2Advertisement, pool: IPAddressPool) -> bool:
@@ -121,14 +120,14 @@ def _failed(origin: str, message: str) -> LoadBalancerConfiguration:
     return LoadBalancerConfiguration(problems=(Problem(origin=origin, object=KIND, message=message),))
 
 
-def _unfold(document: Document, origin: str, problems: list[Problem]) -> Iterator[Any]:
+def _unfold(document: Document, origin: str, problems: ProblemList) -> Iterator[Any]:
     raw = document.value
 
     def locate(path: tuple[str | int, ...]) -> str:
         return f"{origin}:{document.line_of(raw, path, document.line)}"
 
     if not isinstance(raw, dict):
-        problems.append(Problem(origin=locate(()), object=KIND, message=f"is {kind_of(raw)}, must be a mapping"))
+        problems.add(Problem(origin=locate(()), object=KIND, message=f"is {kind_of(raw)}, must be a mapping"))
         return
     if raw.get("kind") != KIND:
         yield decode(raw, locate(()), lambda field: locate(steps(field)))
@@ -156,7 +155,7 @@ def _unfold(document: Document, origin: str, problems: list[Problem]) -> Iterato
                 return locate((*at, *steps(path)[1:]))
 
             yield decode(_resource(kind, entry), locate(at), inside)
-    problems += report.problems
+    problems.extend(report.problems)
 
 
 def _resource(kind: str, entry: dict[str, Any]) -> dict[str, Any]:

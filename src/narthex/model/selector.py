@@ -19,8 +19,8 @@ NODE_OPERATORS: Mapping[str, Operator] = {**OPERATORS, "Gt": ">", "Lt": "<"}
 
 _INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _REQUIREMENT = re.compile(
-    r"\s*(?:!\s*(?P<absent>[^\s!=<>,()]+)|(?P<key>[^\s!=<>,()]+)\s*(?:(?P<set>in|notin)\s*\((?P<values>[^()]*)\)"
-    r"|(?P<operator>==|!=|=|<|>)\s*(?P<value>[^\s!=<>,()]*))?)\s*(?:,|$)"
+    r"\s*+(?:!\s*+(?P<absent>[^\s!=<>,()]++)|(?P<key>[^\s!=<>,()]++)\s*+(?:(?P<set>in|notin)\s*+\((?P<values>[^()]*+)\)"
+    r"|(?P<operator>==|!=|=|<|>)\s*+(?P<value>[^\s!=<>,()]*+))?)\s*+(?:,|$)"
 )
 
 
@@ -116,7 +116,8 @@ def parse_leniently(text: str) -> Iterator[Requirement]:
     Raises SelectorSyntaxError and NotAnIntegerError.
     """
     at = 0
-    while at < len(text.rstrip()):
+    end = len(text.rstrip())
+    while at < end:
         found = _REQUIREMENT.match(text, at)
         if found is None:
             raise SelectorSyntaxError(text[at:])

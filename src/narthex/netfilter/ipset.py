@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from narthex.model.lines import MAX_LINE
 from narthex.model.net import IPFamily, address, network
 from narthex.netfilter.ast import Unprintable
 
@@ -90,6 +91,8 @@ def parse_ipsets(text: str) -> Mapping[str, IpSet]:
     entries: dict[str, list[str]] = {}
     unsupported: dict[str, str] = {}
     for number, raw in enumerate(text.split("\n"), 1):
+        if len(raw) > MAX_LINE:
+            raise IpsetTextError(f"line {number}: {raw[:120]!r}: longer than {MAX_LINE} characters")
         words = raw.split()
         if not words or words[0].startswith("#"):
             continue
@@ -118,18 +121,17 @@ _FLAGS = {"counters", "comment", "forceadd", "skbinfo"}
 
 
 def _header(name: str, words: list[str]) -> IpSet:
-    kind, options = words[0], words[1:]
+    kind, options = words[0], iter(words[1:])
     unsupported = ""
     family = IPFamily.IPV4
-    while options:
-        option, *options = options
+    for option in options:
         if option in _FLAGS:
             continue
-        if option == "family" and options[:1] == ["inet6"]:
+        value = next(options, "")
+        if option == "family" and value == "inet6":
             family = IPFamily.IPV6
         if option not in _PLAIN_OPTIONS:
             unsupported = unsupported or f"option {option}"
-        options = options[1:]
     ipset = IpSet(name, kind, family, frozenset(), unsupported)
     return ipset if ipset.dimensions else IpSet(name, kind, family, frozenset(), f"kind {kind}")
 
@@ -158,17 +160,21 @@ class IpsetListParser:
         self._lines: list[str] = []
         self._name = ""
         self._members = False
+        self._typed = False
 
     def feed(self, line: str) -> bool:
         """Parse a line. Return False if it is not part of a listing."""
         if line.startswith("Name: "):
-            self._name, self._members = line[6:].strip(), False
+            self._name, self._members, self._typed = line[6:].strip(), False, False
             return True
         if not self._name:
             return False
         if line.startswith("Type: "):
             self._lines.append(f"create {self._name} {line[6:].strip()} ")
-        elif line.startswith("Header: ") and self._lines:
+            self._typed = True
+        elif line.startswith("Header: ") and self._typed:
+            # Only one: a line that grows with each header costs the square of their number.
+            self._typed = False
             self._lines[-1] += line[8:].strip()
         elif line == "Members:":
             self._members = True

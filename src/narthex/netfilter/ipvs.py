@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import msgspec
 
+from narthex.model.lines import MAX_LINE
 from narthex.model.net import Protocol, address_key, join_port, split_port
 from narthex.netfilter.ast import Unprintable
 
@@ -151,6 +152,8 @@ def parse_ipvsadm(text: str) -> IpvsadmRules:
         if not line or line.startswith("#"):
             continue
         try:
+            if len(line) > MAX_LINE:
+                raise ValueError(f"longer than {MAX_LINE} characters")
             verb, service, value, *rest = line.split()
             if verb not in ("-A", "-a"):
                 raise ValueError("neither -A nor -a")
@@ -242,6 +245,8 @@ class IpvsadmListParser:
         """Parse a line. Return False if it is not part of a listing."""
         if line.startswith(_HEADERS):
             return True
+        if len(line) > MAX_LINE:
+            return False
         server = _SERVER.match(line)
         if server is not None and server[3] in _SCHEDULERS:
             self._add_server(server)

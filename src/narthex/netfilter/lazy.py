@@ -29,6 +29,8 @@ class IndexedTable(NamedTuple):
     next: int
     """Index of the line after the table."""
     problems: list[LineProblem]
+    omitted: int = 0
+    """Problems that were not kept."""
 
 
 class LazyMapping(Mapping[str, Item], Generic[Item]):
@@ -76,11 +78,15 @@ class LazyChains(LazyMapping[Chain]):
         super().__init__(names, build)
         self.bases = bases
         self._lines = lines
+        self._located: tuple[str, list[int]] | None = None
+        """The chain of the last `locate` and its line numbers: callers ask for one rule after the other."""
         self._text = text
 
     def locate(self, chain: str, rule: int) -> tuple[int, str]:
         """Return the line number, starting at 1, and the text of a rule, or (0, "") if they are not known."""
-        lines = self._lines(chain) if chain in self else []
+        if self._located is None or self._located[0] != chain:
+            self._located = chain, self._lines(chain) if chain in self else []
+        lines = self._located[1]
         return (lines[rule], self._text(lines[rule])) if rule < len(lines) else (0, "")
 
 

@@ -138,17 +138,16 @@ def reverse_zones(cidr: str) -> Zones:
         network = ipaddress.ip_network(cidr, strict=False)
     except ValueError as error:
         raise ValueError(f"is not a network: {error}") from error
-    step, end = (8, "in-addr.arpa.") if network.version == 4 else (4, "ip6.arpa.")
+    if network.version == 4:
+        step, end, digits = 8, "in-addr.arpa.", [str(byte) for byte in network.network_address.packed]
+    else:
+        step, end, digits = 4, "ip6.arpa.", list(network.network_address.packed.hex())
     count = -(-network.prefixlen // step)
-    found = []
-    for subnet in network.subnets(new_prefix=count * step):
-        digits = (
-            str(subnet.network_address).split(".")
-            if network.version == 4
-            else list(subnet.network_address.exploded.replace(":", ""))
-        )
-        found.append("".join(f"{label}." for label in reversed(digits[:count])) + end)
-    return tuple(found)
+    if not count:
+        return (end,)
+    above = "".join(f"{label}." for label in reversed(digits[: count - 1])) + end
+    first, base = (int(digits[count - 1]), "d") if step == 8 else (int(digits[count - 1], 16), "x")
+    return tuple(f"{label:{base}}.{above}" for label in range(first, first + (1 << count * step - network.prefixlen)))
 
 
 def parse_upstream(word: str) -> Upstream | None:

@@ -25,6 +25,9 @@ from narthex.dns.corefile.settings import DEFAULT_PORT, BindSettings, CorefilePo
 from narthex.dns.corefile.syntax import CorefileNode, CorefileReader, CorefileWord, LoadFiles
 from narthex.model.problem import Problem, one_of, quoted
 
+MAX_TEXT = 1 << 20
+"""Longest Corefile in characters. That of a cluster has a thousand; a ConfigMap holds 1 MiB."""
+
 
 class CorefileError(ValueError):
     """A Corefile with errors; the message has a line for each."""
@@ -71,6 +74,9 @@ def parse(
         CorefileError: The file has errors; all are reported.
     """
     reader = CorefileReader(load, environment or {})
+    if len(text) > MAX_TEXT:
+        reader.error(CorefilePosition(path, 1), f"the file has {len(text)} characters; the limit is {MAX_TEXT}")
+        raise CorefileError(reader.problems)
     blocks: list[ServerBlock] = []
     for node in reader.read(path, text):
         blocks += _blocks(node, reader, default_port)
@@ -145,9 +151,10 @@ def _plugins(nodes: tuple[CorefileNode, ...], zones: tuple[str, ...], reader: Co
         if found is None:
             continue
         if plugin.repeats:
-            fields[plugin.field] = (*fields.get(plugin.field, ()), found)
+            fields.setdefault(plugin.field, []).append(found)
         else:
             fields[plugin.field] = found
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     if binds := fields.get("bind"):
         to = tuple(dict.fromkeys(word for bind in binds for word in bind.to))
         excluded = tuple(dict.fromkeys(word for bind in binds for word in bind.excluded))

@@ -14,10 +14,14 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from narthex.dns.corefile.settings import CorefilePosition
-from narthex.model.problem import Problem, ProblemCollector, quoted
+from narthex.model.problem import MAX_PROBLEMS, Problem, ProblemCollector, ProblemList, quoted
 
 MAX_EXPANSIONS = 1000
 """Limit of imports in one Corefile; more are taken for a cycle."""
+MAX_DEPTH = 20
+"""Levels of blocks: those of servers, plugins, and options are three."""
+MAX_LINES = 100_000
+"""Lines of a Corefile with all imports, of which each can contain the same snippet again."""
 
 LoadFiles = Callable[[str], tuple[tuple[str, str], ...]]
 """Returns paths and texts of the files that a pattern matches, sorted by path. Raises OSError, also if a path without
@@ -62,7 +66,9 @@ class CorefileReader:
         self._environment = environment
         self._snippets: dict[str, tuple[CorefileNode, ...]] = {}
         self._expansions = 0
+        self._expanded = 0
         self._noted: dict[Problem, CorefilePosition] = {}
+        self._unlisted = ProblemList(0)
         self.imported: list[str] = []
         """Paths and patterns of all imports so far."""
 
@@ -74,7 +80,8 @@ class CorefileReader:
     def problems(self) -> tuple[Problem, ...]:
         """All errors and warnings without duplicates, sorted by position."""
         order = {where.file: number for number, where in reversed([*enumerate(self._noted.values())])}
-        return tuple(sorted(self._noted, key=lambda each: (order[self._noted[each].file], self._noted[each].line)))
+        kept = sorted(self._noted, key=lambda each: (order[self._noted[each].file], self._noted[each].line))
+        return ProblemList(MAX_PROBLEMS).extend((*kept, *self._unlisted.problems)).problems
 
     def error(self, where: CorefilePosition, message: str) -> None:
         """Report an error."""
@@ -85,6 +92,9 @@ class CorefileReader:
         self._note(where, message, error=False)
 
     def _note(self, where: CorefilePosition, message: str, *, error: bool) -> None:
+        if len(self._noted) >= MAX_PROBLEMS:
+            self._unlisted.count("error" if error else "warning")
+            return
         report = ProblemCollector(str(where))
         (report.error if error else report.warning)("", message)
         self._noted.setdefault(report.problems[0], where)
@@ -102,8 +112,8 @@ class CorefileReader:
                     self.error(where, "} closes nothing")
                     continue
                 opening, begun, before = stack.pop()
-                node = CorefileNode(words=opening, where=begun, children=tuple(found))
-                found = [*before, node]
+                before.append(CorefileNode(words=opening, where=begun, children=tuple(found)))
+                found = before
                 continue
             for word in words[:-1] if opens else words:
                 if word in (CorefileWord("{"), CorefileWord("}")) or (
@@ -113,6 +123,9 @@ class CorefileReader:
                         where,
                         f"{quoted(word.text)}: {{ must be a word of its own at the end of a line, }} alone on one",
                     )
+            if opens and len(stack) >= MAX_DEPTH:
+                self.error(where, f"blocks are nested more than {MAX_DEPTH} levels deep; the rest is not read")
+                break
             if opens:
                 stack.append((words[:-1], where, found))
                 found = []
@@ -121,7 +134,8 @@ class CorefileReader:
         while stack:
             opening, begun, before = stack.pop()
             self.error(begun, f"the {{ behind {quoted(opening[-1].text)} is never closed")
-            found = [*before, CorefileNode(words=opening, where=begun, children=tuple(found))]
+            before.append(CorefileNode(words=opening, where=begun, children=tuple(found)))
+            found = before
         return tuple(found)
 
     def _lines(self, path: str, text: str) -> list[tuple[tuple[CorefileWord, ...], CorefilePosition]]:
@@ -155,6 +169,10 @@ class CorefileReader:
     ) -> tuple[CorefileNode, ...]:
         found: list[CorefileNode] = []
         for node in nodes:
+            self._expanded += 1
+            if self._expanded > MAX_LINES:
+                self.error(node.where, f"there are more than {MAX_LINES} lines with all imports; the rest is not read")
+                break
             first = node.words[0]
             if top and len(node.words) == 1 and re.fullmatch(r"\(.*\)", first.text):
                 self._define(first.text[1:-1], node)
@@ -226,17 +244,17 @@ def _join_key_lines(
     lines: list[tuple[tuple[CorefileWord, ...], CorefilePosition]],
 ) -> list[tuple[tuple[CorefileWord, ...], CorefilePosition]]:
     """Join the lines of keys at the top level: after a trailing comma, and with `{` on a line of its own."""
-    found: list[tuple[tuple[CorefileWord, ...], CorefilePosition]] = []
+    found: list[tuple[list[CorefileWord], CorefilePosition]] = []
     depth = 0
     for words, where in lines:
         goes_on = found and depth == 0 and (found[-1][0][-1].text.endswith(",") or words == (CorefileWord("{"),))
-        if goes_on and found[-1][0] != (CorefileWord("}"),):
-            found[-1] = ((*found[-1][0], *words), found[-1][1])
+        if goes_on and found[-1][0] != [CorefileWord("}")]:
+            found[-1][0].extend(words)
         else:
-            found.append((words, where))
+            found.append(([*words], where))
         depth += words[-1] == CorefileWord("{")
         depth -= words == (CorefileWord("}"),)
-    return found
+    return [(tuple(words), where) for words, where in found]
 
 
 def _add_braces(nodes: tuple[CorefileNode, ...]) -> tuple[CorefileNode, ...]:

@@ -22,6 +22,7 @@ from narthex.dns.server.counters import CacheCounts, ResolverCounts, UpstreamCou
 from narthex.dns.server.event_loop import RESOLV_CONF_INTERVAL, EventLoop, EventTimer, FollowedFile
 from narthex.dns.server.forwarder import Forwarder, ForwardOutcome, tls_context
 from narthex.dns.server.resolv_conf import upstreams_of_file
+from narthex.model.lines import without_long_lines_of
 from narthex.runtime.logs import LimitedLog
 
 Warn = Callable[[str], None]
@@ -86,12 +87,18 @@ class PluginChain:
         if self._hosts is not None:
             hosts = self._hosts
             settings = hosts.settings
-            self._follow(settings.path, settings.reload, lambda text: hosts.load((text or "").splitlines()))
+            self._follow(settings.path, settings.reload, functools.partial(self._take_hosts, hosts))
         for number, forwarder in enumerate(self._forwarders):
             for path in dict.fromkeys(each for each in forwarder.settings.to if isinstance(each, str)):
                 self._follow(path, RESOLV_CONF_INTERVAL, functools.partial(self._take_upstreams, number, path))
             self._probe_all(number, forwarder.pool.upstreams)
         self._opened = True
+
+    def _take_hosts(self, hosts: HostsPlugin, text: str | None) -> None:
+        short, message = without_long_lines_of(text or "")
+        if message:
+            self._warn_of_files(f"{hosts.settings.path}: {message}")
+        hosts.load(short.splitlines())
 
     def close(self) -> None:
         """Stop everything; waiting clients get SERVFAIL."""

@@ -10,6 +10,7 @@ import msgspec
 from narthex.dns.corefile.settings import AutopathSettings, Upstream
 from narthex.dns.message import names
 from narthex.dns.server.event_loop import read_text
+from narthex.model.lines import without_long_lines_of
 from narthex.model.net import address
 
 STUBS = frozenset({"127.0.0.53", "127.0.0.54"})
@@ -65,7 +66,10 @@ def upstreams_of_file(
 
     Stubs are skipped with a warning; if it names nothing else, the file that systemd-resolved writes is used instead.
     """
-    upstreams, skipped = split_upstreams(parse_resolv_conf(text or ""), ours)
+    short, message = without_long_lines_of(text or "")
+    if message:
+        warn(f"{path}: {message}")
+    upstreams, skipped = split_upstreams(parse_resolv_conf(short), ours)
     if not skipped:
         return upstreams
     reason = "a stub of this machine, or this server itself, which would cause a forwarding loop"
@@ -86,7 +90,10 @@ def autopath_search_list(settings: AutopathSettings, warn: Callable[[str], None]
     """Return the search list of plugin `autopath`: that of its file, or of this machine. Empty if it cannot be read."""
     path = settings.path or "/etc/resolv.conf"
     try:
-        return parse_resolv_conf(read_text(path)).search
+        short, message = without_long_lines_of(read_text(path))
+        if message:
+            warn(f"autopath: {path}: {message}")
+        return parse_resolv_conf(short).search
     except OSError as error:
         warn(f"autopath: {path} cannot be read: {error.strerror or error}")
         return ()

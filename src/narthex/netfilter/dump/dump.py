@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from narthex.model.lines import BoundedProblems, omitted_text
 from narthex.model.net import IPFamily, family_of
 from narthex.netfilter.ast import AnyOf, Expression, InlineVerdictMap, Ruleset, Table, Unknown
 from narthex.netfilter.ipset import IpSet
@@ -93,32 +94,36 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     def locate(self, table: Table, chain: str, rule: int) -> tuple[str, int, str]:
         """Return origin, line, and text of a rule, given its number from 0. The line is 0 if it is not known."""
         found = next((each for each in self.tables if each.table is table), None)
-        if found is None or not isinstance(table.chains, LazyChains):
-            return (found.origin if found else "", 0, "")
-        line, text = table.chains.locate(chain, rule)
-        return found.origin, line, text
+        if found is None:
+            return "", 0, ""
+        return found.origin, *_located(table, chain, rule)
 
     def check(self) -> tuple[DumpProblem, ...]:
         """Parse every rule and set. Return the problems and everything that is not understood, in text order."""
-        problems = list(self.problems)
+        problems: BoundedProblems[DumpProblem] = BoundedProblems(lambda count: DumpProblem("", 0, omitted_text(count)))
+        problems.extend(self.problems)
         for each in self.tables:
             for name, chain in each.table.chains.items():
                 for number, rule in enumerate(chain.rules):
                     for text in _unknown(rule.expressions):
-                        line = self.locate(each.table, name, number)[1]
+                        line = _located(each.table, name, number)[0]
                         where = f"table {each.table.name}, chain {name}, rule {number + 1}"
                         problems.append(DumpProblem(each.origin, line, f"{where}: not understood: {text}"))
-            problems += (
+            problems.extend(
                 DumpProblem(each.origin, 0, f"set {one.name}: not understood: {one.unsupported}")
                 for one in each.table.sets.values()
                 if one.unsupported
             )
-        problems += (
+        problems.extend(
             DumpProblem("", 0, f"ipset {one.name}: not understood: {one.unsupported}")
             for one in self.sets.values()
             if one.unsupported
         )
         return tuple(problems)
+
+
+def _located(table: Table, chain: str, rule: int) -> tuple[int, str]:
+    return table.chains.locate(chain, rule) if isinstance(table.chains, LazyChains) else (0, "")
 
 
 def merge_dumps(dumps: Iterable[Dump]) -> Dump:

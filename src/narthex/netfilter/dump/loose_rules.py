@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from narthex.model.lines import BoundedProblems, omitted_text
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, MarkOr, OmittedMatch, Rule, Table
 from narthex.netfilter.dump.dump import DumpTable, Flavour
@@ -31,7 +32,7 @@ _TABLE_EVIDENCE = (
     (
         "filter",
         re.compile(
-            r"-j (?:REJECT|DROP|KUBE-(?:FORWARD|FIREWALL|EXTERNAL-SERVICES|PROXY-FIREWALL))\b|--ctstate NEW .*-j KUBE-SERVICES"
+            r"-j (?:REJECT|DROP|KUBE-(?:FORWARD|FIREWALL|EXTERNAL-SERVICES|PROXY-FIREWALL))\b|\A(?>.*?--ctstate NEW ).*-j KUBE-SERVICES"
             r"|-A (?:INPUT|FORWARD|DOCKER-USER|DOCKER-ISOLATION\S*|KUBE-(?:FORWARD|FIREWALL|EXTERNAL-SERVICES|PROXY-FIREWALL))\b"
         ),
     ),
@@ -60,7 +61,7 @@ class LooseRules:
         self._entries: list[_Entry] = []
         self._listed: dict[tuple[str, str], int] = {}
         self._seen: set[tuple[str, str]] = set()
-        self._notes: list[LineProblem] = []
+        self._notes: BoundedProblems[LineProblem] = BoundedProblems(lambda count: (0, omitted_text(count)))
 
     def add_line(self, line: str, number: int, command: ShellCommand) -> None:
         """Add a line that CHAIN_OR_RULE matches and that the command printed."""
@@ -122,17 +123,20 @@ class LooseRules:
         for entry in unassigned:
             entry.table = "" if entry.policy else _evident_table(entry)
         by_chain: dict[str, set[str]] = {}
+        by_target: dict[str, set[str]] = {}
         for entry in self._entries:
             if entry.table:
                 by_chain.setdefault(entry.chain, set()).add(entry.table)
+                _add_targets(by_target, entry)
         for _ in range(3):
             for entry in unassigned:
                 if entry.table:
                     continue
-                candidates = by_chain.get(entry.chain) or self._calling_tables(entry.chain)
+                candidates = by_chain.get(entry.chain) or by_target.get(entry.chain, set())
                 if len(candidates) == 1:
                     (entry.table,) = candidates
                     by_chain.setdefault(entry.chain, set()).add(entry.table)
+                    _add_targets(by_target, entry)
         assumed: dict[str, int] = {}
         declared: list[_Entry] = []
         for entry in unassigned:
@@ -147,12 +151,14 @@ class LooseRules:
         self._entries += declared
         return [(line, f"the text does not name a table; table {table} is assumed") for table, line in assumed.items()]
 
-    def _calling_tables(self, chain: str) -> set[str]:
-        return {
-            other.table
-            for other in self._entries
-            if other.table and (f"-j {chain}" in other.text or other.text.startswith(chain))
-        }
+
+_TARGET = re.compile(r"-j (\S+)")
+
+
+def _add_targets(tables: dict[str, set[str]], entry: _Entry) -> None:
+    """Add the table of a rule to the tables that call a chain, by chain."""
+    for target in (*_TARGET.findall(entry.text), *entry.text.split(None, 1)[:1]):
+        tables.setdefault(target, set()).add(entry.table)
 
 
 def _evident_table(entry: _Entry) -> str:
@@ -202,7 +208,7 @@ def _assumed_chains(policies: dict[str, str], entries: list[_Entry]) -> dict[str
         name
         for name in _MARK_CHAINS
         if name not in policies
-        and any(f"-j {name}" in entry.text or entry.text.split()[:1] == [name] for entry in entries)
+        and any(f"-j {name}" in entry.text or entry.text.split(None, 1)[:1] == [name] for entry in entries)
     }
     return {
         name: f"chain {name} is not listed; it is taken to set mark bit {_MARK_CHAINS[name]:#x}, as kube-proxy writes it"

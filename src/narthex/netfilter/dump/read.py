@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from narthex.model.lines import MAX_LINE, BoundedProblems, long_lines_text, omitted_text, without_long_lines
 from narthex.model.net import IPFamily
 from narthex.netfilter.dump.dump import Dump, DumpProblem, DumpTable, Flavour, WalkInput, merge_dumps
 from narthex.netfilter.dump.loose_rules import LooseRules
@@ -44,6 +45,11 @@ _V6 = re.compile(r"(?: -[sd] |--to-destination \[?)[0-9a-f]*:[0-9a-f:]*|icmp6-|i
 _JSON = re.compile(r'\s*\{\s*"nftables"\s*:')
 _FAMILY_SEARCH_LINES = 2000
 """Number of lines of a section that are searched for an address that shows the family."""
+MAX_DUMP_LINE = 1 << 20
+"""Longest line in characters. nft prints anonymous maps and sets in one line, with some 80 characters for each endpoint. The
+other tools print short lines (MAX_LINE)."""
+MAX_TABLES = 1000
+"""Tables of one text. A node has some dozen."""
 T = TypeVar("T")
 
 
@@ -68,7 +74,11 @@ def read_dump(text: str | bytes, origin: str = "", family: IPFamily | None = Non
             ),
             problems=tuple(DumpProblem(origin, line, problem) for line, problem in problems),
         )
-    return _DumpReader(clean_lines(decoded), origin, family).read()
+    lines, long = without_long_lines(clean_lines(decoded), MAX_DUMP_LINE)
+    reader = _DumpReader(lines, origin, family)
+    if long:
+        reader.report(long[0], long_lines_text(long, MAX_DUMP_LINE))
+    return reader.read()
 
 
 def read_dumps(texts: Iterable[tuple[str, str]], family: IPFamily | None = None) -> Dump:
@@ -91,19 +101,31 @@ class _DumpReader:
         self._flavour = Flavour.XTABLES
         self._tables: list[DumpTable] = []
         self._comments: list[str] = []
-        self._problems: list[DumpProblem] = []
-        self._notes: list[DumpProblem] = []
+        self._problems: BoundedProblems[DumpProblem] = BoundedProblems(self._omitted)
+        self._notes: BoundedProblems[DumpProblem] = BoundedProblems(self._omitted)
+        self._without_family = 0, 0
+        """Lines, without the last, in which `_family_at` found neither an address of IPv6 nor the end of a table."""
         self._loose_rules = LooseRules()
         self._set_lines: dict[int, str] = {}
         self._server_lines: dict[int, str] = {}
         self._listed_sets = IpsetListParser()
         self._listed_servers = IpvsadmListParser()
 
+    def _omitted(self, count: int) -> DumpProblem:
+        return DumpProblem(self._origin, 0, omitted_text(count))
+
+    def report(self, line: int, text: str) -> None:
+        """Add a problem."""
+        self._problems.append(DumpProblem(self._origin, line, text))
+
     def read(self) -> Dump:
         """Read all lines."""
         number = 0
         lines = self._lines
         while number < len(lines):
+            if len(self._tables) >= MAX_TABLES:
+                self.report(number + 1, f"the text has more than {MAX_TABLES} tables; the rest is not read")
+                break
             line = lines[number].strip()
             number = self._read_at(line, number) if line else number + 1
         return self._dump()
@@ -150,13 +172,18 @@ class _DumpReader:
         """Return the family of the iptables rules that start at a line."""
         if family := self._header_family or self._command.family or self._family:
             return family
-        for number in range(first, min(first + _FAMILY_SEARCH_LINES, len(self._lines))):
-            line = self._lines[number].strip()
-            if line == "COMMIT":
-                break
-            if _V6.search(line):
-                return IPFamily.IPV6
-        return IPFamily.IPV4
+        last = min(first + _FAMILY_SEARCH_LINES, len(self._lines))
+        # Sections are asked for in the order of the text, so what was passed over is not looked at again.
+        before, after = self._without_family
+        number = after if before <= first < after else first
+        while number < last and not self._shows_family(self._lines[number]):
+            number += 1
+        self._without_family = (before if before <= first <= after else first), max(number, after)
+        return IPFamily.IPV6 if number < last and self._lines[number].strip() != "COMMIT" else IPFamily.IPV4
+
+    @staticmethod
+    def _shows_family(line: str) -> bool:
+        return line.strip() == "COMMIT" or _V6.search(line, 0, MAX_LINE) is not None
 
     def _read_listing(self, number: int) -> int:
         family, filtered = self._family_at(number), self._command.filtered
@@ -168,7 +195,8 @@ class _DumpReader:
 
     def _add(self, number: int, found: IndexedTable, flavour: Flavour) -> int:
         """Add a table that starts at a line, and its problems. Return the index of the line after it."""
-        self._problems += (DumpProblem(self._origin, line, text) for line, text in found.problems)
+        self._problems.extend(DumpProblem(self._origin, line, text) for line, text in found.problems)
+        self._problems.omitted += found.omitted
         if found.table is not None:
             self._tables.append(
                 DumpTable(table=found.table, flavour=flavour, origin=self._origin, line=number + 1, rules=found.rules)
@@ -178,15 +206,18 @@ class _DumpReader:
     def _dump(self) -> Dump:
         for table, notes in self._loose_rules.tables(self._family_at(0), self._flavour, self._origin):
             self._tables.append(table)
-            self._notes += (DumpProblem(self._origin, line, text) for line, text in notes)
+            self._notes.extend(DumpProblem(self._origin, line, text) for line, text in notes)
         sets = dict(self._parsed(parse_ipsets, self._set_lines) or {})
-        sets.update(self._listed_sets.sets())
+        try:
+            sets.update(self._listed_sets.sets())
+        except ValueError as error:
+            self.report(0, f"the output of ipset list: {error}")
         servers = self._parsed(parse_ipvsadm, self._server_lines) or IpvsadmRules()
         listed = self._listed_servers.servers()
         if not (self._tables or sets or servers.servers or servers.marks or listed or self._problems):
             text = "is not what iptables-save, iptables -S or -L, nft list ruleset, ipset or ipvsadm print"
             if any(line.strip() and not line.strip().startswith("#") for line in self._lines):
-                self._problems.append(DumpProblem(self._origin, 0, text))
+                self.report(0, text)
         return Dump(
             tables=tuple(self._tables),
             sets=sets,
@@ -205,5 +236,5 @@ class _DumpReader:
         try:
             return parse(text)
         except ValueError as error:
-            self._problems.append(DumpProblem(self._origin, 0, str(error)))
+            self.report(0, str(error))
             return None

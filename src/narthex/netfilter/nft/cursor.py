@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -169,18 +168,23 @@ class Lexer:
             for match in _TOKEN.finditer(text)
             if not match.group().startswith("#")
         )
+        self._pushed_back: Token | None = None
 
     def next(self) -> str | None:
         """Return the next token that does not end a line, or None at the end of the text."""
-        for token in self._tokens:
+        while (token := self._take()) is not None:
             if token.text not in ("\n", ";"):
                 return token.text
         return None
 
+    def _take(self) -> Token | None:
+        token, self._pushed_back = self._pushed_back, None
+        return token if token is not None else next(self._tokens, None)
+
     def skip_block(self) -> None:
         """Skip the rest of a block whose opening brace was read."""
         depth = 1
-        for token in self._tokens:
+        while (token := self._take()) is not None:
             depth += (token.text == "{") - (token.text == "}")
             if not depth:
                 return
@@ -189,7 +193,7 @@ class Lexer:
         """Return the tokens up to the end of the line or `;`, including blocks in braces; None at the closing brace."""
         tokens: list[Token] = []
         depth = 0
-        for token in self._tokens:
+        while (token := self._take()) is not None:
             if token.text in ("\n", ";") and not depth:
                 if tokens:
                     break
@@ -198,7 +202,7 @@ class Lexer:
                 if not tokens:
                     return None
                 # `chain a { accept }` on one line: keep the brace for the next call.
-                self._tokens = itertools.chain([token], self._tokens)
+                self._pushed_back = token
                 break
             depth += (token.text == "{") - (token.text == "}")
             if token.text != "\n":

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from narthex.model.lines import BoundedProblems, omitted_text
 from narthex.netfilter.ast import Chain, Set, Table
 from narthex.netfilter.lazy import LazyChains, LazyMapping, LineProblem
 from narthex.netfilter.nft.parse import FAMILIES, parse_chain, parse_set
@@ -53,10 +54,10 @@ def read(text: str) -> tuple[list[tuple[Table, int]], list[LineProblem]]:
     """Return the tables, each with the number of its rules, and the problems."""
     try:
         listing = msgspec.json.decode(text.encode(), type=_Listing)
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         return [], [(0, f"the JSON of nft is invalid: {error}")]
     tables: dict[tuple[str, str], _TableObjects] = {}
-    problems: list[LineProblem] = []
+    problems: BoundedProblems[LineProblem] = BoundedProblems(lambda count: (0, omitted_text(count)))
     names = msgspec.json.Decoder(_Names)
     for number, each in enumerate(listing.nftables):
         raw = next((one for one in (each.table, each.chain, each.rule, each.set, each.map) if bytes(one)), None)
@@ -72,14 +73,14 @@ def read(text: str) -> tuple[list[tuple[Table, int]], list[LineProblem]]:
                 objects.rules.setdefault(named.chain, []).append(raw)
             elif bytes(each.set) or bytes(each.map):
                 objects.sets[named.name] = ("map" if bytes(each.map) else "set", raw)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             problems.append((0, f"object {number} of the JSON: {error}"))
     found = [
         (_table(family, name, objects), sum(map(len, objects.rules.values())))
         for (family, name), objects in tables.items()
         if family in FAMILIES
     ]
-    return found, problems
+    return found, [*problems]
 
 
 def _table(family: str, name: str, objects: _TableObjects) -> Table:
@@ -92,7 +93,7 @@ def _table(family: str, name: str, objects: _TableObjects) -> Table:
         kind, raw = objects.sets[one]
         try:
             return parse_set("\n".join((*_set_lines(kind, msgspec.json.decode(raw)), "}", "")), one)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             return Set(name=one, key=(), unsupported=f"its JSON: {error}")
 
     known = dict.fromkeys((*objects.chains, *objects.rules))
@@ -115,7 +116,10 @@ def _hook_text(chain: dict[str, Any]) -> str:
 
 
 def _rule_text(raw: msgspec.Raw) -> str:
-    value: dict[str, Any] = msgspec.json.decode(raw)
+    try:
+        value: dict[str, Any] = msgspec.json.decode(raw)
+    except RecursionError:
+        return "xt json nested too deep"
     comment = str(value.get("comment", "")).replace('"', "'").replace("\n", " ")
     expressions: Sequence[Any] = value.get("expr", ())
     return " ".join(filter(None, map(_statement, expressions))) + (f' comment "{comment}"' if comment else "")
@@ -132,8 +136,11 @@ def _statement(one: Any) -> str:
     """Translate a statement. An unsupported one stays as JSON after `xt`, which no parser understands."""
     try:
         return _translate_statement(one)
-    except (_Untranslatable, KeyError, TypeError, ValueError, AttributeError, IndexError):
-        text = msgspec.json.encode(one).decode()
+    except (_Untranslatable, KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError):
+        try:
+            text = msgspec.json.encode(one).decode()
+        except RecursionError:
+            text = "nested too deep"
         return "xt json " + "".join(" " if letter in '{},;"\n#' else letter for letter in text)
 
 

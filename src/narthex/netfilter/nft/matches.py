@@ -136,6 +136,8 @@ def _mark(cursor: TokenCursor, kind: type[ast.MarkIs] | type[ast.ConnMarkIs]) ->
     value, slash, length = cursor.take().partition("/")
     if slash:
         # nft prints a mask of leading ones as a prefix length.
+        if not length.isdigit() or int(length) > 32:
+            raise UnknownSyntax
         mask &= 0xFFFFFFFF << (32 - int(length)) & 0xFFFFFFFF
     if not value[:1].isdigit() or cursor.peek() in ("|", "^", "&", "-") or "-" in value:
         raise UnknownSyntax

@@ -7,6 +7,7 @@ not supported is omitted (a walk then fails on its name), and a table of another
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from narthex.model.net import IPFamily, networks_between
@@ -30,7 +31,7 @@ _ENDPOINT_KEYS = ((ast.Field.DADDR, ast.Field.DPORT), (ast.Field.SADDR, ast.Fiel
 def parse_ruleset(text: str) -> ast.Ruleset:
     """Parse all tables of the families ip, ip6, and inet, in order. Blocks of the same table are merged."""
     lexer = Lexer(text)
-    tables: dict[tuple[str, str], ast.Table] = {}
+    tables: dict[tuple[str, str], list[ast.Table]] = {}
     while (word := lexer.next()) is not None:
         if word != "table":
             continue
@@ -43,10 +44,8 @@ def parse_ruleset(text: str) -> ast.Ruleset:
         if family not in FAMILIES:
             lexer.skip_block()
             continue
-        block = _table(lexer, family, name)
-        before = tables.get((family, name))
-        tables[family, name] = block if before is None else _merged(before, block)
-    return ast.Ruleset(tuple(tables.values()))
+        tables.setdefault((family, name), []).append(_table(lexer, family, name))
+    return ast.Ruleset(tuple(map(_merged, tables.values())))
 
 
 def parse_chain(text: str, name: str) -> ast.Chain:
@@ -59,16 +58,25 @@ def parse_set(text: str, name: str) -> ast.Set:
     return _set(Lexer(text), name)
 
 
-def _merged(one: ast.Table, more: ast.Table) -> ast.Table:
-    chains = dict(one.chains)
-    for name, chain in more.chains.items():
-        have = chains.get(name)
-        chains[name] = (
-            chain
-            if have is None
-            else ast.Chain(name=name, hook=have.hook or chain.hook, rules=have.rules + chain.rules)
+def _merged(blocks: list[ast.Table]) -> ast.Table:
+    """Return one table with the content of its blocks."""
+    first = blocks[0]
+    if len(blocks) == 1:
+        return first
+    alike: dict[str, list[ast.Chain]] = {}
+    for block in blocks:
+        for name, chain in block.chains.items():
+            alike.setdefault(name, []).append(chain)
+    chains = {
+        name: ast.Chain(
+            name=name,
+            hook=next((each.hook for each in found if each.hook), None),
+            rules=tuple(rule for each in found for rule in each.rules),
         )
-    return ast.Table(family=one.family, name=one.name, chains=chains, sets={**one.sets, **more.sets})
+        for name, found in alike.items()
+    }
+    sets = {name: one for block in blocks for name, one in block.sets.items()}
+    return ast.Table(family=first.family, name=first.name, chains=chains, sets=sets)
 
 
 def _table(lexer: Lexer, family: str, name: str) -> ast.Table:
@@ -174,6 +182,11 @@ def _datatypes(cursor: TokenCursor) -> ast.Key:
     return tuple(parts)
 
 
+_MAX_KEYS = 4096
+"""Keys that the ranges of one element may stand for: a range of IPv6 addresses is up to 254 networks, and the ranges of a
+concatenation multiply."""
+
+
 def _elements(cursor: TokenCursor, data: str) -> Iterator[tuple[ast.ElementKey, ast.ElementData]]:
     """Parse `elements = { KEY [counter …] [timeout …] [: DATA], … }`."""
     cursor.expect("elements")
@@ -189,6 +202,8 @@ def _elements(cursor: TokenCursor, data: str) -> Iterator[tuple[ast.ElementKey, 
         if cursor.take_if(":"):
             value = _data(cursor, data)
         elif data:
+            raise UnknownSyntax
+        if math.prod(map(len, atoms)) > _MAX_KEYS:
             raise UnknownSyntax
         for key in itertools.product(*atoms):
             yield key, value

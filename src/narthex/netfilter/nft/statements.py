@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from narthex.model.net import split_port
@@ -129,11 +130,17 @@ def _endpoint(text: str) -> ast.Dnat:
 # ---- random numbers ---------------------------------------------------------------------------------------------------------
 
 
+_LONGEST_KEY = 64
+"""Tokens of a key before `map`; the kernel's keys have at most 16 components."""
+
+
 def _has_braces(cursor: TokenCursor) -> bool:
     """Return True if an anonymous map follows, not a named one."""
     ahead = 0
     while (word := cursor.peek(ahead)) not in ("", "map", "vmap"):
         ahead += 1
+        if ahead > _LONGEST_KEY:
+            return False
         if word.startswith("@"):
             return False
     return cursor.peek(ahead + 1) == "{"
@@ -176,10 +183,13 @@ def arms(
         cursor.expect(":")
         action = read()
         low, high = int(first) - offset, int(last if dash else first) - offset
-        if not 0 <= low <= high < mod or any(low <= end and start <= high for start, end, _ in found):
+        if not 0 <= low <= high < mod:
             raise UnknownSyntax
         found.append((low, high, action))
-    return tuple(sorted(found, key=lambda arm: arm[0]))
+    found.sort(key=lambda arm: arm[0])
+    if any(before[1] >= after[0] for before, after in itertools.pairwise(found)):
+        raise UnknownSyntax
+    return tuple(found)
 
 
 # ---- marks ---------------------------------------------------------------------------------------------------------

@@ -9,17 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from narthex.model.lines import MAX_LINE, BoundedProblems, omitted_text
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, Rule, Table, Unknown
 from narthex.netfilter.lazy import IndexedTable, LazyChains, LineProblem
 from narthex.netfilter.xtables.lexer import SaveTextError
-from narthex.netfilter.xtables.parse import read_rule
+from narthex.netfilter.xtables.parse import long_rule, read_rule
 from narthex.netfilter.xtables.values import default_policy, hook_of
 
 _INCOMPLETE = (" -j", " -g", " -m", " !", "--comment")
 """Endings of a truncated rule."""
 _COUNTERS = re.compile(r"\[\d+:\d+\] ")
-_QUOTES = re.compile(r'(?:[^"]|"(?:[^"\\]|\\.)*")*')
+_QUOTES = re.compile(r'(?:[^"]++|"(?:[^"\\]++|\\.)*+")*+')
 
 
 class RuleSpans:
@@ -31,7 +32,7 @@ class RuleSpans:
         self.spans: dict[str, list[int]] = {}
         """Chain to [first, end, first, …], indexes of lines. The end is exclusive."""
         self.rules = 0
-        self.problems: list[LineProblem] = []
+        self.problems: BoundedProblems[LineProblem] = BoundedProblems(lambda count: (0, omitted_text(count)))
 
     def add(self, chain: str, first: int, end: int) -> None:
         """Add consecutive rules of a chain."""
@@ -40,7 +41,9 @@ class RuleSpans:
 
     def check(self, line: str, number: int) -> None:
         """Report a rule with an open quote, or one that is truncated."""
-        if not _QUOTES.fullmatch(line):
+        if len(line) > MAX_LINE:
+            self.problems.append((number + 1, f"{line[:120]!r}: longer than {MAX_LINE} characters, not read"))
+        elif not _QUOTES.fullmatch(line):
             self.problems.append((number + 1, f"{line[:120]!r}: a quote is not closed"))
         elif line.endswith(_INCOMPLETE) or len(line.split(None, 2)) < 2:
             self.problems.append((number + 1, f"{line[:120]!r}: the rule is cut off"))
@@ -69,7 +72,7 @@ def rule_or_text(line: str, family: IPFamily) -> Rule:
     try:
         return read_rule(line, family)
     except SaveTextError:
-        return Rule((Unknown(line),))
+        return Rule((Unknown(line) if len(line) <= MAX_LINE else long_rule(line),))
 
 
 def index(lines: Sequence[str], start: int, family: IPFamily, legacy: bool = False) -> IndexedTable:
@@ -89,7 +92,7 @@ def index(lines: Sequence[str], start: int, family: IPFamily, legacy: bool = Fal
                 if chain:
                     spans.add(chain, first, number)
                 chain, first = here, number
-            if "\\" in line or line.count('"') & 1 or line.endswith(_INCOMPLETE) or not here:
+            if "\\" in line or line.count('"') & 1 or line.endswith(_INCOMPLETE) or not here or len(line) > MAX_LINE:
                 spans.check(line, number)
             number += 1
             continue
@@ -111,7 +114,9 @@ def index(lines: Sequence[str], start: int, family: IPFamily, legacy: bool = Fal
         spans.add(chain, first, number)
     if not complete:
         spans.problems.append((number, f"table {name} has no COMMIT: the dump is cut off"))
-    return IndexedTable(spans.table(name, family, legacy), spans.rules, number, spans.problems)
+    return IndexedTable(
+        spans.table(name, family, legacy), spans.rules, number, spans.problems.kept, spans.problems.omitted
+    )
 
 
 def _unusual_line(line: str, number: int, spans: RuleSpans) -> tuple[bool, bool]:

@@ -25,7 +25,8 @@ class ValueWord(str):
 _TEXT_OPTIONS = frozenset(("--comment", "--log-prefix", "--nflog-prefix", "--ulog-prefix", "--string", "--hex-string"))
 """Options whose values may look like options: iptables-save does not quote a text such as `-j`."""
 _ESCAPE = re.compile(r"\\(.)")
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_PIECE = re.compile(r'"((?:[^"\\]++|\\.)*+)"|"|[^"]++', re.DOTALL)
+"""A word in quotes, a quote that is not closed, or what is outside of quotes."""
 
 
 def split_words(line: str) -> list[str]:
@@ -39,14 +40,13 @@ def split_words(line: str) -> list[str]:
 
 def _split_quoted(line: str) -> list[str]:
     words: list[str] = []
-    # The parts are alternately outside and inside of quotes.
-    for number, part in enumerate(_QUOTED.split(line)):
-        if number % 2:
-            words.append(ValueWord(_ESCAPE.sub(r"\1", part)))
-        elif '"' in part:
+    for piece in _PIECE.finditer(line):
+        if piece[1] is not None:
+            words.append(ValueWord(_ESCAPE.sub(r"\1", piece[1])))
+        elif piece[0] == '"':
             raise SaveTextError("a quote is not closed")
         else:
-            words += part.split()
+            words += piece[0].split()
     return words
 
 

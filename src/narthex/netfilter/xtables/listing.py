@@ -13,17 +13,20 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from narthex.model.lines import MAX_LINE
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import TCP_FLAGS, OmittedMatch, Rule, Unknown
 from narthex.netfilter.xtables.lexer import SaveTextError
-from narthex.netfilter.xtables.parse import read_rule
+from narthex.netfilter.xtables.parse import long_rule, read_rule
 from narthex.netfilter.xtables.print import quoted
 
-CHAIN = re.compile(r"\**Chain\s+(\S+)\s+\(\s*(?:policy\s+(\w+)[^)]*|\d+\s+references?|[^)]*references?[^)]*)\)\s*\**$")
+CHAIN = re.compile(r"\**+Chain\s++(\S++)\s++\((?:\s*+policy\s++(\w++)[^)]*+|(?=[^)]*?reference)[^)]*+)\)\s*+\**+$")
 """The first line of a chain."""
 _HEADER = re.compile(r"(?:num\s+)?(?:pkts\s+bytes\s+)?target\s+prot\s+opt\b")
 _DASHES = ("--", "—", "–", "-f", "!f", "-", "----")
-_OMISSION = re.compile(r"\.{3,}$|…$|\(.*(?:omitted|省略).*\)$")
+MAX_PARTS = 32
+"""Parts of a rule behind its columns that are told apart: matches, options of the target, unknown words. Rules have up to a dozen;
+each part costs a search of the rest of the line."""
 _NO_INTERFACES = "iptables -L without -v omits the interfaces of a rule"
 
 
@@ -89,7 +92,7 @@ class ChainListing:
             is_rule = _split_columns(text, columns) is not None
             if _HEADER.match(text):
                 columns = ListingColumns(text)
-            elif _OMISSION.search(text) and not is_rule:
+            elif _is_omission(text) and not is_rule:
                 self.whole = False
             elif is_rule and not text.startswith("#"):
                 text, number = _with_comment_end(lines, number, text)
@@ -109,6 +112,14 @@ def headless_rule(lines: Sequence[str], number: int, family: IPFamily) -> tuple[
 def is_rule_line(text: str) -> bool:
     """Return True for a rule without the header of its chain."""
     return _split_columns(text, ListingColumns()) is not None
+
+
+def _is_omission(text: str) -> bool:
+    """Return True for a line that says that lines were left out: `...`, or a remark in parentheses."""
+    if text.endswith(("...", "…")):
+        return True
+    begin = text.find("(") + 1
+    return begin > 0 and text.endswith(")") and any(text.find(word, begin) >= 0 for word in ("omitted", "省略"))
 
 
 def _clean(line: str) -> str:
@@ -148,6 +159,8 @@ def _parse_rule(text: str, columns: ListingColumns, family: IPFamily) -> Rule:
     parts = _split_columns(text, columns)
     if parts is None:
         return Rule((Unknown(text),))
+    if len(text) > MAX_LINE:
+        return Rule((long_rule(text),))
     try:
         translated = _translate(*parts)
         rule = read_rule(f"-A X{translated.text}", family)
@@ -222,8 +235,9 @@ def _recent(m: Match) -> str:
 
 
 _SIGN = r"(! ?)?"
+_LISTED_COMMENT = re.compile(r"/\*(.*?)\*/")
 _MATCHES: list[tuple[re.Pattern[str], Callable[[Match], str]]] = [
-    (re.compile(r"/\*\s*(.*?)\s*\*/"), lambda m: f"-m comment --comment {quoted(' '.join(m[1].split()))}"),
+    (_LISTED_COMMENT, lambda m: f"-m comment --comment {quoted(' '.join(m[1].split()))}"),
     (re.compile(r"(tcp|udp|sctp|dccp|udplite) (dpts?|spts?):(!?)([\w:-]+)"), _ports),
     (re.compile(r"tcp flags:(!?)(0x[0-9A-Fa-f]+)/(0x[0-9A-Fa-f]+)"), _tcp_flags),
     (
@@ -337,7 +351,7 @@ _TARGETS: dict[str, list[tuple[re.Pattern[str], Callable[[Match], str]]]] = {
     "CT": [(re.compile(r"(?:CT )?notrack"), lambda _: "--notrack")],
     "LOG": [
         (re.compile(r"LOG(?: flags \S+)?(?: level \S+)?"), lambda _: ""),
-        (re.compile(r'prefix ("[^"]*"|`[^\']*\')'), lambda m: f"--log-prefix {quoted(m[1][1:-1])}"),
+        (re.compile(r'prefix ("[^"]*"|`[^\'`]*\')'), lambda m: f"--log-prefix {quoted(m[1][1:-1])}"),
     ],
     "NFLOG": [(re.compile(r"nflog-\w+ +(?:\"[^\"]*\"|\S+)"), lambda _: "")],
     "TCPMSS": [(re.compile(r"TCPMSS clamp to PMTU|TCPMSS set \d+"), lambda _: "--clamp-mss-to-pmtu")],
@@ -353,9 +367,13 @@ def _translate(target: str, protocol: str, columns: list[str], rest: str) -> _Sa
     rest = rest.replace("[goto]", "").strip()
     own = _TARGETS.get(target, [])
     patterns = (*own, *_MATCHES)
-    while rest:
+    parts = 0
+    while rest and parts < MAX_PARTS:
+        parts += 1
+        # A search for a comment that is not closed would look at the rest of the line from each `/*` anew.
+        closed = rest.find("*/", rest.find("/*") + 2) >= 0
         for number, (pattern, translate) in enumerate(patterns):
-            match = pattern.match(rest)
+            match = pattern.match(rest) if closed or pattern is not _LISTED_COMMENT else None
             if match is None or not match[0]:
                 continue
             (target_options if number < len(own) else words).append(translate(match))
@@ -363,10 +381,16 @@ def _translate(target: str, protocol: str, columns: list[str], rest: str) -> _Sa
             break
         else:
             # Everything up to the next known part belongs together.
-            starts = [match.start() for pattern, _ in patterns[:-1] if (match := pattern.search(rest))]
+            starts = [
+                match.start()
+                for pattern, _ in patterns[:-1]
+                if (closed or pattern is not _LISTED_COMMENT) and (match := pattern.search(rest))
+            ]
             end = min((each for each in starts if each > 0 and rest[each - 1] == " "), default=len(rest))
             unknown.append(rest[:end].strip())
             rest = rest[end:].strip()
+    if rest:
+        unknown.append(rest)
     if target:
         words.append(f"{'-g' if goto else '-j'} {target}")
     words += target_options

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
+from narthex.model.lines import MAX_LINE
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, Compare, Expression, Field, Rule, Ruleset, Table, Unknown
-from narthex.netfilter.xtables.lexer import SaveTextError, is_keyword, split_options, split_words
+from narthex.netfilter.xtables.lexer import Option, SaveTextError, is_keyword, split_options, split_words
 from narthex.netfilter.xtables.matches import read_match
 from narthex.netfilter.xtables.targets import read_target
 from narthex.netfilter.xtables.values import default_policy, hook_of, plain_network
@@ -81,6 +82,8 @@ def _parse_line(line: str, number: int, family: IPFamily, chains: dict[str, str]
             chain, policy = line[1:].split()[:2]
             chains[chain] = policy
             return
+        if len(line) > MAX_LINE:
+            raise SaveTextError(f"longer than {MAX_LINE} characters")
         words = split_words(line)
         if words[0] == "-A":
             rules.setdefault(words[1], []).append(_rule(words[2:], family))
@@ -94,8 +97,15 @@ def _parse_line(line: str, number: int, family: IPFamily, chains: dict[str, str]
         raise SaveTextError(f"line {number}: {line[:120]!r}: {error}") from None
 
 
+def long_rule(line: str) -> Unknown:
+    """Return what a rule of more than MAX_LINE characters becomes. It is not parsed."""
+    return Unknown(f"{line[:120]}... (a rule of {len(line)} characters)")
+
+
 def read_rule(line: str, family: IPFamily) -> Rule:
     """Parse one `-A` line of a dump, with or without counters. Raises SaveTextError for an incomplete line."""
+    if len(line) > MAX_LINE:
+        raise SaveTextError(f"{line[:120]!r}: longer than {MAX_LINE} characters")
     if line.startswith("["):
         line = line.partition("]")[2].lstrip()
     try:
@@ -143,8 +153,8 @@ def _rule(words: list[str], family: IPFamily) -> Rule:
         elif word in _MATCH:
             match = tuple(words[position + 1 : end])
             if match[0] == "comment":
-                comment = split_options(words[position + 2 : end])[0].value
-            elif any(type(each) is not str for each in match):
+                comment = _comment(split_options(words[position + 2 : end]))
+            elif len(match) > _CACHED_WORDS or any(type(each) is not str for each in match):
                 rest += read_match(match[0], split_options(words[position + 2 : end]))
             else:
                 rest += _plain_match(match)
@@ -155,6 +165,17 @@ def _rule(words: list[str], family: IPFamily) -> Rule:
         position = end
     compares.sort(key=lambda compare: _FIELD_ORDER[compare.field])
     return Rule((*compares, *rest), comment)
+
+
+def _comment(options: list[Option]) -> str:
+    """Return the text of `-m comment --comment TEXT`. Raises ValueError for any other form."""
+    if len(options) != 1 or len(options[0].values) != 1:
+        raise ValueError("a comment is one text")
+    return str(options[0].values[0])
+
+
+_CACHED_WORDS = 16
+"""Longest match in words that is cached, so that the cache stays small whatever a dump contains."""
 
 
 @lru_cache(maxsize=4096)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from fractions import Fraction
 from math import floor
 
@@ -40,6 +41,8 @@ def hook_of(table: str, chain: str, policy: str = "ACCEPT") -> Hook | None:
 
 
 _SCALE = 2**31
+_PROBABILITY = re.compile(r"\d*\.?\d*(?:[eE][-+]?\d{1,2})?", re.ASCII)
+_LONGEST_PROBABILITY = 64
 
 
 def kernel_probability(text: str) -> str:
@@ -49,6 +52,9 @@ def kernel_probability(text: str) -> str:
     (extensions/libxt_statistic.c), so 0.33333 comes back as 0.33332999982. Printing the result again is lossless.
     Raises ValueError unless 0 <= p <= 1.
     """
+    if len(text) > _LONGEST_PROBABILITY or not _PROBABILITY.fullmatch(text):
+        # An exponent of nine digits would be a number of a gigabyte.
+        raise ValueError(f"{text[:40]!r} is not a probability")
     probability = Fraction(text)
     if not 0 <= probability <= 1:
         raise ValueError(f"{text!r} is not a probability")

@@ -19,7 +19,7 @@ import msgspec
 
 from narthex.model.duration import duration_text
 from narthex.model.net import IPFamily, family_of, join_port, split_port
-from narthex.model.problem import Problem, ProblemCollector, kind_of, quoted, steps
+from narthex.model.problem import Problem, ProblemCollector, ProblemList, kind_of, quoted, steps
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, any_address, any_network
 from narthex.runtime.configuration.fields import Fields, camel_case
 from narthex.runtime.configuration.sections import announcer, client_connection, dns, ipvs, logging, overlay, rules
@@ -123,7 +123,7 @@ def _choose(text: str, origin: str) -> tuple[dict[str, Document], list[Problem]]
     from narthex.model.documents import MalformedDocument, read_documents
 
     chosen: dict[str, Document] = {}
-    said = []
+    said = ProblemList(origin=origin)
     for document in read_documents(text, allow_duplicate_keys=True):
         if isinstance(document, MalformedDocument):
             raise _failure(f"{origin}:{document.line}", document.message)
@@ -134,14 +134,14 @@ def _choose(text: str, origin: str) -> tuple[dict[str, Document], list[Problem]]
         if not isinstance(kind, str) or kind not in _VERSIONS:
             known = " or ".join(_VERSIONS)
             message = f"{quoted(kind)} is not {known}, ignored"
-            said.append(Problem(origin=place, field="kind", message=message, severity="warning"))
+            said.add(Problem(origin=place, field="kind", message=message, severity="warning"))
         elif version != _VERSIONS[kind]:
             raise _failure(place, f"apiVersion: {quoted(version)} is not {_VERSIONS[kind]}", kind)
         elif kind in chosen:
             raise _failure(place, f"is there twice, first in line {chosen[kind].line}", kind)
         else:
             chosen[kind] = document
-            said += [
+            said.extend(
                 Problem(
                     origin=f"{origin}:{line}",
                     object=kind,
@@ -149,8 +149,8 @@ def _choose(text: str, origin: str) -> tuple[dict[str, Document], list[Problem]]
                     severity="warning",
                 )
                 for key, line in document.duplicate_keys
-            ]
-    return chosen, said
+            )
+    return chosen, [*said.problems]
 
 
 def _configuration(top: Fields) -> ProxyConfiguration:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from narthex.model.lines import MAX_LINE
 from narthex.model.net import FAMILIES, IPFamily, Protocol, address, family_of
 from narthex.trace.follow.views import (
     FdbEntry,
@@ -115,7 +116,7 @@ def _listener(protocol: str, place: str, port: str) -> ListeningSocket | None:
 
 
 LINE = re.compile(r"^(?:ipv[46]\s+\d+\s+)?(tcp|udp|sctp|icmp|icmpv6|dccp|udplite|gre)\s+\d+\s.*\bsrc=", re.MULTILINE)
-_WORD = re.compile(r"(\w+)=(\S+)")
+_WORD = re.compile(r"\b(\w++)=(\S+)")
 _FLAG = re.compile(r"\[(\w+)\]")
 _STATE = re.compile(r"^(?:ipv[46]\s+\d+\s+)?\w+\s+\d+\s+(?:(\d+)\s+)?(?:([A-Z_0-9]+)\s+)?src=")
 
@@ -164,8 +165,10 @@ class ConntrackListing:
 
 def read_line(line: str) -> TrackedConnection | None:
     """Parse one line; return None if it is no connection."""
+    if len(line) > MAX_LINE:
+        return None
     kind = LINE.match(line)
-    words = _WORD.findall(line)
+    words = _WORD.findall(line) if kind is not None else []
     sides = [index for index, (key, _) in enumerate(words) if key == "src"]
     if kind is None or len(sides) < 2:
         return None

@@ -87,15 +87,19 @@ def _hop_words(entry: dict[str, Any]) -> list[str]:
 def _siblings(routes: list[NodeRoute]) -> tuple[NodeRoute, ...]:
     """Join routes that are printed in several lines: IPv6 prints each next hop separately."""
     found: dict[tuple[str, str, int, str], NodeRoute] = {}
+    hops: dict[tuple[str, str, int, str], list[NextHop]] = {}
     for number, route in enumerate(routes):
         several = route.kind == "unicast" and ":" in route.destination and any(hop.via for hop in route.hops)
         key = (route.table, route.destination, route.metric, route.kind if several else f"{route.kind} {number}")
         if key in found:
-            before = found[key]
-            found[key] = msgspec.structs.replace(before, hops=(*before.hops, *route.hops))
+            hops[key] += route.hops
         else:
             found[key] = route
-    return tuple(found.values())
+            hops[key] = [*route.hops]
+    return tuple(
+        route if len(hops[key]) == len(route.hops) else msgspec.structs.replace(route, hops=tuple(hops[key]))
+        for key, route in found.items()
+    )
 
 
 def _network(text: str, family: IPFamily) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from narthex.model.lines import without_long_lines_of
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.netfilter.ast import Chain, Ruleset
 from narthex.netfilter.describe import describe_rule
@@ -34,6 +35,7 @@ _READERS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 
 def view_of_bundle(parts: Mapping[str, str], table: BundleManifest, origin: str) -> NodeView:
     """Return the view of a bundle. A part that can't be read counts as absent, with the reason."""
+    parts, too_long = _short_lines(parts)
     reader = _Reader(parts, {taken.path: taken.remark for taken in table.parts if taken.status != TAKEN})
     texts = [(path, text) for path, text in parts.items() if path.startswith(_RULES) and path not in _NOT_WALKED]
     # Several flavours may be installed without either having a rule; a tool that failed is another matter.
@@ -53,7 +55,7 @@ def view_of_bundle(parts: Mapping[str, str], table: BundleManifest, origin: str)
         name=table.node,
         origin=origin,
         rules=RulesByFamily(texts) if texts else None,
-        partial=failed,
+        partial=(*failed, *too_long),
         routes=reader.both("routes", "net/routes-{}.json", routes.routes_of),
         policies=reader.both("policies", "net/policies-{}.json", routes.policies_of),
         listeners=listeners_of(parts["net/listeners.txt"]) if "net/listeners.txt" in parts else None,
@@ -61,6 +63,18 @@ def view_of_bundle(parts: Mapping[str, str], table: BundleManifest, origin: str)
         sysctls=settings_of(parts["net/sysctls.txt"]) if "net/sysctls.txt" in parts else None,
         absent=reader.absent,
     )
+
+
+def _short_lines(parts: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the parts without lines that are too long, and messages about these. `read_dump` looks at those of rules."""
+    found: dict[str, str] = {}
+    said: list[str] = []
+    for path, text in parts.items():
+        found[path] = text
+        if path.endswith(".txt") and not path.startswith(_RULES):
+            found[path], message = without_long_lines_of(text)
+            said += [f"{path}: {message}"] if message else []
+    return found, said
 
 
 class _Reader:
@@ -122,7 +136,7 @@ def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
     view = NodeView(name=name, origin="rules " + " ".join(file for file, _ in files))
     rules: list[Dump] = []
     for file, text in files:
-        other = _other_than_rules(view, text)
+        other = _other_than_rules(view, file, text)
         found = read_dump(text, file)
         if found.tables or found.sets or found.servers:
             rules.append(found)
@@ -137,11 +151,13 @@ def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
     return view
 
 
-def _other_than_rules(view: NodeView, text: str) -> bool:
+def _other_than_rules(view: NodeView, file: str, text: str) -> bool:
     """Add everything in a text but rules to the view, since a bug report may contain all of it; return True if there was any."""
     if text.lstrip().startswith("[") and _json(view, text):
         return True
-    text = _without_rules(text)
+    text, message = without_long_lines_of(_without_rules(text))
+    if message:
+        view.partial = (*view.partial, f"{file}: {message}")
     found_routes, found_policies = routes.route_lines(text), routes.policy_lines(text)
     if found_routes:
         view.routes = (*(view.routes or ()), *found_routes)
@@ -157,21 +173,22 @@ def _other_than_rules(view: NodeView, text: str) -> bool:
 
 
 def _without_rules(text: str) -> str:
-    """Return the text without lines that can only be rules, of which a dump has up to 200,000."""
+    """Return the text with empty lines in place of those that can only be rules, of which a dump has up to 200,000."""
     return "\n".join(
         line
-        for line in text.split("\n")
         if line
         and line[0] not in "-:*#"
         and (line[0] != "[" or "]" not in line[:24])
         and (line[0] != "\t" or "nexthop" in line)
+        else ""
+        for line in text.split("\n")
     )
 
 
 def _json(view: NodeView, text: str) -> bool:
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     entries = [entry for entry in data if isinstance(entry, dict)]
     field = next((field for field, key in _KEYS if any(key in entry for entry in entries)), "")

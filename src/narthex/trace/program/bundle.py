@@ -45,6 +45,11 @@ from narthex.trace.node.layout import (
 
 MAX_BYTES = 512 << 20
 """Limit for all files together, uncompressed."""
+MAX_RATIO = 50
+"""Limit for the files together, relative to the compressed bundle, from LEAST_LIMIT on. Output of tools compresses to a tenth;
+what compresses to a thousandth was made to occupy the reader."""
+LEAST_LIMIT = 64 << 20
+"""Bytes of all files together that any bundle may have."""
 MAX_FILES = 2000
 _CHUNK = 1 << 16
 
@@ -69,7 +74,8 @@ def read_bundle(path: Path, max_bytes: int = MAX_BYTES) -> Bundle:
             files = _directory(path, max_bytes)
         else:
             with path.open("rb") as stream:
-                files = _tar(stream, max_bytes)
+                allowed = max(LEAST_LIMIT, MAX_RATIO * os.fstat(stream.fileno()).st_size)
+                files = _tar(stream, min(max_bytes, allowed))
     except BundleError as error:
         raise BundleError(f"{path.name}: {error}") from error
     except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:

@@ -43,8 +43,7 @@ class CounterReading(msgspec.Struct, frozen=True, kw_only=True):
 Names = Mapping[tuple[str, str, int], str]
 """Service port by address, protocol in lower case and port of a frontend (address "" for node ports)."""
 
-_NAT = re.compile(r"^\*nat\n(.*?)^COMMIT", re.MULTILINE | re.DOTALL)
-_SENDS = re.compile(r"^\[(\d+):\d+\] -A (KUBE-SEP-\S+) (.*-j DNAT .*--to-destination (\S+).*)$", re.MULTILINE)
+_SENDS = re.compile(r"^\[(\d+):\d+\] -A (KUBE-SEP-\S+) ((?>.*?-j DNAT ).*--to-destination (\S+).*)$", re.MULTILINE)
 _LEADS = re.compile(r"^(?:\[\d+:\d+\] )?-A (KUBE-(?:SVC|SVL|XLB|FW|EXT)-\S+) (.*)-j (KUBE-SEP-\S+)", re.MULTILINE)
 _INTO = re.compile(
     r"^(?:\[\d+:\d+\] )?-A KUBE-(?:SERVICES|NODEPORTS) (.*)-j (KUBE-(?:SVC|SVL|XLB|FW|EXT)-\S+)", re.MULTILINE
@@ -80,8 +79,7 @@ def count(
 
 def of_iptables(text: str) -> Iterator[ConnectionCounter]:
     """Read `iptables-save -c`: the rule in each endpoint's chain that rewrites the destination."""
-    for table in _NAT.finditer(text):
-        body = table[1]
+    for body in _blocks(text, "*nat\n", "COMMIT"):
         owner = {match[2]: name for match in _INTO.finditer(body) if (name := _service(match[1]))}
         of_endpoint: dict[str, str] = {}
         for match in _LEADS.finditer(body):
@@ -93,6 +91,19 @@ def of_iptables(text: str) -> Iterator[ConnectionCounter]:
             yield ConnectionCounter(match[2], name, match[4], int(match[1]))
 
 
+def _blocks(text: str, begin: str, end: str) -> Iterator[str]:
+    """Yield what is between a line that starts with `begin` and one that starts with `end`."""
+    text = f"\n{text}"
+    at = text.find(f"\n{begin}")
+    while at >= 0:
+        at += 1 + len(begin)
+        stop = text.find(f"\n{end}", at - 1)
+        if stop < 0:
+            return
+        yield text[at : stop + 1]
+        at = text.find(f"\n{begin}", stop)
+
+
 def _service(words: str) -> str:
     """Return the Service port at the start of a rule's comment."""
     comment = _COMMENT.search(words)
@@ -100,8 +111,9 @@ def _service(words: str) -> str:
     return found[1].rstrip(":") if found else ""
 
 
-_MAP = re.compile(r"^\tmap ([a-z0-9-]+) \{\n(.*?)^\t\}", re.MULTILINE | re.DOTALL)
-_ELEMENT = r"(?:(?P<address>\S+) \. )?(?P<protocol>tcp|udp|sctp) \. (?P<port>\d+) "
+_MAP_NAME = re.compile(r"([a-z0-9-]+) \{\n")
+# A word is tried from its begin only: from each letter, a long one costs the square of its length.
+_ELEMENT = r"(?<!\S)(?:(?P<address>\S++) \. )?(?P<protocol>tcp|udp|sctp) \. (?P<port>\d+) "
 _COUNTED = r"counter packets (?P<packets>\d+) bytes \d+ : "
 _FRONTEND = re.compile(rf"{_ELEMENT}{_COUNTED}(?:goto|jump) ")
 _ENDPOINT = re.compile(rf"{_ELEMENT}\. (?P<slot>\d+) {_COUNTED}(?P<to>\S+) \. (?P<to_port>\d+)")
@@ -109,11 +121,14 @@ _ENDPOINT = re.compile(rf"{_ELEMENT}\. (?P<slot>\d+) {_COUNTED}(?P<to>\S+) \. (?
 
 def of_nft(text: str, names: Names) -> Iterator[ConnectionCounter]:
     """Read `nft list ruleset`: map elements with counters, as Narthex has them."""
-    for held in _MAP.finditer(text):
-        for match in (*_ENDPOINT.finditer(held[2]), *_FRONTEND.finditer(held[2])):
+    for held in _blocks(text, "\tmap ", "\t}"):
+        named = _MAP_NAME.match(held)
+        if named is None:
+            continue
+        for match in (*_ENDPOINT.finditer(held), *_FRONTEND.finditer(held)):
             address, protocol, port = match["address"] or "", match["protocol"], match["port"]
             title = names.get((address, protocol, int(port)), "") or f"{address or 'node'}:{port}/{protocol}"
-            key, endpoint = f"{held[1]} {address} {protocol} {port}", ""
+            key, endpoint = f"{named[1]} {address} {protocol} {port}", ""
             if match.re is _ENDPOINT:
                 key += f" {match['slot']} {match['to']} {match['to_port']}"
                 endpoint = join_port(match["to"], int(match["to_port"]))
