@@ -94,9 +94,9 @@ def _json_or_flow(text: str, allow_duplicate_keys: bool) -> Iterator[Document | 
     """
     fault: MalformedDocument | None = None
     try:
-        for _ in _json(text):
+        for _ in itertools.islice(_json(text), MAX_DOCUMENTS + 1):
             pass
-        yield from _json(text)
+        yield from itertools.islice(_json(text), MAX_DOCUMENTS + 1)
         return
     except json.JSONDecodeError as error:
         fault = MalformedDocument(error.lineno, f"not valid JSON: {error.msg}")

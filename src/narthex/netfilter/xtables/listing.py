@@ -25,7 +25,7 @@ CHAIN = re.compile(r"\**+Chain\s++(\S++)\s++\((?:\s*+policy\s++(\w++)[^)]*+|(?=[
 _HEADER = re.compile(r"(?:num\s+)?(?:pkts\s+bytes\s+)?target\s+prot\s+opt\b")
 _DASHES = ("--", "—", "–", "-f", "!f", "-", "----")
 MAX_PARTS = 32
-"""Parts of a rule behind its columns that are told apart: matches, options of the target, unknown words. Rules have up to a dozen;
+"""Parts of a rule behind its columns that are distinguished: matches, options of the target, unknown words. Rules have up to a dozen;
 each part costs a search of the rest of the line."""
 _NO_INTERFACES = "iptables -L without -v omits the interfaces of a rule"
 
