@@ -19,31 +19,25 @@ from typing import NoReturn
 
 import msgspec
 
-from narthex.linux.namespaces import RUN_DIR, namespace_path
+from narthex.lab.containers.root import BindMount, change_root
+from narthex.linux.capabilities import NUMBERS, bounding_set, limit_capabilities
+from narthex.linux.namespaces import namespace_path
 from narthex.linux.setns import NEW_NETWORK, open_namespace, setns
 
 _NEW_MOUNTS, NEW_HOSTNAME, NEW_IPC, NEW_PROCESSES = 0x00020000, 0x04000000, 0x08000000, 0x20000000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 0x1, 0x2, 0x4, 0x8, 0x20
-_MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
-_MNT_DETACH = 2
 _PR_SET_PDEATHSIG = 1
 
-_OWN_PLACES = ("/tmp", "/run", "/dev/shm")
-"""Directories that are empty and private in each container."""
+DEFAULT_CAPABILITIES = (
+    *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW"),
+    *("SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
+)
+"""What a container has in Kubernetes without `securityContext` (containerd's `defaultUnixCaps`)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class BindMount(msgspec.Struct, frozen=True):
-    """A file or directory of the machine that a container sees at a path."""
-
-    source: str
-    at: str
-    read_only: bool = False
-
-
 class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A program and its environment. It sees the machine's files, except for what is named here."""
+    """A program and its environment. It sees the machine's files (`root.py`), except for what is named here."""
 
     argv: tuple[str, ...]
     executable: str
@@ -54,10 +48,10 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
     network_namespace: str
     """Name of its network namespace. Its mount, UTS, PID, and IPC namespaces are created for it."""
     hostname: str = ""
-    """Empty: the machine's host name, and its UTS and IPC namespaces, as with `hostNetwork`."""
+    """Empty: the machine's host name, as with `hostNetwork`."""
     shows: tuple[BindMount, ...] = ()
-    """Bind mounts. Below /tmp, /run, and /dev/shm, which are empty and private, mount points are created; elsewhere they must exist.
-    """
+    capabilities: tuple[str, ...] = DEFAULT_CAPABILITIES
+    """Names of the only capabilities that it can have."""
     user: int | None = None
     """User ID. None: root."""
     group: int | None = None
@@ -110,7 +104,8 @@ def join_network(name: str) -> None:
 
 
 def join_process(process: int) -> None:
-    """Move to all namespaces of another process. Its PID namespace applies to the next fork."""
+    """Move to all namespaces of another process, with its capabilities. Its PID namespace applies to the next fork."""
+    capabilities = bounding_set(process)
     kinds = (
         ("ipc", NEW_IPC),
         ("uts", NEW_HOSTNAME),
@@ -122,6 +117,7 @@ def join_process(process: int) -> None:
     for handle, kind in handles:
         setns(handle, kind)
         os.close(handle)
+    limit_capabilities(capabilities)
 
 
 def become(program: ProgramSpec, files: Sequence[int]) -> NoReturn:
@@ -134,56 +130,12 @@ def become(program: ProgramSpec, files: Sequence[int]) -> NoReturn:
 
 
 def enter_namespaces(program: ProgramSpec) -> None:
-    """Set the host name and mounts of a program. Raises OSError that names the failed step."""
-    unshare(_NEW_MOUNTS | (NEW_HOSTNAME | NEW_IPC if program.hostname else 0))
+    """Set the host name, mounts, and capabilities of a program. Raises OSError that names the failed step."""
+    unshare(_NEW_MOUNTS | NEW_HOSTNAME | NEW_IPC)
     if program.hostname:
         socket.sethostname(program.hostname)
-    _mount(program)
-
-
-def _mount(program: ProgramSpec) -> None:
-    # Mounts made here stay here; unmounts elsewhere take effect here, too.
-    _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None), "keep mounts apart")
-    _libc.umount2(os.fsencode(RUN_DIR), _MNT_DETACH)
-    # Open the sources first, since later mounts may hide them.
-    shows = [*_of_the_program(program), *program.shows]
-    sources = [os.open(show.source, os.O_PATH | os.O_CLOEXEC) for show in shows]
-    for place in _OWN_PLACES:
-        if Path(place).is_dir():
-            mode = b"mode=755" if place == "/run" else b"mode=1777"
-            _check(_libc.mount(b"tmpfs", place.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, mode), f"mount {place}")
-    for show, source in zip(shows, sources, strict=True):
-        _show(show, source)
-        os.close(source)
-    for kind, at in ((b"sysfs", b"/sys"), (b"proc", b"/proc")):
-        _check(_libc.mount(kind, at, kind, _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None), f"mount {at.decode()}")
-
-
-def _of_the_program(program: ProgramSpec) -> list[BindMount]:
-    """Return mounts for the program's directory and its working directory, if private directories would hide them."""
-    directories = dict.fromkeys((str(Path(program.executable).resolve().parent), program.directory))
-    return [BindMount(each, each) for each in directories if _is_own(each) and Path(each).is_dir()]
-
-
-def _is_own(path: str) -> bool:
-    return str(Path(path).resolve()).startswith(tuple(f"{place}/" for place in _OWN_PLACES))
-
-
-def _show(show: BindMount, source: int) -> None:
-    origin = f"/proc/self/fd/{source}"
-    if _is_own(show.at):
-        at_path = Path(show.at)
-        if Path(origin).is_dir():
-            at_path.mkdir(parents=True, exist_ok=True)
-        else:
-            at_path.parent.mkdir(parents=True, exist_ok=True)
-            at_path.touch()
-    at = os.fsencode(show.at)
-    _check(_libc.mount(origin.encode(), at, None, _MS_BIND | _MS_REC, None), f"mount {show.source} at {show.at}")
-    if show.read_only:
-        _check(
-            _libc.mount(None, at, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY, None), f"mount {show.at} to be read only"
-        )
+    change_root(program.shows, program.executable)
+    limit_capabilities(NUMBERS[name] for name in program.capabilities)
 
 
 def become_exec(spec: ProgramSpec | ExecSpec, executable: str, files: Sequence[int] = ()) -> NoReturn:

@@ -12,7 +12,6 @@ from typing import NamedTuple, NoReturn
 from narthex.lab import topology
 from narthex.lab.containers.program import (
     NEW_PROCESSES,
-    BindMount,
     ExecSpec,
     ProgramSpec,
     become_exec,
@@ -22,6 +21,7 @@ from narthex.lab.containers.program import (
     join_process,
     unshare,
 )
+from narthex.lab.containers.root import BindMount, is_private
 from narthex.lab.program.state import LabError, LabState, PodRecord, StateDirectory
 
 
@@ -76,6 +76,11 @@ def pod_file_mounts(lab: str, pod: PodRecord) -> tuple[BindMount, ...]:
     )
 
 
+def _working_directory(directory: str) -> tuple[BindMount, ...]:
+    """Return the mount of the caller's directory, if the pod would not see it."""
+    return (BindMount(directory, directory, read_only=True),) if is_private(directory) else ()
+
+
 def run(state: LabState, target: ExecTarget, argv: Sequence[str], container: str = "") -> NoReturn:
     """Run a command with this process's terminal and files, and exit with its status. Raises LabError."""
     if target.pod is None:
@@ -94,7 +99,7 @@ def run(state: LabState, target: ExecTarget, argv: Sequence[str], container: str
         directory=directory,
         network_namespace=target.network_namespace,
         hostname=target.pod.hostname,
-        shows=pod_file_mounts(state.name, target.pod),
+        shows=(*pod_file_mounts(state.name, target.pod), *_working_directory(directory)),
     )
 
     def run_in_new_namespaces() -> NoReturn:

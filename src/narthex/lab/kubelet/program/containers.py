@@ -15,7 +15,7 @@ import msgspec
 
 from narthex.lab.cluster import DNS_PORT
 from narthex.lab.containers.container import Containers, ContainerStartError, RunningContainer
-from narthex.lab.containers.program import ProgramSpec, find_program
+from narthex.lab.containers.program import DEFAULT_CAPABILITIES, ProgramSpec, find_program
 from narthex.lab.kubelet.environment import command_line, environment, hostname
 from narthex.lab.kubelet.probes import ProbeState, probes_of
 from narthex.lab.kubelet.program.echo import EchoServer
@@ -96,7 +96,7 @@ def start_program(
         executable = find_program(argv[0], known, directory)
     except OSError as error:
         raise ContainerStartError(str(error.strerror), missing=True) from error
-    security = {**(pod["spec"].get("securityContext") or {}), **(spec.get("securityContext") or {})}
+    security = _security_of(pod, spec)
     program = msgspec.structs.replace(
         program_in_pod(pod, spec, deps, argv, executable, known),
         directory=directory,
@@ -118,7 +118,25 @@ def program_in_pod(
         network_namespace=deps.network.namespace(pod),
         hostname="" if pod["spec"].get("hostNetwork") else hostname(pod),
         shows=tuple(deps.files.mounts(pod, spec)),
+        capabilities=capabilities_of(_security_of(pod, spec).get("capabilities") or {}),
     )
+
+
+def _security_of(pod: Object, spec: Object) -> dict[str, Any]:
+    return {**(pod["spec"].get("securityContext") or {}), **(spec.get("securityContext") or {})}
+
+
+_ADDABLE = frozenset({*DEFAULT_CAPABILITIES, "IPC_LOCK", "NET_ADMIN", "NET_BROADCAST"})
+"""What a manifest may add: capabilities that affect only the pod's own namespaces. `privileged` adds none."""
+
+
+def capabilities_of(wanted: Object) -> tuple[str, ...]:
+    """Return the capabilities of a container for its `securityContext.capabilities`: `drop` first, then `add`."""
+    add, drop = (
+        {str(name).upper().removeprefix("CAP_") for name in wanted.get(field) or ()} for field in ("add", "drop")
+    )
+    kept = set() if "ALL" in drop else {*DEFAULT_CAPABILITIES} - drop
+    return tuple(sorted(kept | (_ADDABLE if "ALL" in add else add & _ADDABLE)))
 
 
 def environment_of(pod: Object, spec: Object, shared: SharedRegistry) -> dict[str, str]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from narthex.lab.containers.program import BindMount
+from narthex.lab.containers.root import BindMount
 from narthex.lab.kubelet.environment import ContainerConfigError, hostname, hosts, resolver
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import StateDirectory
@@ -87,10 +87,7 @@ class PodFiles:
             volume = volumes.get(mount["name"])
             if volume is None:
                 raise ContainerConfigError(f'volume "{mount["name"]}" is not among the pod\'s volumes')
-            source = volume["hostPath"]["path"] if "hostPath" in volume else str(directory / "volumes" / volume["name"])
-            if sub := mount.get("subPath"):
-                source = _below(source, str(sub))
-            yield BindMount(source, str(mount["mountPath"]), bool(mount.get("readOnly")))
+            yield _volume_mount(volume, mount, directory)
 
     def remove(self, pod: Mapping[str, Any]) -> None:
         """Remove all files of a pod."""
@@ -132,6 +129,16 @@ class PodFiles:
             data = {str(item["path"]): data[item["key"]] for item in source["items"] if item["key"] in data}
         # Reject paths that would lead outside of the volume.
         return {path: value for path, value in data.items() if "/" not in path and path not in ("", ".", "..")}
+
+
+def _volume_mount(volume: Mapping[str, Any], mount: Mapping[str, Any], directory: Path) -> BindMount:
+    """Return the mount of a volume. A hostPath is the container's private view of that path."""
+    at, read_only, sub = str(mount["mountPath"]), bool(mount.get("readOnly")), str(mount.get("subPath") or "")
+    if "hostPath" in volume:
+        path = os.path.normpath(f"/{volume['hostPath']['path']}/{sub}")
+        return BindMount(path, at, read_only, in_view=True)
+    source = str(directory / "volumes" / volume["name"])
+    return BindMount(_below(source, sub) if sub else source, at, read_only, resolved=bool(sub))
 
 
 def _bytes(kind: str, value: Any) -> bytes:
