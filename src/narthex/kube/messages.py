@@ -102,10 +102,15 @@ class ApiStatus(msgspec.Struct, frozen=True):
         return self.details.retry_after if self.details is not None else None
 
 
+_PAGES, _STATUSES = msgspec.json.Decoder(ListPage), msgspec.json.Decoder(ApiStatus)
+_MARKED = msgspec.json.Decoder(_Marked)
+_EVENTS = msgspec.json.Decoder(WatchEvent[msgspec.Raw])
+
+
 def read_page(body: bytes) -> ListPage:
     """Decode a list. Raises MalformedResponse."""
     try:
-        page = msgspec.json.decode(body, type=ListPage)
+        page = _PAGES.decode(body)
     except _UNREADABLE as error:
         raise MalformedResponse(f"the list is not one: {error}") from error
     if not page.metadata.version:
@@ -135,7 +140,7 @@ def _reader(shape: Any) -> msgspec.json.Decoder[Any]:
 
 def _read_line(data: bytes) -> WatchEvent[msgspec.Raw]:
     try:
-        return msgspec.json.decode(data, type=WatchEvent[msgspec.Raw])
+        return _EVENTS.decode(data)
     except _UNREADABLE as error:
         raise MalformedResponse(f"a line of the watch is not one: {error}") from error
 
@@ -143,7 +148,7 @@ def _read_line(data: bytes) -> WatchEvent[msgspec.Raw]:
 def read_status(data: bytes | msgspec.Raw, code: int = 0) -> ApiStatus:
     """Decode a Status; an unreadable one has only the code of the response."""
     try:
-        status = msgspec.json.decode(data, type=ApiStatus)
+        status = _STATUSES.decode(data)
     except _UNREADABLE:
         return ApiStatus(code)
     return status if status.code else msgspec.structs.replace(status, code=code)
@@ -158,7 +163,7 @@ def version_of(object: Any) -> tuple[str, bool]:
     """
     if isinstance(object, msgspec.Raw):
         try:
-            object = msgspec.json.decode(object, type=_Marked)
+            object = _MARKED.decode(object)
         except _UNREADABLE as error:
             raise MalformedResponse(f"an object of the watch has no readable metadata: {error}") from error
     meta = object.metadata
@@ -193,10 +198,10 @@ class LineSplitter:
 
 
 def prepare_decoders() -> None:
-    """Build msgspec's decoders of all objects and messages. Takes some milliseconds.
+    """Build msgspec's decoders of all objects and messages, before the first thread starts. Takes two milliseconds.
 
     msgspec builds the decoder of a type at its first use, and two threads that do so at once crash the process
-    (SIGSEGV in 0.22). The parts of a node decode in several threads; a proxy alone decodes in one.
+    (docs/explanation/msgspec-threads.md). All other types have decoders that are built with their modules.
     """
     for found in (*vars(wire).values(), ListPage, ApiStatus, _Marked):
         if isinstance(found, type) and issubclass(found, msgspec.Struct) and not getattr(found, "__parameters__", ()):

@@ -90,6 +90,12 @@ _KINDS: dict[str, type[HistoryEntry]] = {
 """By a field that only this entry has, or that no entry above has."""
 
 
+_NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_DECODERS: dict[type[HistoryEntry], msgspec.json.Decoder[HistoryEntry]] = {
+    kind: msgspec.json.Decoder(kind) for kind in _KINDS.values()
+}
+
+
 class InvalidHistory(ValueError):
     """A malformed history; the message names the line."""
 
@@ -127,11 +133,11 @@ def read(lines: Iterable[bytes]) -> Iterator[HistoryEntry]:
         if not text.endswith(b"\n"):
             return
         try:
-            names = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+            names = _NAMES.decode(text)
             kind = next((kind for name, kind in _KINDS.items() if name in names), None)
             if kind is None:
                 raise InvalidHistory(f"line {number}: not an entry of a history")
-            entry = msgspec.json.decode(text, type=kind)
+            entry = _DECODERS[kind].decode(text)
         except msgspec.MsgspecError as error:
             raise InvalidHistory(f"line {number}: {error}") from None
         if isinstance(entry, HistoryStart) is begun_once or (

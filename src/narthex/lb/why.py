@@ -249,9 +249,12 @@ class AnnouncerStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
         return {each.address: each for each in self.addresses}
 
 
+_STATUS = msgspec.json.Decoder(AnnouncerStatus)
+
+
 def read_status(data: bytes) -> AnnouncerStatus | None:
     """Decode the response of an announcer's status port; None if it is invalid or the announcer does not run."""
     try:
-        return msgspec.json.decode(data, type=AnnouncerStatus)
+        return _STATUS.decode(data)
     except msgspec.DecodeError:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from narthex.kube.messages import prepare_decoders
 from narthex.kube.source import Origin
 from narthex.node.parts import NodePart, NodeSupervisor
 from narthex.proxy.program.reload import ConfigurationFile
@@ -51,8 +51,10 @@ class NodeProgram:
 
     def run(self) -> None:
         """Run all parts until `stop`."""
-        if len(self._entries) > 1:
-            prepare_decoders()
+        # Decoders are built where modules are loaded, which threads must not do at the same time.
+        for entry in self._entries.values():
+            for module in entry.modules:
+                importlib.import_module(module)
         self._node.run()
 
     def stop(self) -> None:
@@ -115,6 +117,8 @@ class PartDefinition(NamedTuple):
     """Returns the settings that the part depends on. If they change, the part is created anew, unless it is
     reconfigurable.
     """
+    modules: tuple[str, ...] = ()
+    """What `make` imports. Loaded before the first part runs."""
 
 
 def _proxy(given: PartInputs) -> NodePart:
@@ -161,13 +165,21 @@ def _announcer(given: PartInputs) -> NodePart:
 
 PARTS = {
     PROXY: PartDefinition(_proxy, lambda settings: settings),
-    "cni": PartDefinition(_cni, lambda settings: settings.own.cni),
+    "cni": PartDefinition(_cni, lambda settings: settings.own.cni, ("narthex.cni.program.agent",)),
     "overlay": PartDefinition(
-        _overlay, lambda settings: (settings.own.overlay, settings.node.node_name, settings.client)
+        _overlay,
+        lambda settings: (settings.own.overlay, settings.node.node_name, settings.client),
+        ("narthex.overlay.program.part",),
     ),
-    "dns": PartDefinition(_dns, lambda settings: (settings.own.dns, settings.client, settings.mode)),
+    "dns": PartDefinition(
+        _dns,
+        lambda settings: (settings.own.dns, settings.client, settings.mode),
+        ("narthex.dns.program.node_local", "narthex.dns.program.worker_protocol"),
+    ),
     "announcer": PartDefinition(
-        _announcer, lambda settings: (settings.own.announcer, settings.node.node_name, settings.client)
+        _announcer,
+        lambda settings: (settings.own.announcer, settings.node.node_name, settings.client),
+        ("narthex.lb.program.announcer",),
     ),
 }
 """By name, as in `parts` of a NarthexConfiguration, in start order."""

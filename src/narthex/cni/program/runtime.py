@@ -54,6 +54,9 @@ class _Added(msgspec.Struct, frozen=True, kw_only=True):
     """None while the ADD is running."""
 
 
+_RECORDS = msgspec.json.Decoder(_Added)
+
+
 def read_network(data: bytes) -> NetworkConfigList:
     """Parse a `*.conflist`. Raises CniError."""
     config = configuration(data)
@@ -141,7 +144,7 @@ class Runtime:
 
     def _added(self, network: str, container: RuntimeConf) -> _Added | None:
         data = files.read(self._file(network, container))
-        return None if data is None else msgspec.json.decode(data, type=_Added)
+        return None if data is None else _RECORDS.decode(data)
 
 
 def _checked(args: Mapping[str, str]) -> Mapping[str, str]:

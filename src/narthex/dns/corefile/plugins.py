@@ -86,8 +86,8 @@ def _errors(directive: Directive, _block_zones: Zones) -> ErrorsSettings:
             if level not in _LEVELS:
                 option.error(f"{quoted(level)} is unknown; known are {one_of(_LEVELS)}")
             elif _pattern(option, option.words[1]) and interval is not None:
-                fields = {"interval": interval, "pattern": option.words[1], "level": level}
-                found.append(msgspec.convert(fields, ConsolidateRule))
+                fields: dict[str, Any] = {"interval": interval, "pattern": option.words[1], "level": level}
+                found.append(ConsolidateRule(**fields))
     return ErrorsSettings(consolidate=tuple(found))
 
 
@@ -116,8 +116,13 @@ def _log(directive: Directive, _block_zones: Zones) -> LogSettings:
             else:
                 option.error(f"{quoted(word)} is unknown; known are {one_of(_CLASSES)}")
     chosen = tuple(dict.fromkeys(classes)) or ("all",)
-    fields = {"zones": directive.zones(names, (".",)), "format": last, "classes": chosen, "min_duration": min_duration}
-    return msgspec.convert(fields, LogSettings)
+    fields: dict[str, Any] = {
+        "zones": directive.zones(names, (".",)),
+        "format": last,
+        "classes": chosen,
+        "min_duration": min_duration,
+    }
+    return LogSettings(**fields)
 
 
 def _health(directive: Directive, _block_zones: Zones) -> HealthSettings:

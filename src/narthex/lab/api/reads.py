@@ -180,9 +180,12 @@ def _bookmark(version: int, annotations: Mapping[str, str] | None = None) -> dic
     return meta | ({"annotations": annotations} if annotations else {})
 
 
+_CONTINUATIONS = msgspec.json.Decoder(tuple[int, Key])
+
+
 def _continuation(token: str) -> tuple[int, Key]:
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(token), type=tuple[int, Key])
+        return _CONTINUATIONS.decode(base64.urlsafe_b64decode(token))
     except (msgspec.DecodeError, binascii.Error, ValueError):
         raise errors.bad_request("continue key is not valid") from None
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from narthex.lab.containers.forks import ForkServer
-from narthex.lab.containers.keeper import KeeperReport, KeeperRequest, keep_entry, keep_program
+from narthex.lab.containers.keeper import KEEPER_REPORTS, KeeperReport, KeeperRequest, keep_entry, keep_program
 from narthex.lab.containers.program import ExecSpec, ProgramSpec
 
 RUN, ENTER = "run", "enter"
@@ -147,4 +147,4 @@ def _next_report(control: socket.socket) -> KeeperReport | None:
             line += part
     except ConnectionError:
         return None
-    return msgspec.json.decode(line, type=KeeperReport)
+    return KEEPER_REPORTS.decode(line)

@@ -35,6 +35,9 @@ class ProcessExit(msgspec.Struct, frozen=True):
     """Wait status, as from `os.waitpid`."""
 
 
+PROCESS_EXITS = msgspec.json.Decoder(ProcessExit)
+
+
 class ForkServer:
     """The handle of a fork server. Thread-safe."""
 

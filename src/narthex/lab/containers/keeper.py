@@ -54,9 +54,14 @@ class KeeperRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     signal: int = 0
 
 
+KEEPER_REPORTS = msgspec.json.Decoder(KeeperReport)
+_REQUESTS = msgspec.json.Decoder(KeeperRequest)
+_PROGRAMS, _ENTRIES = msgspec.json.Decoder(ProgramSpec), msgspec.json.Decoder(ExecSpec)
+
+
 def keep_program(control: socket.socket, order: bytes, files: Sequence[int]) -> NoReturn:
     """Run a ProgramSpec (JSON) in namespaces of its own. `files` are its three standard files, unless it has a log."""
-    program = msgspec.json.decode(order, type=ProgramSpec)
+    program = _PROGRAMS.decode(order)
     log: LogWriter | None = None
     streams: dict[int, str] = {}
     try:
@@ -75,7 +80,7 @@ def keep_program(control: socket.socket, order: bytes, files: Sequence[int]) -> 
 
 def keep_entry(control: socket.socket, order: bytes, files: Sequence[int]) -> NoReturn:
     """Run an ExecSpec (JSON) in a container's namespaces, with three standard files."""
-    entry = msgspec.json.decode(order, type=ExecSpec)
+    entry = _ENTRIES.decode(order)
     try:
         join_process(entry.target_pid)
         executable = find_program(entry.argv[0], entry.environment, entry.directory)
@@ -169,7 +174,7 @@ def _keep(
                         continue
                     *lines, pending = (pending + data).split(b"\n")
                     for line in lines:
-                        number = msgspec.json.decode(line, type=KeeperRequest).signal
+                        number = _REQUESTS.decode(line).signal
                         if running and number:
                             os.kill(child, number)
     if log is not None:

@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from narthex.kube.manifests import ManifestSource
+from narthex.kube.messages import prepare_decoders
 from narthex.lab import cluster, topology
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import ApiRequest, ApiResponse
@@ -89,6 +90,7 @@ class LabProcess:
             pools: Address ranges for load balancers, in addition to the pools among the manifests.
             forks: The fork server, which knows the jobs of containers and nodes.
         """
+        prepare_decoders()
         members = topology.nodes(directory.name, nodes)
         self.parts: LabComponents = build_components(directory, source, members, mode, overlay, forks)
         self._pools = _pools(pools, members)

@@ -310,10 +310,13 @@ def _with_images(spec: Any) -> Any:
     return {**spec, "containers": named}
 
 
+_APPLIED = msgspec.json.Decoder(list[ManifestObject])
+
+
 def _load_applied(path: Path | None) -> dict[Identity, ManifestObject]:
     if path is None or not path.exists():
         return {}
-    found = msgspec.json.decode(path.read_bytes(), type=list[ManifestObject])
+    found = _APPLIED.decode(path.read_bytes())
     return {(each.kind, each.key): each for each in found}
 
 

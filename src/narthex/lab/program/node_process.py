@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from narthex.lab.containers.forks import ForkServer, ProcessExit
+from narthex.lab.containers.forks import PROCESS_EXITS, ForkServer
 from narthex.lab.containers.program import join_network
 from narthex.linux.processes import ProcessIdentity, identify_process, kill_processes
 from narthex.linux.run import with_package
@@ -62,6 +62,9 @@ class _StartedMessage(msgspec.Struct, frozen=True):
     pid: int
 
 
+_START_REQUESTS, _STARTED = msgspec.json.Decoder(NodeStartRequest), msgspec.json.Decoder(_StartedMessage)
+
+
 def preload() -> None:
     """Import what nodes need, before the first one is forked."""
     for module in _PRELOADED:
@@ -72,7 +75,7 @@ def preload() -> None:
 def run_node(control: socket.socket, message: bytes, files: Sequence[int]) -> None:
     """Run `narthex node` in a forked process (a job of `ForkServer`)."""
     del files
-    request = msgspec.json.decode(message, type=NodeStartRequest)
+    request = _START_REQUESTS.decode(message)
     control.sendall(msgspec.json.encode(_StartedMessage(os.getpid())) + b"\n")
     redirect_to_log(request.log)
     join_network(request.namespace)
@@ -110,7 +113,7 @@ class NodeProcess:
             line += part
         self.identity: ProcessIdentity | None = None
         try:
-            self.identity = identify_process(msgspec.json.decode(line, type=_StartedMessage).pid)
+            self.identity = identify_process(_STARTED.decode(line).pid)
         except msgspec.DecodeError:
             # The process ended before it sent the message.
             self._status = _status(line)
@@ -136,4 +139,4 @@ class NodeProcess:
 
 def _status(line: bytes) -> int:
     """Return the exit status. The line is empty if the fork server has ended, too."""
-    return os.waitstatus_to_exitcode(msgspec.json.decode(line, type=ProcessExit).ended) if line else -9
+    return os.waitstatus_to_exitcode(PROCESS_EXITS.decode(line).ended) if line else -9

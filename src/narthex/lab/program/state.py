@@ -142,6 +142,9 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
         return StateDirectory(self.name).kubeconfig
 
 
+_STATES = msgspec.json.Decoder(LabState)
+
+
 class NodePaths:
     """Paths of a node's own files, since the nodes of a lab share the machine's file system."""
 
@@ -204,7 +207,7 @@ class StateDirectory:
     def read(self) -> LabState | None:
         """Return the last written state, None if there is none."""
         try:
-            return msgspec.json.decode(self._state.read_bytes(), type=LabState)
+            return _STATES.decode(self._state.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PermissionError:

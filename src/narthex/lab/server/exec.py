@@ -184,7 +184,7 @@ class _Inputs:
     def resize(self, data: bytes) -> None:
         """Set the terminal's size, given as JSON."""
         try:
-            size = msgspec.json.decode(data, type=_TerminalSize)
+            size = _SIZES.decode(data)
         except msgspec.DecodeError:
             return
         self._process.resize(size.height, size.width)
@@ -203,6 +203,9 @@ class _Inputs:
 class _TerminalSize(msgspec.Struct, rename="pascal"):
     height: int = 0
     width: int = 0
+
+
+_SIZES = msgspec.json.Decoder(_TerminalSize)
 
 
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")

@@ -175,9 +175,12 @@ def _broken(meta: WireMeta | None, kind: str, origin: str, error: Exception) -> 
     return Decoded(None, (Problem(origin=origin, object=label, message=message),), identity)
 
 
+_NAMED, _HEADS = msgspec.json.Decoder(WireNamed), msgspec.json.Decoder(WireTypeMeta)
+
+
 def _named(data: bytes | msgspec.Raw) -> WireNamed:
     try:
-        return msgspec.json.decode(data, type=WireNamed)
+        return _NAMED.decode(data)
     except msgspec.MsgspecError:
         return WireNamed()
 
@@ -186,7 +189,7 @@ def _typed(data: bytes | msgspec.Raw, origin: str, kind: str) -> Decoded:
     known = _KINDS.get(kind)
     if known is None:
         try:
-            head = msgspec.json.decode(data, type=WireTypeMeta)
+            head = _HEADS.decode(data)
         except msgspec.ValidationError:
             head = WireTypeMeta()
         kind = head.kind or ""

@@ -41,6 +41,9 @@ class _Listing(msgspec.Struct):
     nftables: list[_Object]
 
 
+_LISTINGS, _NAMES = msgspec.json.Decoder(_Listing), msgspec.json.Decoder(_Names)
+
+
 class _TableObjects:
     """The untranslated objects of one table."""
 
@@ -53,18 +56,17 @@ class _TableObjects:
 def read(text: str) -> tuple[list[tuple[Table, int]], list[LineProblem]]:
     """Return the tables, each with the number of its rules, and the problems."""
     try:
-        listing = msgspec.json.decode(text.encode(), type=_Listing)
+        listing = _LISTINGS.decode(text.encode())
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         return [], [(0, f"the JSON of nft is invalid: {error}")]
     tables: dict[tuple[str, str], _TableObjects] = {}
     problems: BoundedProblems[LineProblem] = BoundedProblems(lambda count: (0, omitted_text(count)))
-    names = msgspec.json.Decoder(_Names)
     for number, each in enumerate(listing.nftables):
         raw = next((one for one in (each.table, each.chain, each.rule, each.set, each.map) if bytes(one)), None)
         if raw is None:
             continue
         try:
-            named = names.decode(raw)
+            named = _NAMES.decode(raw)
             key = named.family, named.table or named.name
             objects = tables.setdefault(key, _TableObjects())
             if bytes(each.chain):

@@ -31,11 +31,11 @@ from narthex.proxy.relay.process import RelayGoneError, RelayProcess, RelaySetup
 from narthex.proxy.relay.relay import UDP_IDLE_SECONDS
 from narthex.proxy.relay.wire import (
     ADDRESS_FAMILIES,
+    RELAY_TABLES,
     RelayAnswer,
     RelayCounts,
     RelayOrder,
     RelayPort,
-    RelayTable,
     receive,
     shown_at,
 )
@@ -227,7 +227,7 @@ def shown(family: IPFamily, namespace: str | None) -> RelayListeners:
         sock.settimeout(_PATIENCE)
         try:
             sock.connect(shown_at(ADDRESS_FAMILIES[family.value]))
-            table = receive(sock, RelayTable)
+            table = receive(sock, RELAY_TABLES)
         except (OSError, EOFError):
             return Map()
     return Map({one.key: one for one in map(listener_of, table.entries)})

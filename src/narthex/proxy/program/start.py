@@ -21,6 +21,7 @@ from narthex.kube.events import (
     ipvs_deprecated,
     starting,
 )
+from narthex.kube.messages import prepare_decoders
 from narthex.kube.source import Origin
 from narthex.linux.addresses import global_addresses, own_addresses, primary_addresses
 from narthex.linux.clock import Clock, SystemClock
@@ -273,6 +274,7 @@ def run_process(
     file: ConfigurationFile | None = None,
 ) -> None:
     """Run `work` with the status ports, signal handlers, and configuration file of its process. Raises StartError."""
+    prepare_decoders()
     allow_many_files()
     _protect(settings.oom_score_adj)
     try:

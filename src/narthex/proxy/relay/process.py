@@ -33,6 +33,10 @@ class RelaySetup(msgspec.Struct, frozen=True):
     udp_idle_seconds: float = UDP_IDLE_SECONDS
 
 
+_ORDERS, _ANSWERS = msgspec.msgpack.Decoder(RelayOrder), msgspec.msgpack.Decoder(RelayAnswer)
+_SETUPS = msgspec.json.Decoder(RelaySetup)
+
+
 class RelayGoneError(RuntimeError):
     """The relay process has ended, or does not answer."""
 
@@ -82,7 +86,7 @@ class RelayProcess:
         """Send an order and return the answer. Raises RelayGoneError, whose message begins with `relay`."""
         try:
             self._socket.sendall(frame(order))
-            return receive(self._socket, RelayAnswer)
+            return receive(self._socket, _ANSWERS)
         except (EOFError, OSError, msgspec.DecodeError) as error:
             self._silent = isinstance(error, TimeoutError)
             self.close()
@@ -109,7 +113,7 @@ async def serve(control: socket.socket, setup: RelaySetup) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 size = int.from_bytes(await reader.readexactly(4), "big")
-                order = msgspec.msgpack.decode(await reader.readexactly(size), type=RelayOrder)
+                order = _ORDERS.decode(await reader.readexactly(size))
                 writer.write(frame(relay.obey(order)))
                 await writer.drain()
     finally:
@@ -145,7 +149,7 @@ def main(argv: list[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     allow_many_files()
     control = socket.socket(fileno=int(argv[0]))
-    asyncio.run(serve(control, msgspec.json.decode(argv[1], type=RelaySetup)))
+    asyncio.run(serve(control, _SETUPS.decode(argv[1])))
 
 
 if __name__ == "__main__":

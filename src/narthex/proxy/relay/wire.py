@@ -86,6 +86,8 @@ class RelayTable(msgspec.Struct, frozen=True):
     counts: RelayCounts
 
 
+RELAY_TABLES = msgspec.msgpack.Decoder(RelayTable)
+
 ADDRESS_FAMILIES = {4: int(socket.AF_INET), 6: int(socket.AF_INET6)}
 """By IP version."""
 
@@ -104,9 +106,9 @@ def frame(message: msgspec.Struct) -> bytes:
     return len(body).to_bytes(_SIZE, "big") + body
 
 
-def receive(sock: socket.socket, kind: type[T]) -> T:
+def receive(sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> T:
     """Wait for a message. Raises EOFError if the other side has closed, TimeoutError after the socket's timeout."""
-    return msgspec.msgpack.decode(_exactly(sock, int.from_bytes(_exactly(sock, _SIZE), "big")), type=kind)
+    return decoder.decode(_exactly(sock, int.from_bytes(_exactly(sock, _SIZE), "big")))
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:

@@ -135,7 +135,7 @@ def _volume_mount(volume: Mapping[str, Any], mount: Mapping[str, Any], directory
     """Return the mount of a volume. A hostPath is the container's private view of that path."""
     at, read_only, sub = str(mount["mountPath"]), bool(mount.get("readOnly")), str(mount.get("subPath") or "")
     if "hostPath" in volume:
-        path = os.path.normpath(f"/{volume['hostPath']['path']}/{sub}")
+        path = os.path.normpath(f"/{str(volume['hostPath']['path']).lstrip('/')}/{sub}")
         return BindMount(path, at, read_only, in_view=True)
     source = str(directory / "volumes" / volume["name"])
     return BindMount(_below(source, sub) if sub else source, at, read_only, resolved=bool(sub))
