@@ -211,7 +211,7 @@ def _read_only(at: str) -> None:
 
 
 def _of_the_program(executable: str) -> list[BindMount]:
-    """Return the mounts of a program in a private directory: its directory, and the libraries beside `bin`.
+    """Return the mounts of a program in a private directory: its directory, and the libraries next to `bin`.
 
     Of /tmp or /root itself, a container sees only the program.
     """

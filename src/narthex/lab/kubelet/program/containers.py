@@ -130,10 +130,10 @@ _ADDABLE = frozenset({*DEFAULT_CAPABILITIES, "IPC_LOCK", "NET_ADMIN", "NET_BROAD
 """What a manifest may add: capabilities that affect only the pod's own namespaces. `privileged` adds none."""
 
 
-def capabilities_of(wanted: Object) -> tuple[str, ...]:
+def capabilities_of(requested: Object) -> tuple[str, ...]:
     """Return the capabilities of a container for its `securityContext.capabilities`: `drop` first, then `add`."""
     add, drop = (
-        {str(name).upper().removeprefix("CAP_") for name in wanted.get(field) or ()} for field in ("add", "drop")
+        {str(name).upper().removeprefix("CAP_") for name in requested.get(field) or ()} for field in ("add", "drop")
     )
     kept = set() if "ALL" in drop else {*DEFAULT_CAPABILITIES} - drop
     return tuple(sorted(kept | (_ADDABLE if "ALL" in add else add & _ADDABLE)))
