@@ -33,6 +33,7 @@ PRODUCTS = ("model", "netfilter", "linux", "runtime", "kube", "proxy", "cni", "o
 ELSEWHERE = {
     "cni/program/runtime.py": "loaded by labs and by commands with one thread",
     "netfilter/nft/json.py": "loaded by explanations, which read dumps of `nft -j`; shares no type with others",
+    "kube/exec_plugin.py": "loaded with the first plugin; shares no type with others",
     "lb/why.py": "loaded by labs and explanations: clients of the announcer",
     "proxy/relay/process.py": "loaded with the first relay; shares no type with others",
     "proxy/relay/wire.py": "the same",

@@ -41,6 +41,9 @@ class _Credential(msgspec.Struct):
     status: _Status | None = None
 
 
+_CREDENTIALS = msgspec.json.Decoder(_Credential)
+
+
 class ExecPlugin:
     """One plugin and its last token. Safe from any thread."""
 
@@ -90,7 +93,7 @@ class ExecPlugin:
         except OSError as error:
             raise PluginError(f"{name} cannot be started: {error.strerror or error}") from error
         try:
-            status = msgspec.json.decode(output, type=_Credential).status
+            status = _CREDENTIALS.decode(output).status
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise PluginError(f"{name} printed no ExecCredential: {error}") from error
         if status is None or not status.token:
