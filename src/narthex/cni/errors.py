@@ -10,6 +10,7 @@ DECODING_FAILURE = 6
 INVALID_CONFIG = 7
 INVALID_NAMESPACE = 8
 """Not in the specification: the reference library's code for an unusable network namespace."""
+TRY_AGAIN = 11
 CANNOT_ADD = 50
 TAKEN = 100
 """First code for plugins: an address or a host port is in use, or the attachment exists."""

@@ -12,6 +12,9 @@ import errno
 import fcntl
 import posix
 
+from narthex.linux import failpoints
+from narthex.linux.failpoints import failpoint
+
 _DIRECTORY_MODE, _FILE_MODE = 0o755, 0o600
 _KIND, _DIRECTORY = 0o170000, 0o040000
 _MOST = 1 << 20
@@ -71,7 +74,9 @@ def write(directory: str, name: str, data: bytes, unfinished: str = "") -> None:
         posix.write(descriptor, data)
     finally:
         posix.close(descriptor)
+    failpoint(failpoints.FILE_UNFINISHED)
     posix.rename(unfinished, f"{directory}/{name}")
+    failpoint(failpoints.FILE_WRITTEN)
 
 
 def remove(path: str) -> bool:
@@ -84,7 +89,16 @@ def remove(path: str) -> bool:
         if error.errno == errno.ENAMETOOLONG:
             return False
         raise
+    failpoint(failpoints.FILE_REMOVED)
     return True
+
+
+def unfinished(directory: str) -> list[str]:
+    """Return the names of files that are being written, or whose writer was killed. Raises OSError."""
+    try:
+        return [name[1:] for name in posix.listdir(directory) if name[0] == "."]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def names(directory: str) -> list[str]:

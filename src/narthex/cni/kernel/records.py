@@ -39,7 +39,7 @@ class Records:
 
     def drop(self, kind: str, attachment: str) -> None:
         """Remove a record; it may be missing. Raises OSError."""
-        files.remove(f"{self.directory}/{kind}/.{attachment}")
+        self.drop_unfinished(kind, attachment)
         files.remove(f"{self.directory}/{kind}/{attachment}")
 
     def all(self, kind: str, network: str = "") -> Iterator[tuple[str, dict[str, object]]]:
@@ -51,11 +51,22 @@ class Records:
                 if found is not None:
                     yield name, found
 
-    def invalid(
-        self, kind: str, network: str, valid: frozenset[tuple[str, str]]
-    ) -> list[tuple[str, dict[str, object]]]:
-        """Return attachments and records of a network without those in `valid` (container ID, interface). Raises OSError."""
-        return [(name, held) for name, held in self.all(kind, network) if tuple(name.split(":")[1:]) not in valid]
+    def unfinished(self, kind: str) -> list[str]:
+        """Return the attachments with a record that is not completely written. Raises OSError."""
+        return [name for name in files.unfinished(f"{self.directory}/{kind}") if split(name) is not None]
+
+    def drop_unfinished(self, kind: str, attachment: str) -> bool:
+        """Remove a record that is not completely written; return True if there was one. Raises OSError."""
+        return files.remove(f"{self.directory}/{kind}/.{attachment}")
+
+    def invalid(self, kind: str, network: str, valid: frozenset[tuple[str, str]]) -> list[str]:
+        """Return the attachments of a network without those in `valid` (container ID, interface). Raises OSError.
+
+        Also those whose record is invalid, or was not completely written.
+        """
+        directory = f"{self.directory}/{kind}"
+        every = {name: split(name) for name in (*files.names(directory), *files.unfinished(directory))}
+        return [name for name, parts in every.items() if parts and parts[0] == network and parts[1:] not in valid]
 
 
 def split(attachment: str) -> tuple[str, str, str] | None:

@@ -10,6 +10,8 @@ import sys
 
 from narthex.cni.kernel import files
 from narthex.cni.plan import SetElement
+from narthex.linux import failpoints
+from narthex.linux.failpoints import failpoint
 from narthex.linux.netlink import DumpInterrupted, NetlinkError
 from narthex.linux.netlink import attribute as attr
 from narthex.linux.nfnetlink import DELETE_ELEMENTS, INET, NEW_ELEMENTS, NEW_UNTAKEN_ELEMENTS, NfNetlink
@@ -17,7 +19,7 @@ from narthex.model.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _NESTED = 0x8000
 _LIST_ELEM, _KEY, _DATA, _USERDATA, _KEY_END, _VALUE = 1, 1, 2, 6, 10, 1
@@ -85,6 +87,7 @@ class PodTable:
                 raise
             self._make()
             self._netlink.commit(INET, messages)
+        failpoint(failpoints.CNI_ELEMENTS)
 
     def _make(self) -> None:
         """Create the missing or incomplete table."""
@@ -98,6 +101,7 @@ class PodTable:
                 run_nft(f"table inet {self._name}\ndelete table inet {self._name}\n{self._frame()}")
             except (NftError, NftMissingError) as error:
                 raise OSError(errno.EOPNOTSUPP, f"table {self._name} cannot be made: {error}") from None
+            failpoint(failpoints.CNI_TABLE)
 
     def is_whole(self) -> bool:
         """Return True if the table exists with all its chains. Raises OSError."""
@@ -126,6 +130,7 @@ class PodTable:
                 ours.append(one)
         if ours:
             self._netlink.commit(INET, [(DELETE_ELEMENTS, self._payload([one], "", key_only=True)) for one in ours])
+            failpoint(failpoints.CNI_ELEMENTS)
 
     def has(self, element: SetElement, owner: str) -> bool:
         """Return True if an element exists with this data and owner. Raises OSError."""
@@ -157,33 +162,6 @@ class PodTable:
                 found += some
                 break
         return found
-
-    def reconcile(
-        self, expected: Mapping[str, tuple[Sequence[SetElement], Sequence[SetElement]]], names: Iterable[str]
-    ) -> int:
-        """Add missing elements, own and shared ones by owner; return the number of own ones. `names` are their sets.
-
-        Raises OSError.
-        """
-        if not expected and not self.is_whole():
-            return 0
-        self.restore()
-        there = {(held.element.set, held.element.key) for held in self.held(names)}
-        changed = 0
-        for owner, parts in expected.items():
-            own, shared = ([one for one in part if (one.set, one.key) not in there] for part in parts)
-            self.add(own, owner, shared)
-            changed += len(own)
-        return changed
-
-    def remove_orphans(self, names: Iterable[str], attachments: Iterable[tuple[str, object]], network: str = "") -> int:
-        """Remove elements, of one network or all, whose owner is none of the attachments; return their number."""
-        owners = {owner_of(attachment) for attachment, _ in attachments}
-        orphans = [one for one in self.held(names) if one.owner not in owners]
-        orphans = [one for one in orphans if network in ("", one.owner.partition(":")[0])]
-        for held in orphans:
-            self.remove([held.element], held.owner)
-        return len(orphans)
 
     def _payload(self, elements: Sequence[SetElement], owner: str, key_only: bool = False) -> bytes:
         head = attr(1, self._name.encode() + b"\0") + attr(2, elements[0].set.encode() + b"\0")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from narthex.cni import request as requests
+from narthex.cni.errors import CniError
 from narthex.cni.kernel.records import STATE
 from narthex.cni.program import ipam as addresses
 from narthex.cni.program import masquerade, pods, ports, run
@@ -37,6 +38,8 @@ _MOST_FILES = 2
 _REQUEST_SECONDS = 30.0
 _STOP_SECONDS = 5.0
 """Time for running requests during shutdown."""
+_RESTORE_SECONDS = 1.0
+"""Time to wait for a request outside the agent that changes rules to be restored; requests of the agent wait meanwhile."""
 _CHECK_SECONDS = 2.0
 """Interval at which the generation of the ruleset is checked."""
 _WRONG_NAMESPACE = b"\xff"
@@ -153,7 +156,7 @@ class Agent:
                 self._generation = netlink.generation()
             finally:
                 netlink.close()
-        except OSError:
+        except (OSError, CniError):
             # Retried at the next check; requests report problems of the rules.
             return 0
         return restored
@@ -258,8 +261,8 @@ def _received(connection: socket.socket, files: list[int]) -> list[bytes]:
 
 
 def resync(state: str) -> int:
-    """Reconcile tables with records; return the number of missing and excess elements. Raises OSError."""
-    node = NodeContext(state)
+    """Reconcile tables with records; return the number of missing and excess elements. Raises OSError, CniError."""
+    node = NodeContext(state, _RESTORE_SECONDS)
     try:
         return ports.resync(node) + masquerade.resync(node)
     finally:

@@ -28,7 +28,7 @@ def run(request: CniRequest, plugin: str) -> bytes:
 
 def execute(plugin: str, variables: Mapping[str, str], stdin: bytes) -> bytes:
     """Run a plugin from the CNI_PATH of its environment; return its output. Raises CniError."""
-    program = _found(variables["CNI_PATH"], plugin)
+    program = find(variables["CNI_PATH"], plugin)
     try:
         done = subprocess.run(
             [program],
@@ -80,7 +80,8 @@ def object_of(answer: bytes, plugin: str) -> dict[str, object]:
     return data
 
 
-def _found(path: str, plugin: str) -> str:
+def find(path: str, plugin: str) -> str:
+    """Return the path of a plugin's program in a CNI_PATH. Raises CniError."""
     if not plugin or "/" in plugin or "\0" in plugin or plugin in (".", ".."):
         raise CniError(INVALID_CONFIG, f"type: {plugin[:64]!r} is not a plugin's name")
     for directory in path.split(":"):

@@ -135,7 +135,8 @@ def saved(request: CniRequest) -> CniRequest | None:
 
 
 def forget(request: CniRequest) -> None:
-    """Remove the saved configuration. Raises CniError, OSError."""
+    """Remove the saved configuration, also one that is not completely written. Raises CniError, OSError."""
+    files.remove(f"{data_dir_of(request)}/.{request.container}")
     files.remove(saved_file_of(request))
 
 
@@ -143,7 +144,7 @@ def collect(request: CniRequest) -> None:
     """Remove the network's saved configurations without a valid attachment (GC). Raises CniError, OSError."""
     valid = {container for container, _ in valid_attachments(request)}
     directory = data_dir_of(request)
-    for container in files.names(directory):
-        config = parse_object(files.read(f"{directory}/{container}"))
-        if container not in valid and config is not None and config.get("name") == request.network:
-            files.remove(f"{directory}/{container}")
+    for name in (*files.names(directory), *(f".{container}" for container in files.unfinished(directory))):
+        config = parse_object(files.read(f"{directory}/{name}"))
+        if name.removeprefix(".") not in valid and config is not None and config.get("name") == request.network:
+            files.remove(f"{directory}/{name}")

@@ -28,14 +28,14 @@ BUNDLED = (
     *(f"narthex.cni.plugins.{name}" for name in ("bridge", "host_local", "iptables", "masquerade", "pod")),
     *(f"narthex.cni.plugins.{name}" for name in ("portmap", "ptp")),
     "narthex.cni.kernel",
-    *(f"narthex.cni.kernel.{name}" for name in ("files", "records", "tables")),
+    *(f"narthex.cni.kernel.{name}" for name in ("files", "locks", "records", "tables")),
     "narthex.cni.program",
-    *(f"narthex.cni.program.{name}" for name in ("delegate", "flannel", "ipam", "iptables", "masquerade")),
+    *(f"narthex.cni.program.{name}" for name in ("delegate", "elements", "flannel", "ipam", "iptables", "masquerade")),
     *(f"narthex.cni.program.{name}" for name in ("node", "pods", "ports", "run")),
     "narthex.linux",
     *(
         f"narthex.linux.{name}"
-        for name in ("libnftables", "namespaces", "netlink", "nfnetlink", "rtnetlink", "run", "setns")
+        for name in ("failpoints", "libnftables", "namespaces", "netlink", "nfnetlink", "rtnetlink", "run", "setns")
     ),
     "narthex.model",
     *(f"narthex.model.{name}" for name in ("links", "values")),

@@ -8,7 +8,7 @@ locked by readers and writers.
 from __future__ import annotations
 
 from narthex.cni.errors import CANNOT_ADD, INVALID_CONFIG, NOT_AS_ADDED, TAKEN, CniError
-from narthex.cni.kernel import files, records
+from narthex.cni.kernel import files, locks, records
 from narthex.cni.plugins import host_local as ipam
 from narthex.cni.request import ADDRESS_ARGUMENTS, check_arguments, ipam_of, valid_attachments
 from narthex.cni.result import CniResult, DNSConfig
@@ -36,16 +36,28 @@ def _delegated(request: CniRequest) -> bool:
 def add(node: NodeContext, request: CniRequest) -> CniResult:
     """Perform the ADD of host-local. Raises CniError."""
     check_arguments(request, ADDRESS_ARGUMENTS)
-    return allocate(node, request, "")
+    config = ipam.read(request)
+    with node.exclusive(locks.IPAM, request.attachment):
+        return allocate(node, request, config, "")
 
 
-def allocate(node: NodeContext, request: CniRequest, link: str) -> CniResult:
-    """Allocate the addresses of an attachment. `link` is the node's end of its veth pair, or empty. Raises CniError."""
-    if ipam_of(request.config) != "host-local":
+def read(request: CniRequest) -> IpamConfig | None:
+    """Parse the configuration of host-local; None if another plugin assigns addresses, which must exist, or none.
+
+    Raises CniError.
+    """
+    plugin = ipam_of(request.config)
+    if plugin == "host-local":
+        return ipam.read(request)
+    if plugin:
         from narthex.cni.program import delegate
 
-        return delegate.addresses(request)
-    config = ipam.read(request)
+        delegate.find(request.path, plugin)
+    return None
+
+
+def allocate(node: NodeContext, request: CniRequest, config: IpamConfig, link: str) -> CniResult:
+    """Allocate the addresses of an attachment. `link` is the node's end of its veth pair, or empty. Raises CniError."""
     dns = _resolv_conf(config.resolv_conf) if config.resolv_conf else DNSConfig()
     pod = records.of_namespace(node.pod(request), request.namespace, link)
     leases = IpamLeases(config.directory)
@@ -119,6 +131,12 @@ def _reclaim(node: NodeContext, network: str, leases: IpamLeases, held: dict[byt
 
 
 def remove(node: NodeContext, request: CniRequest) -> None:
+    """Perform the DEL of host-local. Raises CniError, OSError."""
+    with node.exclusive(locks.IPAM, request.attachment):
+        release(node, request)
+
+
+def release(node: NodeContext, request: CniRequest) -> None:
     """Release the addresses of an attachment, if any. Raises CniError, OSError."""
     if _delegated(request):
         return
@@ -153,7 +171,8 @@ def collect(node: NodeContext, request: CniRequest) -> None:
         with leases.lock():
             held = leases.held().items()
             leases.free([one for one, owner in held if not any(owner.is_of(*each) for each in valid)])
-    for attachment, _ in node.records.invalid(records.PODS, request.network, valid):
+            leases.remove_unfinished()
+    for attachment in node.records.invalid(records.PODS, request.network, valid):
         node.records.drop(records.PODS, attachment)
 
 
@@ -306,6 +325,10 @@ class IpamLeases:
         """Release addresses; they may be free already. Raises OSError."""
         for one in addresses:
             files.remove(f"{self._directory}/{address_text(one)}")
+
+    def remove_unfinished(self) -> bool:
+        """Remove the file of a writer that was killed; return True if there was one. Raises OSError."""
+        return files.remove(f"{self._directory}/{_UNFINISHED}")
 
     def has(self, one: bytes) -> bool:
         """Return True if an address is reserved. Raises OSError."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from narthex.cni import fields
 from narthex.cni.errors import NOT_AS_ADDED, CniError
-from narthex.cni.kernel import records
+from narthex.cni.kernel import locks, records
 from narthex.cni.kernel.tables import owner_of
 from narthex.cni.plugins import masquerade
+from narthex.cni.program.elements import ElementKind, remove_orphans, remove_unused, restore
 from narthex.cni.result import IPConfig
 from narthex.model.values import packed_network
 
@@ -17,20 +18,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from narthex.cni.plan import SetElement
     from narthex.cni.program.node import NodeContext
     from narthex.cni.request import CniRequest
 
 
-_PODS, _NEAR = ("pods4", "pods6"), ("near4", "near6")
-
-
 def add(node: NodeContext, request: CniRequest, backend: str, ips: tuple[IPConfig, ...]) -> None:
     """Masquerade a pod. Raises OSError, CniError."""
+    before = node.records.get(records.MASQUERADE, request.attachment)
+    if before is not None:
+        # Of a namespace that is gone, with other addresses.
+        _close(node, request.attachment, before)
     record = {"backend": backend, "ips": [str(ip.network) for ip in ips]}
-    node.records.put(records.MASQUERADE, request.attachment, record)
     if backend == "nftables":
-        node.masquerade.add(masquerade.elements(ips), owner_of(request.attachment), masquerade.subnets(ips))
+        with node.shared():
+            node.records.put(records.MASQUERADE, request.attachment, record)
+            node.masquerade.add(masquerade.elements(ips), owner_of(request.attachment), masquerade.subnets(ips))
     else:
+        node.records.put(records.MASQUERADE, request.attachment, record)
         from narthex.cni.program import iptables as chains
 
         chains.masquerade(request, ips)
@@ -53,6 +58,14 @@ def _close(node: NodeContext, attachment: str, record: Mapping[str, object]) -> 
 
         network, container, _ = attachment.split(":")
         chains.unmasquerade(network, container)
+    node.records.drop(records.MASQUERADE, attachment)
+
+
+def close(node: NodeContext, attachment: str) -> None:
+    """Remove the rules of an attachment according to its record, if it has one. Raises OSError, CniError."""
+    record = node.records.get(records.MASQUERADE, attachment)
+    if record is not None:
+        _close(node, attachment, record)
     node.records.drop(records.MASQUERADE, attachment)
 
 
@@ -80,23 +93,24 @@ def check(node: NodeContext, request: CniRequest, backend: str, ips: tuple[IPCon
 
 
 def collect(node: NodeContext, request: CniRequest, valid: frozenset[tuple[str, str]]) -> None:
-    """Remove the rules of all attachments that are not valid (GC)."""
-    for attachment, record in node.records.invalid(records.MASQUERADE, request.network, valid):
-        _close(node, attachment, record)
+    """Remove the rules of all attachments that are not valid, and elements without a record (GC). Raises OSError, CniError."""
+    for attachment in node.records.invalid(records.MASQUERADE, request.network, valid):
+        with node.exclusive(locks.PODS, attachment):
+            close(node, attachment)
+    remove_orphans(node, node.masquerade, ELEMENTS, request.network)
+    remove_unused(node, node.masquerade, ELEMENTS)
+
+
+def _describe(record: Mapping[str, object]) -> tuple[tuple[SetElement, ...], tuple[SetElement, ...]]:
+    ips = _ips_of(record)
+    return masquerade.elements(ips), masquerade.subnets(ips)
+
+
+ELEMENTS = ElementKind(records.MASQUERADE, locks.PODS, ("pods4", "pods6"), ("near4", "near6"), _describe)
 
 
 def resync(node: NodeContext) -> int:
-    """Restore removed elements and remove those that no attachment uses; return their number. Raises OSError."""
-    ips_of = {attachment: _ips_of(record) for attachment, record in node.lasting(records.MASQUERADE, _close)}
-    expected = {owner_of(name): (masquerade.elements(ips), masquerade.subnets(ips)) for name, ips in ips_of.items()}
-    changed = node.masquerade.reconcile(expected, (*_PODS, *_NEAR))
-    changed += node.masquerade.remove_orphans(_PODS, node.records.all(records.MASQUERADE))
-    for held in node.masquerade.held(_NEAR):
-        # Of all records, read again: attachments may have been added meanwhile.
-        used = (
-            one.key for _, record in node.records.all(records.MASQUERADE) for one in masquerade.subnets(_ips_of(record))
-        )
-        if held.element.key not in used:
-            node.masquerade.remove([held.element], "")
-            changed += 1
-    return changed
+    """Restore removed elements and remove those that no attachment uses; return their number. Raises OSError, CniError."""
+    changed = restore(node, node.masquerade, ELEMENTS, node.lasting(records.MASQUERADE, locks.PODS, _close))
+    changed += len(remove_orphans(node, node.masquerade, ELEMENTS))
+    return changed + len(remove_unused(node, node.masquerade, ELEMENTS))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import posix
 
 from narthex.cni.errors import INVALID_NAMESPACE, UNKNOWN_CONTAINER, CniError
-from narthex.cni.kernel import records
+from narthex.cni.kernel import locks, records
+from narthex.cni.kernel.locks import AttachmentLock
 from narthex.cni.kernel.records import STATE, Records
 from narthex.linux.setns import (
     EnteredNamespace,
@@ -31,8 +32,11 @@ class NodeContext:
     Sockets are opened on first use and stay open: closing a netfilter socket waits for deferred work in the kernel.
     """
 
-    def __init__(self, state: str = STATE) -> None:
+    def __init__(self, state: str = STATE, wait: float = locks.WAIT_SECONDS) -> None:
+        """Use the records in a directory. `wait` limits the seconds for each lock."""
         self.records = Records(state)
+        self._wait = wait
+        self._state = state
         self._lock = f"{state}/rules.lock"
         self._pod: int | None = None
         self._links: RtNetlink | None = None
@@ -94,19 +98,39 @@ class NodeContext:
         """Return the names of all interfaces of the node."""
         return frozenset(link.name for link in self.links.links())
 
+    def exclusive(self, kind: int, attachment: str, at_once: bool = False) -> AttachmentLock:
+        """Return a context manager that locks a part of an attachment, of which `locks` has the kinds. Raises OSError, CniError.
+
+        All that changes an attachment holds its lock: ADD, DEL, GC, and the agent that restores rules. `at_once`: do not wait.
+        """
+        from narthex.cni.kernel.tables import owner_of
+
+        return AttachmentLock(self._state, kind, owner_of(attachment), 0.0 if at_once else self._wait)
+
+    def shared(self) -> AttachmentLock:
+        """Return a context manager within which no shared element becomes unused. Raises OSError, CniError."""
+        return AttachmentLock(self._state, locks.SUBNETS, "", self._wait, shared=True)
+
     def lasting(
-        self, kind: str, close: Callable[[NodeContext, str, dict[str, object]], None]
-    ) -> Iterator[tuple[str, dict[str, object]]]:
-        """Yield attachments and records of nftables rules; `close` those whose namespace is gone. Raises OSError."""
+        self, kind: str, lock: int, close: Callable[[NodeContext, str, dict[str, object]], None]
+    ) -> Iterator[str]:
+        """Yield attachments with nftables rules; `close` those whose namespace is gone. Raises OSError, CniError."""
         names = self.names()
         for attachment, record in list(self.records.all(kind)):
-            pod = self.records.get(records.PODS, attachment)
             if record.get("backend") != "nftables":
                 continue
-            if pod is not None and records.is_gone(pod, names):
-                close(self, attachment, record)
-            else:
-                yield attachment, record
+            if not self._is_gone(attachment, names):
+                yield attachment
+                continue
+            with self.exclusive(lock, attachment):
+                again = self.records.get(kind, attachment)
+                # A new ADD may have replaced both records.
+                if again is not None and self._is_gone(attachment, names):
+                    close(self, attachment, again)
+
+    def _is_gone(self, attachment: str, names: frozenset[str]) -> bool:
+        pod = self.records.get(records.PODS, attachment)
+        return pod is not None and records.is_gone(pod, names)
 
     def begin(self, pod: int | None) -> None:
         """Begin a request. `pod` is the open file of the pod's namespace, if the client has sent it."""

@@ -6,13 +6,15 @@ import posix
 import time
 
 from narthex.cni.errors import INVALID_CONFIG, NOT_AS_ADDED, OTHER, CniError
-from narthex.cni.kernel import records
+from narthex.cni.kernel import locks, records
 from narthex.cni.plugins import bridge, pod, ptp
 from narthex.cni.program import ipam as addresses
 from narthex.cni.program import masquerade
 from narthex.cni.program.node import apply_settings
 from narthex.cni.request import ADDRESS_ARGUMENTS, check_arguments, ipam_of, valid_attachments
 from narthex.cni.result import CniResult, Interface, IPConfig, previous
+from narthex.linux import failpoints
+from narthex.linux.failpoints import failpoint
 from narthex.linux.rtnetlink import RtNetlink
 from narthex.model.links import AddRoute, DeleteLink, SetDown, SetUp
 from narthex.model.values import Network
@@ -21,6 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from narthex.cni.plan import AttachmentPlan
     from narthex.cni.plugins.bridge import BridgeConfig, BridgeState, VethIdentity
+    from narthex.cni.plugins.host_local import IpamConfig
+    from narthex.cni.plugins.ptp import PtpConfig
     from narthex.cni.program.node import NodeContext
     from narthex.cni.request import CniRequest
     from narthex.linux.rtnetlink import LinkState
@@ -33,8 +37,14 @@ def add_bridge(node: NodeContext, request: CniRequest) -> CniResult:
     """Perform the ADD of `bridge`. Raises CniError, OSError."""
     config = bridge.read(request)
     check_arguments(request, ADDRESS_ARGUMENTS)
+    ipam = addresses.read(request)
+    with node.exclusive(locks.PODS, request.attachment):
+        return _add_bridge(node, request, config, ipam)
+
+
+def _add_bridge(node: NodeContext, request: CniRequest, config: BridgeConfig, ipam: IpamConfig | None) -> CniResult:
     veth = _new_veth(config.mac)
-    allocated = _allocate(node, request, veth)
+    allocated = _allocate(node, request, ipam, veth)
     try:
         result = bridge.completed(config, allocated, request)
         state = _bridge_state(node, config)
@@ -52,8 +62,14 @@ def add_ptp(node: NodeContext, request: CniRequest) -> CniResult:
     """Perform the ADD of `ptp`. Raises CniError, OSError."""
     config = ptp.read(request)
     check_arguments(request, ADDRESS_ARGUMENTS)
+    ipam = addresses.read(request)
+    with node.exclusive(locks.PODS, request.attachment):
+        return _add_ptp(node, request, config, ipam)
+
+
+def _add_ptp(node: NodeContext, request: CniRequest, config: PtpConfig, ipam: IpamConfig | None) -> CniResult:
     veth = _new_veth(bridge.mac_of(request))
-    allocated = _allocate(node, request, veth)
+    allocated = _allocate(node, request, ipam, veth)
     try:
         result = ptp.completed(allocated, request)
         _apply(node, request, ptp.plan(config, result, veth, request.interface), veth)
@@ -84,13 +100,23 @@ def _new_veth(mac: bytes | None) -> VethIdentity:
     return bridge.VethIdentity(f"veth{some[:4].hex()}", macs[0], mac or macs[1], macs[2])
 
 
-def _allocate(node: NodeContext, request: CniRequest, veth: VethIdentity) -> CniResult:
-    if ipam_of(request.config):
-        return addresses.allocate(node, request, veth.name)
-    record = records.of_namespace(node.pod(request), request.namespace, veth.name)
-    if node.records.get(records.PODS, request.attachment) is None:
+def _allocate(node: NodeContext, request: CniRequest, ipam: IpamConfig | None, veth: VethIdentity) -> CniResult:
+    if ipam is not None:
+        return addresses.allocate(node, request, ipam, veth.name)
+    before = node.records.get(records.PODS, request.attachment)
+    if before is None or before.get("link") not in node.names():
+        record = records.of_namespace(node.pod(request), request.namespace, veth.name)
         node.records.put(records.PODS, request.attachment, record)
-    return CniResult()
+    if not ipam_of(request.config):
+        return CniResult()
+    from narthex.cni.program import delegate
+
+    try:
+        return delegate.addresses(request)
+    except BaseException:
+        if before is None:
+            node.records.drop(records.PODS, request.attachment)
+        raise
 
 
 def _bridge_state(node: NodeContext, config: BridgeConfig) -> BridgeState:
@@ -124,6 +150,7 @@ def _apply(node: NodeContext, request: CniRequest, plan: AttachmentPlan, veth: V
     """Apply a plan: the node first, since the veth pair creates the pod's interface."""
     apply_settings(plan.node_settings)
     node.links.fulfil(plan.node, node.pod(request))
+    failpoint(failpoints.CNI_LINKS)
     apply_settings(plan.late_settings)
     with node.inside(request):
         apply_settings(plan.pod_settings)
@@ -150,6 +177,7 @@ def _await_port(node: NodeContext, name: str) -> None:
 def _undo(node: NodeContext, request: CniRequest, veth: VethIdentity, masqueraded: bool) -> None:
     """Revert an ADD. The veth name is unique to this ADD, so no other attachment is affected."""
     node.links.fulfil([DeleteLink(veth.name)])
+    failpoint(failpoints.CNI_LINKS)
     record = node.records.get(records.PODS, request.attachment)
     if record is not None and record.get("link") != veth.name:
         # The attachment belongs to another ADD, which succeeded.
@@ -159,12 +187,17 @@ def _undo(node: NodeContext, request: CniRequest, veth: VethIdentity, masquerade
             masquerade.remove(node, request, False)
     finally:
         if ipam_of(request.config):
-            addresses.remove(node, request)
+            addresses.release(node, request)
         node.records.drop(records.PODS, request.attachment)
 
 
 def remove(node: NodeContext, request: CniRequest) -> None:
     """Perform the DEL of bridge and ptp; missing parts are ignored. Raises CniError, OSError."""
+    with node.exclusive(locks.PODS, request.attachment):
+        _remove(node, request)
+
+
+def _remove(node: NodeContext, request: CniRequest) -> None:
     record = node.records.get(records.PODS, request.attachment)
     try:
         if record is not None and record.get("boot") == records.boot():
@@ -172,10 +205,11 @@ def remove(node: NodeContext, request: CniRequest) -> None:
         else:
             # Another plugin created the pod's interface.
             _remove_inside(node, request, DeleteLink(request.interface))
+        failpoint(failpoints.CNI_LINKS)
         masquerade.remove(node, request, record is None and request.config.get("ipMasq") is True)
     finally:
         if ipam_of(request.config):
-            addresses.remove(node, request)
+            addresses.release(node, request)
         node.records.drop(records.PODS, request.attachment)
 
 
@@ -295,15 +329,23 @@ def collect(node: NodeContext, request: CniRequest) -> None:
     valid = valid_attachments(request)
     names = node.names()
     try:
-        for _, record in node.records.invalid(records.PODS, request.network, valid):
-            if record.get("link") in names:
-                node.links.fulfil([DeleteLink(str(record["link"]))])
+        for attachment in node.records.invalid(records.PODS, request.network, valid):
+            with node.exclusive(locks.PODS, attachment):
+                remove_link(node, attachment, names)
         masquerade.collect(node, request, valid)
     finally:
         if ipam_of(request.config):
             addresses.collect(node, request)
-        for attachment, _ in node.records.invalid(records.PODS, request.network, valid):
+        for attachment in node.records.invalid(records.PODS, request.network, valid):
             node.records.drop(records.PODS, attachment)
+
+
+def remove_link(node: NodeContext, attachment: str, names: frozenset[str]) -> None:
+    """Remove the node's end of an attachment, if it is one of the interfaces `names`. Raises OSError."""
+    record = node.records.get(records.PODS, attachment)
+    if record is not None and record.get("link") in names:
+        node.links.fulfil([DeleteLink(str(record["link"]))])
+        failpoint(failpoints.CNI_LINKS)
 
 
 def status(node: NodeContext, request: CniRequest) -> None:

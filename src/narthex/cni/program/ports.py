@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from narthex.cni import fields
 from narthex.cni.errors import CANNOT_ADD, INVALID_CONFIG, NOT_AS_ADDED, TAKEN, CniError
-from narthex.cni.kernel import records
+from narthex.cni.kernel import locks, records
 from narthex.cni.kernel.tables import ElementExistsError, owner_of
-from narthex.cni.plan import SysctlSetting
+from narthex.cni.plan import SetElement, SysctlSetting
 from narthex.cni.plugins import portmap
 from narthex.cni.plugins.portmap import PortmapConfig, PortMapping, PortmapTarget
+from narthex.cni.program.elements import ElementKind, remove_orphans, restore
 from narthex.cni.program.node import apply_settings
 from narthex.cni.request import valid_attachments
 from narthex.cni.result import previous
@@ -27,9 +28,14 @@ _SETS = ("ports4", "ports6", "bound4", "bound6", "hairpin4", "hairpin6", "loopba
 def add(node: NodeContext, request: CniRequest) -> None:
     """Perform the ADD: all of the pod's host ports or none. Raises CniError, OSError."""
     config, pod = portmap.read(request), _target(request)
-    if not config.mappings:
-        return
+    if config.mappings:
+        with node.exclusive(locks.PORTS, request.attachment):
+            _add(node, request, config, pod)
+
+
+def _add(node: NodeContext, request: CniRequest, config: PortmapConfig, pod: PortmapTarget) -> None:
     _refuse_second(node, request)
+    close(node, request.attachment)
     node.records.put(records.PORTS, request.attachment, _record(config, pod))
     try:
         if config.backend == "iptables":
@@ -43,7 +49,7 @@ def add(node: NodeContext, request: CniRequest) -> None:
         if any(mapping.protocol == "udp" for mapping in config.mappings):
             _forget_flows(config, pod)
     except BaseException:
-        remove(node, request)
+        close(node, request.attachment)
         raise
 
 
@@ -72,25 +78,37 @@ def _open(node: NodeContext, attachment: str, config: PortmapConfig, pod: Portma
             node.ports.add(elements, owner_of(attachment), guard)
             return
         except ElementExistsError as taken:
-            if not _makes_way(node, taken.owner):
+            if not _makes_way(node, attachment, taken.owner):
                 holder = _named(node, taken.owner)
                 port = _port_of(taken.element.key, taken.element.set)
                 raise CniError(TAKEN, f"host port {port} is taken by {holder}") from None
     raise CniError(TAKEN, "other pods keep allocating the host ports")
 
 
-def _makes_way(node: NodeContext, owner: str) -> bool:
-    """Remove the host ports of an attachment whose namespace is gone; return True if it was."""
-    for attachment, record in node.records.all(records.PORTS):
-        if owner_of(attachment) == owner:
-            pod = node.records.get(records.PODS, attachment)
-            if pod is None or not records.is_gone(pod, node.names()):
-                return False
-            _close(node, attachment, record)
-            return True
-    # Orphaned: a record is written before and removed after what it describes.
+def _makes_way(node: NodeContext, own: str, owner: str) -> bool:
+    """Remove the host ports of an attachment whose namespace is gone; return True if it was. Raises CniError, OSError.
+
+    The caller holds the lock of attachment `own`. Two requests may want each other's ports, so neither waits for the other.
+    """
+    if owner == owner_of(own):
+        # The record that described them was lost.
+        _remove_all(node, owner)
+        return True
+    with node.exclusive(locks.PORTS, owner, at_once=True):
+        for attachment, record in node.records.all(records.PORTS):
+            if owner_of(attachment) == owner:
+                pod = node.records.get(records.PODS, attachment)
+                if pod is None or not records.is_gone(pod, node.names()):
+                    return False
+                _close(node, attachment, record)
+                return True
+        # Orphaned: a record is written before and removed after what it describes.
+        _remove_all(node, owner)
+        return True
+
+
+def _remove_all(node: NodeContext, owner: str) -> None:
     node.ports.remove([held.element for held in node.ports.held(_SETS) if held.owner == owner], owner)
-    return True
 
 
 def _named(node: NodeContext, owner: str) -> str:
@@ -110,15 +128,22 @@ def _port_of(key: bytes, name: str) -> str:
 
 def remove(node: NodeContext, request: CniRequest) -> None:
     """Perform the DEL; without a record, rules of the reference plugin are removed. Raises CniError, OSError."""
-    record = node.records.get(records.PORTS, request.attachment)
-    if record is not None:
-        _close(node, request.attachment, record)
-        return
-    node.records.drop(records.PORTS, request.attachment)
+    with node.exclusive(locks.PORTS, request.attachment):
+        if close(node, request.attachment):
+            return
     if fields.items(fields.part(request.config, "runtimeConfig"), "portMappings"):
         from narthex.cni.program import iptables as chains
 
         chains.close_ports(request.network, request.container)
+
+
+def close(node: NodeContext, attachment: str) -> bool:
+    """Remove the rules of an attachment according to its record; return True if it had one. Raises OSError, CniError."""
+    record = node.records.get(records.PORTS, attachment)
+    if record is not None:
+        _close(node, attachment, record)
+    node.records.drop(records.PORTS, attachment)
+    return record is not None
 
 
 def _close(node: NodeContext, attachment: str, record: Fields[str, object]) -> None:
@@ -153,9 +178,10 @@ def check(node: NodeContext, request: CniRequest) -> None:
 
 def collect(node: NodeContext, request: CniRequest) -> None:
     """Perform the GC: remove the host ports without a valid attachment. Raises CniError, OSError."""
-    for attachment, record in node.records.invalid(records.PORTS, request.network, valid_attachments(request)):
-        _close(node, attachment, record)
-    node.ports.remove_orphans(_SETS, node.records.all(records.PORTS, request.network), request.network)
+    for attachment in node.records.invalid(records.PORTS, request.network, valid_attachments(request)):
+        with node.exclusive(locks.PORTS, attachment):
+            close(node, attachment)
+    remove_orphans(node, node.ports, ELEMENTS, request.network)
 
 
 def status(node: NodeContext, request: CniRequest) -> None:
@@ -172,15 +198,18 @@ def status(node: NodeContext, request: CniRequest) -> None:
         raise CniError(CANNOT_ADD, f"portmap: {backend} cannot be used: {error}") from None
 
 
+def _describe(record: Fields[str, object]) -> tuple[tuple[SetElement, ...], tuple[SetElement, ...]]:
+    config, pod = of_record(record)
+    return tuple(portmap.elements(config, pod)), portmap.guard(portmap.loopback_links(config, pod))
+
+
+ELEMENTS = ElementKind(records.PORTS, locks.PORTS, _SETS, (portmap.GUARD,), _describe)
+
+
 def resync(node: NodeContext) -> int:
-    """Restore removed elements and remove orphaned ones; return their number. Raises OSError."""
-    expected = {}
-    for attachment, record in node.lasting(records.PORTS, _close):
-        config, pod = of_record(record)
-        guard = portmap.guard(portmap.loopback_links(config, pod))
-        expected[owner_of(attachment)] = (portmap.elements(config, pod), guard)
-    added = node.ports.reconcile(expected, (*_SETS, portmap.GUARD))
-    return added + node.ports.remove_orphans(_SETS, node.records.all(records.PORTS))
+    """Restore removed elements and remove orphaned ones; return their number. Raises OSError, CniError."""
+    added = restore(node, node.ports, ELEMENTS, node.lasting(records.PORTS, locks.PORTS, _close))
+    return added + len(remove_orphans(node, node.ports, ELEMENTS))
 
 
 def _forget_flows(config: PortmapConfig, pod: PortmapTarget, only_to_pod: bool = False) -> int:

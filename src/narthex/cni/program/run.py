@@ -6,6 +6,7 @@ from narthex.cni import request as requests
 from narthex.cni import result as results
 from narthex.cni.errors import INVALID_ENVIRONMENT, OTHER, CniError
 from narthex.cni.json import write
+from narthex.cni.kernel import locks
 from narthex.cni.kernel.records import STATE
 from narthex.cni.program.node import NodeContext
 from narthex.cni.request import NEWEST, VERSIONS, CniRequest
@@ -83,6 +84,13 @@ def _add_flannel(node: NodeContext, request: CniRequest) -> Mapping[str, object]
     from narthex.cni.program import flannel
 
     made = flannel.delegate_request(request)
+    with node.exclusive(locks.FLANNEL, request.attachment):
+        return _add_delegate(node, request, made)
+
+
+def _add_delegate(node: NodeContext, request: CniRequest, made: CniRequest) -> Mapping[str, object]:
+    from narthex.cni.program import flannel
+
     flannel.save(request, made)
     if made.plugin in PLUGINS:
         return _add(node, made)
@@ -127,14 +135,20 @@ def _run_flannel_command(node: NodeContext, request: CniRequest) -> None:
     if request.command == "CHECK":
         # The result is the delegate's: like the reference plugin, check nothing.
         return
-    made = flannel.saved(request) if request.command == "DEL" else flannel.delegate_request(request)
+    if request.command == "DEL":
+        with node.exclusive(locks.FLANNEL, request.attachment):
+            _run_delegate(node, flannel.saved(request))
+            flannel.forget(request)
+        return
+    _run_delegate(node, flannel.delegate_request(request))
+    if request.command == "GC":
+        flannel.collect(request)
+
+
+def _run_delegate(node: NodeContext, made: CniRequest | None) -> None:
     if made is not None and made.plugin in PLUGINS:
         _run_command(node, made)
     elif made is not None:
         from narthex.cni.program import delegate
 
         delegate.run(made, made.plugin)
-    if request.command == "DEL":
-        flannel.forget(request)
-    elif request.command == "GC":
-        flannel.collect(request)
