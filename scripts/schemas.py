@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from narthex.cli.cleanup import CleanupDocument
-from narthex.cli.cni import CniInstallDocument
+from narthex.cli.cni import CniGcDocument, CniInstallDocument
 from narthex.cli.lab.faults import FaultDocument, FaultEndDocument, FaultKillDocument
 from narthex.cli.lab.history import RecordDocument
 from narthex.cli.lab.output import LabDownDocument, LabListDocument, LabStateDocument, LabStatusDocument, LabUpDocument
@@ -47,6 +47,7 @@ DOCUMENTS = (
     BundleDocument,
     RenderDocument,
     CleanupDocument,
+    CniGcDocument,
     CniInstallDocument,
     LabUpDocument,
     LabStateDocument,

@@ -26,6 +26,24 @@ class CniInstallDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="k
     """Empty if none was requested, or one existed."""
 
 
+class CniGcDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cni-gc"):
+    """What `narthex cni gc -o json` prints: what was left behind, and has been removed."""
+
+    version: Literal[1] = 1
+    removed: bool
+    """False with `--dry-run`."""
+    attachments: tuple[str, ...]
+    """`NETWORK:CONTAINER:INTERFACE` of those whose namespace is gone."""
+    elements: tuple[str, ...]
+    """`TABLE SET KEY OWNER` of set elements that no record describes; shared ones have no owner."""
+    reservations: tuple[str, ...]
+    """`NETWORK ADDRESS` of addresses whose attachment is gone, or that have no owner."""
+    files: tuple[str, ...]
+    """Files that were not completely written."""
+    kept: int
+    """Number of attachments that exist."""
+
+
 @click.group("cni")
 def command() -> None:
     """Install the CNI plugins, and run the agent that makes them fast."""
@@ -66,6 +84,37 @@ def install(bin_dir: Path, conf_dir: Path | None, subnet: str, socket: str, stat
     files = [*done.programs, *filter(None, [done.configuration])]
     document = CniInstallDocument(programs=done.programs, configuration=done.configuration)
     print_document(document, output, lambda: "".join(f"wrote {file}\n" for file in files))
+
+
+@command.command("gc")
+@click.option(
+    "--data-dir", default="/var/lib/cni/networks", help="Directory of host-local's reservations.", show_default=True
+)
+@click.option("--dry-run", is_flag=True, help="Remove nothing, and print what would be removed.")
+@_state_option
+@output_option
+def gc(data_dir: str, dry_run: bool, state_dir: str, output: str) -> None:
+    """Remove what killed runtimes and plugins have left in this network namespace, and print it.
+
+    These are attachments whose namespaces are gone, set elements without a record, their addresses, and unfinished files. It needs
+    no list of valid attachments, so it never removes one whose namespace exists. It may run at any time.
+    """
+    from narthex.cni.errors import CniError
+    from narthex.cni.program.garbage import collect
+
+    try:
+        found = collect(state_dir, data_dir, dry_run=dry_run)
+    except (OSError, CniError) as error:
+        raise click.ClickException(f"cannot collect in {state_dir}: {error}") from None
+    fields = msgspec.structs.asdict(found)
+    document = CniGcDocument(removed=not dry_run, **fields)
+    verb = "would remove" if dry_run else "removed"
+    lines = [
+        f"{verb} {kind.removesuffix('s')} {one}\n"
+        for kind in ("attachments", "elements", "reservations", "files")
+        for one in fields[kind]
+    ]
+    print_document(document, output, lambda: "".join([*lines, f"kept {found.kept} attachments\n"]))
 
 
 @command.command("agent")

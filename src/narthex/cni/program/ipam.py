@@ -146,6 +146,7 @@ def release(node: NodeContext, request: CniRequest) -> None:
             record = node.records.get(records.PODS, request.attachment)
             among = _addresses_of(record) or None
             leases.free(leases.those_of(request.container, request.interface, among))
+            leases.remove_unfinished()
     node.records.drop(records.PODS, request.attachment)
 
 
@@ -326,9 +327,18 @@ class IpamLeases:
         for one in addresses:
             files.remove(f"{self._directory}/{address_text(one)}")
 
-    def remove_unfinished(self) -> bool:
-        """Remove the file of a writer that was killed; return True if there was one. Raises OSError."""
-        return files.remove(f"{self._directory}/{_UNFINISHED}")
+    @property
+    def unfinished(self) -> str:
+        """Path of the file that a writer uses. Without one, it is that of a writer that was killed."""
+        return f"{self._directory}/{_UNFINISHED}"
+
+    def has_unfinished(self) -> bool:
+        """Return True if there is the file of a writer. Raises OSError."""
+        return files.read(self.unfinished) is not None
+
+    def remove_unfinished(self) -> None:
+        """Remove the file of a writer that was killed, if there is one. Raises OSError."""
+        files.remove(self.unfinished)
 
     def has(self, one: bytes) -> bool:
         """Return True if an address is reserved. Raises OSError."""
