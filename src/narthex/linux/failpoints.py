@@ -44,8 +44,8 @@ POINTS = {
     TAKEOVER_OWNED: "the announcer has decided to answer for an address",
     TAKEOVER_LISTENING: "it receives requests for the address",
     TAKEOVER_PUBLISHED: "its next heartbeat has the address",
-    TAKEOVER_SENT: "the other announcers were sent that heartbeat",
-    TAKEOVER_ANNOUNCED: "the neighbors were told of the address on the first link",
+    TAKEOVER_SENT: "the other announcers were sent that heartbeat, and the neighbors nothing",
+    TAKEOVER_ANNOUNCED: "one address was announced to the neighbors once",
 }
 """All points, and what has been done when they are passed."""
 

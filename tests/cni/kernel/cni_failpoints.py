@@ -27,14 +27,17 @@ from narthex.linux.run import run as execute
 SCRATCH, POD, KILLS = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 STATE, NETWORKS = str(SCRATCH / "state"), str(SCRATCH / "networks")
 BACKENDS = ("nftables", "iptables")
-NOBODY = {"cni.dev/valid-attachments": []}
+NOBODY: dict[str, Any] = {"cni.dev/valid-attachments": []}
 KILLED, MISSED = 9, 0
 
 
 def config(plugin: str, backend: str, **more: Any) -> dict[str, Any]:
     common = {"cniVersion": "1.1.0", "name": f"net-{backend}", "type": plugin, **more}
     if plugin == "portmap":
-        return common | {"backend": backend, "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80}]}}
+        return common | {
+            "backend": backend,
+            "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80}]},
+        }
     return common | {"subnetFile": str(SCRATCH / "subnet.env"), "dataDir": str(SCRATCH / "flannel"),
                      "ipam": {"dataDir": NETWORKS}, "delegate": {"ipMasq": True, "ipMasqBackend": backend}}  # fmt: skip
 
@@ -90,7 +93,9 @@ def remaining() -> frozenset[str]:
     links = RtNetlink()
     found = [link.name for link in links.links()]
     links.close()
-    paths = [path for path in SCRATCH.rglob("*") if path.is_file() and path.suffix != ".pyc" and "bin" not in path.parts]
+    paths = [
+        path for path in SCRATCH.rglob("*") if path.is_file() and path.suffix != ".pyc" and "bin" not in path.parts
+    ]
     # The last address that was assigned counts on.
     found += [str(path.relative_to(SCRATCH)) for path in paths if not path.name.startswith("last_reserved")]
     rules = execute(["nft", "list", "ruleset"])
