@@ -189,6 +189,17 @@ class Place:
         text = run(["nft", "list", "ruleset"], namespace=self.name)
         return sorted({word.partition('"')[0] for word in text.split('comment "')[1:]})
 
+    def gc(self, *options: str) -> Any:
+        """Run `narthex cni gc`: what it printed."""
+        argv = [sys.executable, "-m", "narthex", "cni", "gc", "-o", "json", *options]
+        argv += ["--state-dir", str(self.state), "--data-dir", str(self.networks)]
+        with in_namespace(self.name):
+            done = subprocess.run(
+                argv, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[3] / "src"
+            )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
     def nothing_left(self) -> None:
         """Nothing of any pod is left."""
         assert [name for name in self.links() if name.startswith("veth")] == []

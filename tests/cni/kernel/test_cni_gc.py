@@ -1,19 +1,11 @@
 """`narthex cni gc` removes what no attachment needs, and nothing else."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from tests.cni.kernel.cni_place import NODE4, OUTSIDE4, Place
 
-from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
 
 pytestmark = pytest.mark.kernel
-ROOT = Path(__file__).parents[3]
 NOTHING = {"attachments": [], "elements": [], "reservations": [], "files": []}
 
 
@@ -21,17 +13,6 @@ NOTHING = {"attachments": [], "elements": [], "reservations": [], "files": []}
 def place(tmp_path):
     with Place(tmp_path) as made:
         yield made
-
-
-def collected(place, *options):
-    argv = [sys.executable, "-m", "narthex", "cni", "gc", "-o", "json", *options]
-    argv += ["--state-dir", str(place.state), "--data-dir", str(place.networks)]
-    with in_namespace(place.name):
-        done = subprocess.run(
-            argv, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, timeout=120
-        )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def without_address(place, name):
@@ -51,7 +32,7 @@ def test_what_killed_runtimes_leave_is_removed(place):
         path.write_text("")
     before = place.records(), place.reserved(), place.owners()
     for options in (["--dry-run"], []):
-        found = collected(place, *options)
+        found = place.gc(*options)
         assert found["removed"] is not bool(options)
         assert found["attachments"] == ["net:a:eth0"] and found["kept"] == 2
         assert found["reservations"] == ["net 10.77.0.2", "net fd77::2"]
@@ -62,7 +43,7 @@ def test_what_killed_runtimes_leave_is_removed(place):
         ]
         if options:
             assert (place.records(), place.reserved(), place.owners()) == before
-    assert collected(place).items() >= NOTHING.items()
+    assert place.gc().items() >= NOTHING.items()
     assert place.owners() == ["net:b:eth0", "net:c:eth0"] and place.reserved() == [
         "10.77.0.3",
         "10.77.0.4",
@@ -87,5 +68,5 @@ def test_gc_of_a_runtime_removes_elements_without_a_record(place):
     place.good("DEL", place.bridge(), "b")
     place.nothing_left()
     # The subnets, which pods share, are left by the last DEL.
-    assert [line.split()[1] for line in collected(place)["elements"]] == ["near4", "near6"]
-    assert collected(place).items() >= NOTHING.items()
+    assert [line.split()[1] for line in place.gc()["elements"]] == ["near4", "near6"]
+    assert place.gc().items() >= NOTHING.items()
