@@ -185,10 +185,13 @@ def _datatypes(cursor: TokenCursor) -> ast.Key:
 _MAX_KEYS = 4096
 """Keys that the ranges of one element may stand for: a range of IPv6 addresses is up to 254 networks, and the ranges of a
 concatenation multiply."""
+_MAX_RANGE_KEYS = 500_000
+"""Keys that all ranges of a set may stand for: enough for the networks of all countries, and half a second of work."""
 
 
 def _elements(cursor: TokenCursor, data: str) -> Iterator[tuple[ast.ElementKey, ast.ElementData]]:
     """Parse `elements = { KEY [counter …] [timeout …] [: DATA], … }`."""
+    of_ranges = 0
     cursor.expect("elements")
     cursor.expect("=")
     for _ in cursor.items():
@@ -203,7 +206,9 @@ def _elements(cursor: TokenCursor, data: str) -> Iterator[tuple[ast.ElementKey, 
             value = _data(cursor, data)
         elif data:
             raise UnknownSyntax
-        if math.prod(map(len, atoms)) > _MAX_KEYS:
+        keys = math.prod(map(len, atoms))
+        of_ranges += keys if keys > 1 else 0
+        if keys > _MAX_KEYS or of_ranges > _MAX_RANGE_KEYS:
             raise UnknownSyntax
         for key in itertools.product(*atoms):
             yield key, value
