@@ -6,6 +6,7 @@ from narthex.lab.containers.program import DEFAULT_CAPABILITIES
 from narthex.lab.containers.root import BindMount
 from narthex.lab.kubelet.program.containers import capabilities_of
 from narthex.lab.kubelet.program.volumes import _volume_mount
+from narthex.lab.program.machine_programs import machine_programs
 
 POD = Path("/run/narthex/lab/x/pods/uid")
 
@@ -38,3 +39,36 @@ def test_a_host_path_is_looked_up_in_the_view_of_the_container():
     assert _volume_mount({"name": "v", "emptyDir": {}}, {"mountPath": "/m"}, POD) == BindMount(
         str(POD / "volumes/v"), "/m"
     )
+
+
+def test_the_programs_of_the_machine_are_named_before_they_run(tmp_path):
+    (tmp_path / "pods.yaml").write_text(
+        """
+apiVersion: v1
+kind: Pod
+metadata: {name: evil}
+spec:
+  initContainers: [{name: a, image: /bin/sh, command: [sh, -c, "rm -rf /\\u001b[2J"]}]
+  containers: [{name: b, image: echo}, {name: c, image: "registry/web:1"}, 7, {name: d, image: /bin/sh, args: 3}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: shop}
+spec: {selector: {matchLabels: {a: b}}, template: {spec: {containers: [{name: a, image: /bin/sh, args: [x]}]}}}
+---
+apiVersion: batch/v1
+kind: CronJob
+metadata: {name: odd}
+spec: 3
+"""
+    )
+    evil, web = machine_programs(tmp_path)
+    assert evil == "Pod evil: sh -c 'rm -rf /\\x1b[2J'" or evil == "Pod default/evil: sh -c 'rm -rf /\\x1b[2J'"
+    assert web == "Deployment shop/web: /bin/sh x"
+    (tmp_path / "pods.yaml").write_text(
+        "\n---\n".join(
+            f"{{apiVersion: v1, kind: Pod, metadata: {{name: p{n}}}, spec: {{containers: [{{name: c, image: /bin/sh}}]}}}}"
+            for n in range(30)
+        )
+    )
+    assert len(machine_programs(tmp_path)) == 21 and machine_programs(tmp_path)[-1] == "... and 10 more"

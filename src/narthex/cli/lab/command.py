@@ -80,10 +80,28 @@ def up(
     Deployments and Pods become pods with a server on each containerPort; Services get addresses and endpoints.
     Without DIRECTORY the lab creates an empty one and prints its path. With a pool, nodes answer for load balancer addresses,
     which `outside` can reach.
+
+    Containers whose image is a program of this machine run it, with a private view of the machine's files. The command names these
+    programs before it runs them.
     """
+    if directory is not None and directory.exists():
+        _announce_programs(directory)
     started = labs.up(name, directory, nodes, mode, overlay, pools, keep=keep)
     document = as_document(LabUpDocument, started.state, seconds=round(started.seconds, 3))
     print_document(document, output, lambda: lab_output.started(started) + "\n")
+
+
+def _announce_programs(directory: Path) -> None:
+    """Say which programs of this machine the manifests run, before they run."""
+    from narthex.lab.program.machine_programs import machine_programs
+
+    found = machine_programs(directory)
+    if found:
+        click.echo(
+            "These manifests run programs of this machine, as root in namespaces of their own, with a private", err=True
+        )
+        click.echo("view of its files (docs/reference/lab-pods.md):", err=True)
+        click.echo("".join(f"  {line}\n" for line in found), err=True)
 
 
 @command.command()
@@ -117,7 +135,8 @@ def exec_(name: str, container: str, target: str, argv: tuple[str, ...]) -> NoRe
     """Run COMMAND in TARGET: a node, a pod (NAME or NAMESPACE/NAME), or `outside`.
 
     On nodes and `outside` only the network differs from this machine's. In a pod, host name, /etc/hosts,
-    /etc/resolv.conf, /tmp, and processes are the pod's; other files and programs are this machine's.
+    /etc/resolv.conf, /tmp, /root, and processes are the pod's; other files and programs are a private view of this
+    machine's, and changes are lost.
     """
     state = labs.read(name)
     exec.run(state, exec.find_target(state, target), argv, container)
