@@ -295,7 +295,7 @@ class Watch:
                 "the server has lost objects: its list is older than what is known, or empty; the objects stay in force "
                 f"for {self._times.doubt:g} s unless the server reports that they were deleted"
             ),
-            severity="error",
+            reason="ObjectsMissingFromList",
         )
 
     def _lines(self, data: bytes, now: float) -> WatchStep:

@@ -169,7 +169,7 @@ class NftablesMonitor:
         """Sets with changed elements; None: any may have changed."""
         self._looked_at: Mapping[IPFamily, set[str] | None] = {}
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread: threading.Thread | None = None
+        self._notice: Callable[[], None] = lambda: None
 
     def look(self) -> Mapping[IPFamily, int]:
         """Return the number of foreign changes since the last call, by family."""
@@ -186,6 +186,7 @@ class NftablesMonitor:
 
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
         """Return a context in which a thread listens and calls `notice` after changes."""
+        self._notice = notice
         return in_background("nftables-monitor", lambda: self._listen(notice), lambda: os.eventfd_write(self._stop, 1))
 
     def close(self) -> None:
@@ -211,6 +212,7 @@ class NftablesMonitor:
         if self._netlink.generation() - before > own.transactions:
             with self._lock:
                 self._lost_track()
+            self._notice()
 
     def _listen(self, notice: Callable[[], None]) -> None:
         poll = select.poll()

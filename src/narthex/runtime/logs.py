@@ -142,21 +142,24 @@ class ProblemLog:
         self._said: dict[Any, None] = {}
         self._unsaid = 0
 
-    def update(self, present: Sequence[Any]) -> None:
-        """Log the differences to the previous problems."""
+    def update(self, present: Sequence[Any]) -> list[Any]:
+        """Log the differences to the previous problems, and return those that are logged for the first time."""
         now = dict.fromkeys(present)
         said = {problem: None for problem in self._said if problem in now}
         for problem in self._said:
             if problem not in now:
                 LOGGER.info("mended: %s", problem, extra=data(origin=problem.origin, object=problem.object))
+        new = []
         for problem in now:
             if len(said) >= MAX_LOGGED:
                 break
             if problem not in said:
                 said[problem] = None
+                new.append(problem)
                 log = LOGGER.warning if problem.severity == "warning" else LOGGER.error
                 log("%s", problem, extra=data(origin=problem.origin, object=problem.object, field=problem.field))
         unsaid = sum(getattr(problem, "count", 1) for problem in now if problem not in said)
         if unsaid and unsaid != self._unsaid:
             LOGGER.error("%d more problems of objects are not logged; mend the first ones to see others", unsaid)
         self._said, self._unsaid = said, unsaid
+        return new

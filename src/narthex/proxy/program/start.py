@@ -116,6 +116,7 @@ def assemble(
             explainer.after,
             unserved.after,
         ),
+        record=events.record,
     )
     return AssembledProxy(proxy, explainer, connections, running)
 
