@@ -33,8 +33,6 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """Field path as Kubernetes writes it: `spec.ports[0].port`."""
     message: str
     severity: Severity = "error"
-    reason: str = ""
-    """Reason of the Event that reports the problem, in Kubernetes' form; empty: it is only logged."""
 
     def __str__(self) -> str:
         """Format as `web.yaml:7: error: Service shop/web: spec.ports[0].port: 0 is not a port (1-65535)`."""
@@ -96,6 +94,13 @@ class ProblemList:
             severity=self._severity,
             count=self._unlisted,
         )
+
+
+class EventProblem(Problem, frozen=True, kw_only=True):
+    """A problem that an Event reports, too."""
+
+    reason: str
+    """Reason of the Event, in Kubernetes' form."""
 
 
 def quoted(value: object, longest: int = _LONGEST_QUOTE) -> str:

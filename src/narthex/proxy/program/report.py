@@ -10,7 +10,7 @@ from narthex.kube.events import ClusterEvent, source_problem
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
 from narthex.model.objects import NamespacedName, Service, ServicePortName
-from narthex.model.problem import Problem
+from narthex.model.problem import EventProblem, Problem
 from narthex.model.store import Snapshot
 from narthex.proxy.backends.iptables.rules import XtablesChanges
 from narthex.proxy.backends.ipvs.rules import IpvsChanges
@@ -44,7 +44,7 @@ class SyncReporter:
     def problems(self, present: Sequence[Any]) -> None:
         """Log new and resolved problems of objects, and record the Events of new ones that have a reason for one."""
         for problem in self._problems.update(present):
-            if problem.reason:
+            if isinstance(problem, EventProblem):
                 self._record(source_problem(self._node_name, problem.reason, problem.message))
 
     def node(self, snapshot: Snapshot) -> None:
