@@ -48,7 +48,12 @@ def test_only_linux_run_waits_for_programs():
     The other, `supervised`, runs programs of others that must not outlive this process.
     """
     for path in MODULES:
-        allowed = path.name in ("run.py", "supervised.py") or room(path) == "testing" or "program" in path.parts or "ui" in path.parts
+        allowed = (
+            path.name in ("run.py", "supervised.py")
+            or room(path) == "testing"
+            or "program" in path.parts
+            or "ui" in path.parts
+        )
         if allowed or "subprocess" not in path.read_text():
             continue
         assert not any(name.split(".")[0] == "subprocess" for name in imports(path)), f"{path}: use linux.run"
