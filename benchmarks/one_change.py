@@ -22,7 +22,7 @@ from frame.report import Report, parser
 from narthex.linux.run import run
 from narthex.model.store import Upsert
 from narthex.netfilter.nft.print import element_text
-from narthex.proxy.backends.iptables.script import restore_input
+from narthex.proxy.backends.iptables.script import restore_blocks
 from narthex.proxy.program.report import written
 
 BARS = {"nftables": (1.0, 10.0), "iptables-nft": (500.0, 500.0), "iptables-legacy": (500.0, 500.0)}
@@ -79,7 +79,7 @@ def _floor(mode: str, namespace: str, changes: Any) -> float:
         script = elements_again(changes)
         argv = ["nft", "-f", "-"]
     else:
-        script = restore_input(changes, None)
+        script = "".join(restore_blocks(changes, None))
         argv = [f"iptables-{mode.partition('-')[2]}-restore", "--noflush", "--counters", "-w", "5"]
     start = time.perf_counter()
     run(argv, stdin=script, namespace=namespace)

@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 from narthex.cli.scenario import command
-from narthex.proxy.backends import BACKENDS
+from narthex.proxy import backends
 from narthex.testing.scenario import load
 
 FOLDER = Path(__file__).parents[1] / "scenarios"
 GOOD = str(FOLDER / "nodeport-hairpin.yaml")
-CHECKS = 2 * 2 * sum(mode in BACKENDS for mode in load(Path(GOOD)).modes)
+CHECKS = 2 * 2 * sum(mode in backends.BACKENDS for mode in load(Path(GOOD)).modes)
 """Two flows before two witnesses in each mode."""
 PURE = ["--against", "plan", "--against", "rules"]
 
@@ -55,7 +55,7 @@ def test_an_invalid_file_is_named_and_the_others_go_on(run, tmp_path):
 
 
 def test_nothing_checked_is_no_success(run, monkeypatch):
-    monkeypatch.delitem(BACKENDS._makers, "ipvs")
+    monkeypatch.delitem(backends._CLASSES, "ipvs")
     result = run(str(FOLDER / "ipvs-virtual-servers.yaml"))
     assert result.exit_code == 1 and "nothing was checked" in result.stderr
 
@@ -74,6 +74,6 @@ def test_usage_errors(run, argv, said):
 
 
 def test_a_mode_without_backend_is_a_usage_error(run, monkeypatch):
-    monkeypatch.delitem(BACKENDS._makers, "ipvs")
+    monkeypatch.delitem(backends._CLASSES, "ipvs")
     result = run(GOOD, "--mode", "ipvs")
     assert result.exit_code == 2 and "mode ipvs is not supported" in result.stderr
