@@ -179,6 +179,18 @@ def ipvs_deprecated(node_name: str) -> ClusterEvent:
     return _at_start(node_name, "IPVSDeprecation", note)
 
 
+def source_problem(node_name: str, reason: str, note: str) -> ClusterEvent:
+    """Return the event for a problem of the source of objects."""
+    return ClusterEvent(
+        kind="Node",
+        object=NamespacedName("", node_name),
+        uid=node_name,
+        reason=reason,
+        action="ListAndWatch",
+        note=note,
+    )
+
+
 def _at_start(node_name: str, reason: str, note: str = "", *, warning: bool = True) -> ClusterEvent:
     node = NamespacedName("", node_name)
     return ClusterEvent(

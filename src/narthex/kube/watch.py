@@ -44,7 +44,7 @@ from narthex.kube.messages import (
 from narthex.kube.resources import WatchedResource
 from narthex.model.decode.objects import Decoded, decode_json, decode_shape, shape_of
 from narthex.model.objects import AnyObject, NamespacedName
-from narthex.model.problem import Problem, quoted
+from narthex.model.problem import EventProblem, Problem, quoted
 from narthex.model.store import Delete, Event, Upsert
 from narthex.model.wire import AnyWire
 
@@ -282,13 +282,13 @@ class Watch:
     def _doubt(self) -> Problem | None:
         if self.doubted_at is None:
             return None
-        return Problem(
+        return EventProblem(
             object=f"API server, {self.resource.paths[self._path]}",
             message=(
                 "the server has lost objects: its list is older than what is known, or empty; the objects stay in force "
                 f"for {self._times.doubt:g} s unless the server reports that they were deleted"
             ),
-            severity="error",
+            reason="ObjectsMissingFromList",
         )
 
     def _lines(self, data: bytes, now: float) -> WatchStep:

@@ -26,7 +26,7 @@ from narthex.linux.background import in_background
 from narthex.linux.iptables_variants import default_variant
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.netlink import PORTS, PORTS_MASK, bind_own_port, text_attribute
-from narthex.linux.nfnetlink import FAMILY_NUMBERS, NfNetlink
+from narthex.linux.nfnetlink import DELETE_ELEMENTS, FAMILY_NUMBERS, NEW_ELEMENTS, NfNetlink
 from narthex.linux.socket_filter import attach_filter
 from narthex.model.net import IPFamily
 
@@ -44,7 +44,7 @@ _SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
 _SO_RCVBUFFORCE = 33
 _QUEUE = 8 << 20
 _NEW_CHAIN, _DELETE_CHAIN, _NEW_RULE, _DELETE_RULE, _NEW_GENERATION = 3, 5, 6, 8, 15
-_ELEMENT_KINDS = (12, 14)
+_ELEMENT_KINDS = (NEW_ELEMENTS, DELETE_ELEMENTS)
 _SUBSYSTEM = 10 << 8
 _HEADER = struct.Struct("=IHHII")
 _CHAIN_ATTRIBUTE = {_NEW_CHAIN: 3, _DELETE_CHAIN: 3, _NEW_RULE: 2, _DELETE_RULE: 2}
@@ -169,7 +169,7 @@ class NftablesMonitor:
         """Sets with changed elements; None: any may have changed."""
         self._looked_at: Mapping[IPFamily, set[str] | None] = {}
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread: threading.Thread | None = None
+        self._notice: Callable[[], None] = lambda: None
 
     def look(self) -> Mapping[IPFamily, int]:
         """Return the number of foreign changes since the last call, by family."""
@@ -186,6 +186,7 @@ class NftablesMonitor:
 
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
         """Return a context in which a thread listens and calls `notice` after changes."""
+        self._notice = notice
         return in_background("nftables-monitor", lambda: self._listen(notice), lambda: os.eventfd_write(self._stop, 1))
 
     def close(self) -> None:
@@ -211,6 +212,7 @@ class NftablesMonitor:
         if self._netlink.generation() - before > own.transactions:
             with self._lock:
                 self._lost_track()
+            self._notice()
 
     def _listen(self, notice: Callable[[], None]) -> None:
         poll = select.poll()

@@ -35,6 +35,13 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return ": ".join(part for part in (self.origin, self.severity, self.object, self.field, self.message) if part)
 
 
+class EventProblem(Problem, frozen=True, kw_only=True):
+    """A problem that an Event reports, too."""
+
+    reason: str
+    """Reason of the Event, in Kubernetes' form."""
+
+
 def quoted(value: object, longest: int = _LONGEST_QUOTE) -> str:
     """Format a foreign value for a message: one line of printable ASCII, truncated if long."""
     if isinstance(value, str):

@@ -102,8 +102,8 @@ class ProblemLog:
     def __init__(self) -> None:
         self._said: dict[Any, None] = {}
 
-    def update(self, present: Sequence[Any]) -> None:
-        """Log the differences to the previous problems."""
+    def update(self, present: Sequence[Any]) -> list[Any]:
+        """Log the differences to the previous problems, and return the new ones."""
         now = dict.fromkeys(present)
         for problem in now:
             if problem not in self._said:
@@ -112,4 +112,6 @@ class ProblemLog:
         for problem in self._said:
             if problem not in now:
                 LOGGER.info("mended: %s", problem, extra=data(origin=problem.origin, object=problem.object))
+        new = [problem for problem in now if problem not in self._said]
         self._said = now
+        return new

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import pytest
 from tests.proxy.kernel.test_proxy_surface import Running
 
+from narthex.lab.api.store import ObjectStore
 from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
 from narthex.testing.apiserver import FaultyApiServer, Refuse
@@ -117,6 +118,25 @@ def test_a_server_that_has_forgotten_all_takes_the_rules_away_only_when_it_says_
     cluster.wait(lambda: "the server answers 503" in cluster.running.log, "the problem")
     assert "10.110.0.1" in cluster.rules
     cluster.server.faults = lambda _: None
+    cluster.wait(lambda: "10.110.0.1" not in cluster.rules, "the end of the Service")
+
+
+def test_a_server_that_lost_its_data_takes_no_rules_away(cluster):
+    cluster.start().running.ready()
+    before = cluster.rules
+    cluster.server.stop()
+    cluster.server.go_back(ObjectStore(5))
+    cluster.server.faults = lambda request: Refuse(410) if "watch" in request.query else None
+    cluster.server.start()
+    cluster.wait(lambda: cluster.running.log.count("the server has lost objects") >= 3, "the doubt")
+    assert cluster.rules == before
+    cluster.wait(lambda: any(b"ObjectsMissingFromList" in each.body for each, _ in cluster.server.writes), "the Event")
+    cluster.server.faults = lambda _: None
+    cluster.server.put(WEB)
+    cluster.server.put(service("shop/later", "10.110.0.7"))
+    cluster.wait(lambda: "10.110.0.7" in cluster.rules, "a Service of the new store")
+    # A deletion that the server reports is one.
+    cluster.server.delete(WEB)
     cluster.wait(lambda: "10.110.0.1" not in cluster.rules, "the end of the Service")
 
 

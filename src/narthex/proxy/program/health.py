@@ -5,6 +5,7 @@ Stricter than kube-proxy in one point (row 29.1): it is unhealthy before the fir
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -67,11 +68,16 @@ class ProxyHealth:
         """Note that what other programs changed does not concern the family's rules."""
         self._families[family].suspected_since = None
 
-    def synced(self, family: IPFamily, *, checked: bool = True) -> None:
-        """Note a successful sync. `checked`: the rules in the kernel were compared with those that are desired."""
+    def synced(self, family: IPFamily, *, checked_at: float | None = math.inf) -> None:
+        """Note a successful sync.
+
+        `checked_at` is when a check of the rules in the kernel began; None: there was none. It settles what was
+        suspected before.
+        """
         state = self._families[family]
         state.waiting_since = None
-        if checked:
+        since = state.suspected_since
+        if checked_at is not None and since is not None and since <= checked_at:
             state.suspected_since = None
         state.last_good = self._clock.wall()
 

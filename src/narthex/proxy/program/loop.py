@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from narthex.kube.events import ClusterEvent
 from narthex.linux.clock import Clock
 from narthex.linux.monitor import ForeignChanges
 from narthex.model.net import IPFamily
@@ -59,12 +60,13 @@ class Proxy:
         metrics: ProxyMetrics | None = None,
         follow: Callable[[Plan], float] = lambda _: math.inf,
         after_sync: Callable[[SyncResult], object] = lambda _: None,
+        record: Callable[[ClusterEvent], object] = lambda _: None,
     ) -> None:
         """Prepare the loop; nothing is started.
 
         `complete` adds the node's own addresses to a snapshot. `foreign` reports rules changed by others (row 29.9).
         `follow` receives the plan in force of each family at each turn and returns the seconds until it must be
-        called again. `after_sync` receives the result of each successful sync.
+        called again. `after_sync` receives the result of each successful sync, `record` receives Events.
         """
         self._inbox = inbox
         self._halves = [FamilySchedule(family) for family in families]
@@ -77,7 +79,7 @@ class Proxy:
         self.metrics = metrics or ProxyMetrics()
         self._follow = follow
         self._after_sync = after_sync
-        self._report = SyncReporter(node_name, len(families))
+        self._report = SyncReporter(node_name, len(families), record)
         self._programming = ProgrammingLatency(clock.wall())
         self._store = Store()
         self._loop = Reconciler(clock)
@@ -168,7 +170,7 @@ class Proxy:
             if not count and not half.suspicious:
                 self.health.trusted(half.sync.family)
             if count:
-                half.suspect(self._foreign.touched_sets(half.sync.family))
+                half.suspect(self._foreign.touched_sets(half.sync.family), self._periods)
                 self.health.suspected(half.sync.family)
                 self.metrics.foreign(half.sync.family, count)
 
@@ -197,7 +199,8 @@ class Proxy:
 
     def _sync(self, half: FamilySchedule, snapshot: Snapshot) -> None:
         family = half.sync.family
-        read_back = self._clock.now() >= half.read_back_at
+        began = self._clock.now()
+        read_back = began >= half.read_back_at
         try:
             done = half.sync.sync(snapshot, half.waiting, read_back=read_back, touched=half.touched)
         except Exception as error:
@@ -208,7 +211,7 @@ class Proxy:
             self._report.failed(family, error, half.earliest - half.ended)
             return
         half.succeeded(self._clock.now(), self._periods, snapshot, done)
-        self.health.synced(family, checked=not half.suspicious)
+        self.health.synced(family, checked_at=None if half.suspicious else began)
         self.metrics.synced(half.sync, done, self._clock.wall())
         self.metrics.waited(family, self._programming.written(family, self._clock.wall()))
         if all(each.seen is snapshot for each in self._halves):

@@ -6,9 +6,11 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from narthex.kube.events import ClusterEvent, source_problem
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
 from narthex.model.objects import NamespacedName, ServicePortName
+from narthex.model.problem import EventProblem
 from narthex.model.store import Snapshot
 from narthex.proxy.backends.iptables.rules import XtablesChanges
 from narthex.proxy.backends.ipvs.rules import IpvsChanges
@@ -25,8 +27,11 @@ _NAMES_SHOWN = 3
 class SyncReporter:
     """Logs problems and syncs. Remembers what was logged; not thread-safe."""
 
-    def __init__(self, node_name: str, families: int) -> None:
+    def __init__(
+        self, node_name: str, families: int, record: Callable[[ClusterEvent], object] = lambda _: None
+    ) -> None:
         self._node_name = node_name
+        self._record = record
         self._families = families
         self._ready: list[IPFamily] = []
         self._problems = ProblemLog()
@@ -37,8 +42,10 @@ class SyncReporter:
         self._unchecked: set[NamespacedName] = set()
 
     def problems(self, present: Sequence[Any]) -> None:
-        """Log new and resolved problems of objects."""
-        self._problems.update(present)
+        """Log new and resolved problems of objects, and record the Events of new ones that have a reason for one."""
+        for problem in self._problems.update(present):
+            if isinstance(problem, EventProblem):
+                self._record(source_problem(self._node_name, problem.reason, problem.message))
 
     def node(self, snapshot: Snapshot) -> None:
         """Log whether this node has a Node object."""

@@ -82,8 +82,13 @@ class FamilySchedule:
         if self.failures:
             self.earliest = min(self.earliest, self.ended + max(FIRST_RETRY, periods.minimum))
 
-    def suspect(self, touched: frozenset[str] | None) -> None:
-        """Note that others may have changed rules, and the elements of these sets (None: of any)."""
+    def suspect(self, touched: frozenset[str] | None, periods: SyncPeriods) -> None:
+        """Note that others may have changed rules, and the elements of these sets (None: of any).
+
+        A long backoff after a failure is cut to the first delay, since Services may be without rules.
+        """
+        if self.failures:
+            self.earliest = min(self.earliest, self.ended + max(FIRST_RETRY, periods.minimum))
         if not self.suspicious:
             self.touched = touched
         else:

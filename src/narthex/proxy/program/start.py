@@ -115,6 +115,7 @@ def assemble(
             explainer.after,
             unserved.after,
         ),
+        record=events.record,
     )
     return AssembledProxy(proxy, explainer, connections, running)
 
