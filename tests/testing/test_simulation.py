@@ -5,11 +5,13 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 from narthex.kube.watch import Watch
 from narthex.proxy.program import schedule as sync_schedule
 from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.schedule import FamilySchedule
+from narthex.testing.simulation.command import main
 from narthex.testing.simulation.schedule import simulate
 
 SEEDS = 1000
@@ -40,6 +42,12 @@ def test_a_seed_gives_the_same_run_in_every_process():
     ]
     assert replays[0] == replays[1]
     assert "everything heals" in replays[0]
+
+
+@pytest.mark.parametrize("seeds", ["x", "3-1", "-3", "1-", ""])
+def test_what_is_no_range_of_seeds_is_a_usage_error(seeds):
+    result = CliRunner().invoke(main, ["--", seeds])
+    assert result.exit_code == 2 and "is no seed or range of seeds" in result.output
 
 
 def violations(seeds=100):

@@ -26,7 +26,7 @@ from narthex.linux.background import in_background
 from narthex.linux.iptables_variants import default_variant
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.netlink import PORTS, PORTS_MASK, bind_own_port, text_attribute
-from narthex.linux.nfnetlink import FAMILY_NUMBERS, NfNetlink
+from narthex.linux.nfnetlink import DELETE_ELEMENTS, FAMILY_NUMBERS, NEW_ELEMENTS, NfNetlink
 from narthex.linux.socket_filter import attach_filter
 from narthex.model.net import IPFamily
 
@@ -44,7 +44,7 @@ _SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
 _SO_RCVBUFFORCE = 33
 _QUEUE = 8 << 20
 _NEW_CHAIN, _DELETE_CHAIN, _NEW_RULE, _DELETE_RULE, _NEW_GENERATION = 3, 5, 6, 8, 15
-_ELEMENT_KINDS = (12, 14)
+_ELEMENT_KINDS = (NEW_ELEMENTS, DELETE_ELEMENTS)
 _SUBSYSTEM = 10 << 8
 _HEADER = struct.Struct("=IHHII")
 _CHAIN_ATTRIBUTE = {_NEW_CHAIN: 3, _DELETE_CHAIN: 3, _NEW_RULE: 2, _DELETE_RULE: 2}

@@ -278,10 +278,12 @@ def test_a_change_while_we_write_is_noticed(namespace):
         with monitor.writing() as own:
             run(["nft", "add table ip narthex"], namespace=namespace)
             own.transactions += 1
-        assert not monitor.look()
+        assert not monitor.look() and not notices
         with monitor.writing(), in_namespace(namespace):
             subprocess.run(["nft", "add chain ip narthex c"], check=True)
+        assert notices, "nobody wakes the loop"
         assert monitor.look() == {IPFamily.IPV4: 1}
+        assert monitor.touched_sets(IPFamily.IPV4) is None
     monitor.close()
 
 

@@ -183,7 +183,8 @@ class NftablesTarget(Target[NftRules, NftChanges]):
         chains = found.changed_chains(self._structure) if found is not None else None
         if generation is None or chains is None or found is None:
             return None
-        table = rules.table() if chains or sets else None
+        # Not kept: rules live for long, and a table with all its elements is large.
+        table = rules.spell_out() if chains or sets else None
         changes = NftChanges(family=self._family, table=TABLE)
         if table is not None:
             read = {name: table.sets[name] for name in sets if name in table.sets and not table.sets[name].dynamic}

@@ -96,7 +96,9 @@ class FamilySync(Generic[R, C]):
     ) -> SyncResult:
         """Bring the kernel to the snapshot. `read_back` looks first whether it still holds what it should.
 
-        `touched` names the sets whose elements others may have changed; None: any. Raises what the target raises (ApplyError above all); the kernel then counts as unknown and is read before
+        `touched` names the sets whose elements others may have changed; None: any.
+
+        Raises what the target raises (ApplyError above all); the kernel then counts as unknown and is read before
         anything is written again.
         """
         self._seconds = {}

@@ -14,26 +14,39 @@ from narthex.testing.simulation.schedule import ACTIONS, simulate
 from narthex.testing.simulation.world import SimulationResult
 
 
+def _seed_range(_context: click.Context, _parameter: click.Parameter, text: str) -> range:
+    """Return the seeds of a number, or of a range with both ends.
+
+    Raises:
+        click.BadParameter: The text is anything else, or a range without seeds.
+    """
+    first, dash, last = text.partition("-")
+    if first.isdecimal() and (last.isdecimal() or not dash):
+        seeds = range(int(first), int(last or first) + 1)
+        if seeds:
+            return seeds
+    raise click.BadParameter(f"{text!r} is no seed or range of seeds: use a number such as 42, or 0-999")
+
+
 @click.command()
-@click.argument("seeds", default="0-999")
+@click.argument("seeds", callback=_seed_range, default="0-999")
 @click.option("--steps", type=int, default=0, help="Run further seeds until this many steps are done.")
 @click.option("--actions", type=int, default=ACTIONS, show_default=True, help="Changes and faults of each run.")
 @click.option("--jobs", type=int, default=0, help="Processes; 0: one for each processor.")
-def main(seeds: str, steps: int, actions: int, jobs: int) -> None:
+def main(seeds: range, steps: int, actions: int, jobs: int) -> None:
     """Simulate the whole proxy process under faults, once for each seed.
 
     SEEDS is one number, whose run is printed in full, or a range such as 0-999. Equal seeds give equal runs.
     """
     _fix_hashes()
-    first, _, last = seeds.partition("-")
-    if not last:
-        result = simulate(int(first), actions)
+    if len(seeds) == 1:
+        result = simulate(seeds[0], actions)
         click.echo("\n".join(result.log))
         click.echo(f"seed {result.seed}: {result.steps} steps, digest {result.digest}: {result.violation or 'passed'}")
         sys.exit(bool(result.violation))
     start, done, bad = time.monotonic(), 0, []
     number = 0
-    for result in _results(range(int(first), int(last) + 1), actions, jobs, steps):
+    for result in _results(seeds, actions, jobs, steps):
         number, done = number + 1, done + result.steps
         if result.violation:
             bad.append(result.seed)

@@ -48,7 +48,7 @@ class _WorldLog(logging.Handler):
         self._world = world
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._world.note(f"  {record.levelname.lower()}: {record.getMessage()}")
+        self._world.note(f"  {record.getMessage()}")
 
 
 @contextmanager

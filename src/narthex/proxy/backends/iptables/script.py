@@ -191,8 +191,9 @@ def _without(changes: XtablesChanges, early: set[str], found: KernelChains | Non
 def restore_blocks(changes: XtablesChanges, found: KernelChains | None = None) -> Iterator[str]:
     """Yield the text for `iptables-restore --noflush` in blocks of whole lines; nothing if there is nothing to do.
 
-    Each block is made on demand, so that the tool can read meanwhile. Within a table, chains are created or flushed, jumps corrected, rules written, and unused chains removed last, when
-    no rule refers to them (row 21.11). `found` is required if `needs_look` returns True.
+    Each block is made on demand, so that the tool can read meanwhile. Within a table, chains are created or flushed,
+    jumps corrected, rules written, and unused chains removed last, when no rule refers to them (row 21.11). `found` is
+    required if `needs_look` returns True.
     """
     assert found is not None or not needs_look(changes)
     for table in names.OWN_TABLES:
