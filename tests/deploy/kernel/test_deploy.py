@@ -88,8 +88,8 @@ def deployed(directory, mode, **fields):
         yield cluster
 
 
-def answers(way):
-    line = OpenConnection(way)
+def answers(way, **patience):
+    line = OpenConnection(way, **patience)
     line.close()
     return line.endpoint
 
@@ -209,9 +209,11 @@ def test_what_the_init_container_is_privileged_for(tmp_path):
     """Kernel settings, iptables mode's guard of localhost node ports among them, cannot be written without."""
     setting = "/proc/sys/net/ipv4/conf/all/route_localnet"
     with deployed(tmp_path, "iptables", nodePortAddresses=[]) as cluster:
-        cluster.start()
-        cluster.wait(lambda: "could not set net/ipv4/conf/all/route_localnet to 1" in cluster.log, "the refusal")
-        assert cluster.health()[0] == 503
+        cluster.start().ready()
+        assert "net/ipv4/conf/all/route_localnet could not be set to 1 (Read-only file system)" in cluster.log
+        assert answers(cluster.from_pod())
+        with pytest.raises(OSError):
+            answers(cluster.from_node(address="127.0.0.1", source="127.0.0.1"), patience=2.0)
         cluster.kill()
         assert run(["cat", setting], namespace=cluster.world.node) == "0\n"
         assert "kernel settings are made" in cluster.prepare()

@@ -213,18 +213,23 @@ def _read_only(at: str) -> None:
 def _of_the_program(executable: str) -> list[BindMount]:
     """Return the mounts of a program in a private directory: its directory, and the libraries next to `bin`.
 
-    Of /tmp or /root itself, a container sees only the program.
+    Of /tmp or /root itself, a container sees only the program. The interpreter of a virtual environment is a symbolic link, so
+    both the link and the file that it leads to may be in such a directory.
     """
-    path = str(Path(executable).resolve())
-    if not path.startswith(_PRIVATE_PREFIXES) or path.startswith(_STATE):
-        return []
-    folder = Path(path).parent
-    if str(folder) in PRIVATE:
-        return [BindMount(path, path, read_only=True)]
-    found = [folder]
-    if folder.name in ("bin", "sbin"):
-        found += [each for name in ("lib", "lib64", "libexec") if (each := folder.parent / name).is_dir()]
-    return [BindMount(str(each), str(each), read_only=True) for each in found]
+    paths = dict.fromkeys((str(Path(executable).absolute()), str(Path(executable).resolve())))
+    found: dict[str, None] = {}
+    for path in paths:
+        if not path.startswith(_PRIVATE_PREFIXES) or path.startswith(_STATE):
+            continue
+        folder = Path(path).parent
+        if str(folder) in PRIVATE:
+            found[path] = None
+            continue
+        found[str(folder)] = None
+        if folder.name in ("bin", "sbin"):
+            beside = (folder.parent / name for name in ("lib", "lib64", "libexec", "pyvenv.cfg"))
+            found |= {str(each): None for each in beside if each.exists()}
+    return [BindMount(each, each, read_only=True) for each in found]
 
 
 def is_private(path: str) -> bool:

@@ -228,6 +228,9 @@ class LabProcess:
         """
         self.apply()
         deadline = time.monotonic() + timeout
+        while self.parts.manifests.settling and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+            self.apply()
         idle_polls = 0
         # Twice, since the work of one component may create work for another.
         while idle_polls < 2 and time.monotonic() < deadline:

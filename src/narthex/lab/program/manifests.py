@@ -131,7 +131,12 @@ class ManifestApplier:
     @property
     def pending(self) -> bool:
         """True if a failed object is worth another attempt, or a file lost objects and may be half written."""
-        return bool(self._pending) or self._source.settling
+        return bool(self._pending) or self.settling
+
+    @property
+    def settling(self) -> bool:
+        """True if a file lost objects whose deletion has not taken effect yet."""
+        return self._source.settling
 
     def desired(self, kind: str, key: NamespacedName) -> ManifestObject | None:
         """Return an object as the manifests define it."""
