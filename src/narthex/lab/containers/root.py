@@ -227,8 +227,8 @@ def _of_the_program(executable: str) -> list[BindMount]:
             continue
         found[str(folder)] = None
         if folder.name in ("bin", "sbin"):
-            beside = (folder.parent / name for name in ("lib", "lib64", "libexec", "pyvenv.cfg"))
-            found |= {str(each): None for each in beside if each.exists()}
+            siblings = (folder.parent / name for name in ("lib", "lib64", "libexec", "pyvenv.cfg"))
+            found |= {str(each): None for each in siblings if each.exists()}
     return [BindMount(each, each, read_only=True) for each in found]
 
 
