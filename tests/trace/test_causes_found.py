@@ -109,6 +109,7 @@ class Rules:
         self.ruleset = Ruleset(tables)
         self.objects = KernelObjects()
         self.unread = ()
+        self.gaps = ()
 
 
 def dropped(table: str, chain: str, stage: Stage = Stage.FORWARD, rule: str = "-j DROP") -> PacketPath:

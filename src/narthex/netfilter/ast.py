@@ -265,6 +265,25 @@ class Unknown(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+class Undecoded(msgspec.Struct, frozen=True, tag=True):
+    """A match or target that the kernel has and that the tool that printed the rule could not decode.
+
+    An older iptables prints rules of a newer one without the parts that it does not know, and nft without the decoder of
+    xtables prints only the name of an extension. `text` is a clause that says what is missing.
+    """
+
+    text: str
+
+
+class RuleGap(msgspec.Struct, frozen=True, tag=True):
+    """The only expression of a rule that stands for an unknown number of rules which the text omits here.
+
+    `text` is a clause that says why ("the text is cut here").
+    """
+
+    text: str
+
+
 # ---- statements ----------------------------------------------------------------------------------------------------
 
 
@@ -428,6 +447,8 @@ Expression = (
     | UndecidableMatch
     | OmittedMatch
     | Unknown
+    | Undecoded
+    | RuleGap
     | Verdict
     | MarkOr
     | MarkXor
@@ -517,6 +538,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     sets: Mapping[str, Set] = {}
     legacy: bool = False
     """The table is of iptables-legacy, which allows deeper chain calls than nf_tables."""
+    partial: str = ""
+    """Why chains and rules may be missing anywhere in the table ("the output was filtered with grep"), or empty."""
 
 
 class Ruleset(msgspec.Struct, frozen=True):

@@ -137,6 +137,8 @@ _PRINTERS: dict[type, Callable[[Any], str]] = {
     ast.InlineVerdictMap: lambda e: f"one of {len(e.arms)} verdicts by the first match",
     ast.RandomMap: lambda e: f"random number below {e.mod}",
     ast.Unknown: lambda e: e.text,
+    ast.Undecoded: lambda e: e.text,
+    ast.RuleGap: lambda e: e.text,
     ast.Jump: lambda e: f"jump {e.chain}",
     ast.Goto: lambda e: f"goto {e.chain}",
     ast.Return: lambda _: "return",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -42,6 +42,43 @@ class DumpProblem(msgspec.Struct, frozen=True):
         return f"{self.origin}: {where}{self.text}" if self.origin else where + self.text
 
 
+class GapKind(enum.Enum):
+    """What is missing from the input."""
+
+    TABLE = "table"
+    """A table is not in the input."""
+    RULES = "rules"
+    """Chains and rules may be missing anywhere in a table: the output was filtered."""
+    CUT = "cut"
+    """The text is cut here, and what follows in the chain, set, or table is missing."""
+    UNDECODED = "undecoded"
+    """The tool that printed the table could not decode some of its rules."""
+    FILE = "file"
+    """A file could not be used at all."""
+
+
+class DumpGap(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is missing from the input, as far as the text shows it."""
+
+    kind: GapKind
+    family: IPFamily | None = None
+    """None for both families."""
+    table: str = ""
+    """Name of the table. Empty if the gap is not in a table, or in any table."""
+    chain: str = ""
+    """The only chain that has the gap, if that is known."""
+    flavour: Flavour = Flavour.XTABLES
+    origin: str = ""
+    line: int = 0
+    text: str
+    """A clause: what is missing, and why."""
+    command: str = ""
+    """The command that prints what is missing, if there is one."""
+
+    def __str__(self) -> str:
+        return str(DumpProblem(self.origin, self.line, self.text))
+
+
 class DumpTable(msgspec.Struct, frozen=True, kw_only=True):
     """A table of a dump, and its position."""
 
@@ -62,6 +99,8 @@ class WalkInput(msgspec.Struct, frozen=True, kw_only=True):
     objects: KernelObjects = KernelObjects()
     comments: tuple[str, ...] = ()
     """Comment lines of the dump."""
+    gaps: tuple[DumpGap, ...] = ()
+    """What is missing from the input for this family, with the tables that it does not contain."""
 
 
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +116,10 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     """Lines with errors. Their content is not part of the dump."""
     notes: tuple[DumpProblem, ...] = ()
     """Information that the text omits, and the assumptions made instead."""
+    gaps: tuple[DumpGap, ...] = ()
+    """What is missing, without the tables that the input does not contain (see `for_family`)."""
+    complete: frozenset[tuple[IPFamily, Flavour]] = frozenset()
+    """The families and tools of which the input has all tables: a save or a listing without the name of a table."""
 
     def for_family(self, family: IPFamily) -> WalkInput:
         """Return everything that a packet of the family can meet.
@@ -89,7 +132,24 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
         objects = KernelObjects(sets=self.sets, servers=servers, bound=bound, marks=self.marks)
         tables = tuple(each for each in self.tables if each.table.family in (None, family))
         ruleset = Ruleset(tuple(each.table for each in _without_duplicates(tables)))
-        return WalkInput(ruleset=ruleset, objects=objects, comments=self.comments)
+        gaps = (*(each for each in self.gaps if each.family in (None, family)), *self._absent_tables(family))
+        return WalkInput(ruleset=ruleset, objects=objects, comments=self.comments, gaps=gaps)
+
+    def _absent_tables(self, family: IPFamily) -> Iterator[DumpGap]:
+        """Yield the tables of iptables that kube-proxy uses and that the input does not contain."""
+        held = {each.table.name for each in self.tables if _is_xtables(each) and each.table.family is family}
+        tool = "ip6tables" if family is IPFamily.IPV6 else "iptables"
+        complete = any(one is family for one, _ in self.complete)
+        for name in TABLES if held else ():
+            if name in held or (complete and name not in _KUBE_PROXY_TABLES):
+                continue
+            yield DumpGap(
+                kind=GapKind.TABLE,
+                family=family,
+                table=name,
+                text=f"table {name} of {tool} is not in the input",
+                command=f"{tool}-save -t {name}",
+            )
 
     def locate(self, table: Table, chain: str, rule: int) -> tuple[str, int, str]:
         """Return origin, line, and text of a rule, given its number from 0. The line is 0 if it is not known."""
@@ -137,7 +197,21 @@ def merge_dumps(dumps: Iterable[Dump]) -> Dump:
         comments=tuple(each for one in merged for each in one.comments),
         problems=tuple(each for one in merged for each in one.problems),
         notes=tuple(each for one in merged for each in one.notes),
+        gaps=tuple(each for one in merged for each in one.gaps),
+        complete=frozenset(each for one in merged for each in one.complete),
     )
+
+
+_KUBE_PROXY_TABLES = ("nat", "filter")
+"""Tables that always have rules of kube-proxy. The tools print the others only if a program created them."""
+
+
+def _is_xtables(held: DumpTable) -> bool:
+    """Return True for a table of iptables, whichever tool printed it."""
+    table = held.table
+    if held.flavour is not Flavour.NFTABLES:
+        return True
+    return table.name in TABLES and not set(builtin_chains(table.name)).isdisjoint(table.chains)
 
 
 def _without_duplicates(tables: tuple[DumpTable, ...]) -> list[DumpTable]:
@@ -150,10 +224,8 @@ def _without_duplicates(tables: tuple[DumpTable, ...]) -> list[DumpTable]:
     seen: set[tuple[object, ...]] = set()
     for each in tables:
         table = each.table
-        if each.flavour is Flavour.NFTABLES:
-            duplicate = (table.family, table.name) in saved and table.name in TABLES
-            if duplicate and not set(builtin_chains(table.name)).isdisjoint(table.chains):
-                continue
+        if each.flavour is Flavour.NFTABLES and (table.family, table.name) in saved and _is_xtables(each):
+            continue
         key = (table.family, table.name, each.flavour)
         if each.whole and key in seen:
             continue

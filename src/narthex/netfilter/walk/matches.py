@@ -79,6 +79,8 @@ class Matcher:
             ast.IpvsMatch: self._by_ipvs,
             ast.RecentCheck: self._recent,
             ast.Unknown: self._unknown,
+            ast.Undecoded: self._missing,
+            ast.RuleGap: self._missing,
             ast.AnyOf: self._any_of,
             ast.AddressType: self._address_type,
             ast.TcpFlags: self._tcp_flags,
@@ -390,6 +392,10 @@ class Matcher:
 
     def _unknown(self, e: ast.Unknown, _branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
         return f"not understood: {e.text}"
+
+    @staticmethod
+    def _missing(e: ast.Undecoded | ast.RuleGap, _branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
+        return e.text
 
 
 def _contains(cidr: str, address: str) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 
 from narthex.model.net import IPFamily, Protocol, contains, family_of, network
 from narthex.netfilter.ast import Ruleset
+from narthex.netfilter.dump.dump import DumpGap
 from narthex.netfilter.walk.state import KernelObjects
 
 MAIN, LOCAL, DEFAULT = "main", "local", "default"
@@ -177,6 +178,10 @@ class NodeRules(Shape):
     @property
     def unread(self) -> tuple[str, ...]:
         """Return lines that could not be read, each with the reason."""
+
+    @property
+    def gaps(self) -> tuple[DumpGap, ...]:
+        """Return what is missing from the input, as far as the parser can tell."""
 
     def place(self, table: str, chain: str, rule: int, what: str = "") -> tuple[str, str]:
         """Return position ("nat.txt:214") and text of a rule, both empty if not known.

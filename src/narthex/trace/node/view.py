@@ -224,6 +224,7 @@ class DumpedRules:
         self.ruleset: Ruleset = rules.ruleset
         self.objects: KernelObjects = rules.objects
         self.unread = tuple(map(str, held.problems))
+        self.gaps = rules.gaps
         self._dump = held
 
     def place(self, table: str, chain: str, rule: int, what: str = "") -> tuple[str, str]:
