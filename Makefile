@@ -21,7 +21,7 @@ CNI_PACKAGES := /usr/lib/cni/bridge:containernetworking-plugins podman:podman ru
 
 SPREAD := -n 4 --maxschedchunk 24
 
-.PHONY: help setup system demo test fuzz lint unit kernel bench clean
+.PHONY: help setup system demo test fuzz soak lint unit kernel bench clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -66,6 +66,11 @@ fuzz: setup  ## Run the randomized tests with new examples; SEED=N repeats a run
 	@seed=$(SEED); echo "Seed $$seed. To repeat this run: make fuzz SEED=$$seed"; \
 	$(SUDO) env NARTHEX_SEED=$$seed $(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-seed=$$seed && \
 	$(SUDO) env NARTHEX_SEED=$$seed $(BIN)/python -m pytest -n 2 tests/netfilter/kernel/test_drawn_rules.py
+
+soak: MINUTES ?= 60
+soak: JSON ?= soak.json
+soak: setup  ## Run both modes under load and faults for an hour; MINUTES=5 and JSON=FILE change that
+	$(SUDO) $(BIN)/python -m tests.soak --minutes $(MINUTES) --json $(JSON) $(SOAK)
 
 lint: $(BIN)/.installed-tests  ## Check style, types, imports, and terms
 	$(BIN)/ruff check src tests scripts benchmarks examples

@@ -95,7 +95,7 @@ def controller(
     from narthex.runtime.configuration.values import LoggingConfiguration
     from narthex.runtime.process import StartError
 
-    require_followed_source(has_source(where))
+    require_followed_source(where["kubeconfig"] or "", has_source(where))
     logs.start_logging(sys.stderr, LoggingConfiguration(verbosity=logs.DEBUG_VERBOSITY if verbose else 0))
     place = ControllerOptions(
         address=address,

@@ -30,21 +30,21 @@ def with_options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
-def require_followed_source(given: object) -> None:
-    """Raise UsageError for a command that follows a cluster if nothing says which, and it runs in no Pod."""
-    if not (given or os.environ.get("KUBERNETES_SERVICE_HOST")):
+def require_followed_source(kubeconfig: str, other: object) -> None:
+    """Check what a command that follows a cluster was given, before it starts.
+
+    Raises UsageError if nothing says which cluster and the command runs in no Pod, and ClickException if the kubeconfig
+    cannot be read: a wrong path does not mend itself.
+    """
+    if not (kubeconfig or other or os.environ.get("KUBERNETES_SERVICE_HOST")):
         raise click.UsageError(
             "no source of objects: use --kubeconfig, --master, or --manifests (not running in a Pod)"
         )
-
-
-def require_kubeconfig(path: str) -> None:
-    """Raise ClickException if a kubeconfig is given that cannot be read: a wrong path does not mend itself."""
     from narthex.kube.access import AccessError, read_kubeconfig
 
     try:
-        if path:
-            read_kubeconfig(Path(path).expanduser())
+        if kubeconfig:
+            read_kubeconfig(Path(kubeconfig).expanduser())
     except AccessError as error:
         from narthex.runtime.logs import printable
 

@@ -103,7 +103,7 @@ def command(
 
     if manifests is not None and (kubeconfig or master):
         raise click.UsageError("--manifests and an API server (--kubeconfig, --master) are mutually exclusive")
-    require_followed_source(manifests is not None or kubeconfig or master)
+    require_followed_source(kubeconfig, manifests is not None or master)
     if manifests is not None:
         origin = directory_origin(manifests)
     else:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import narthex
-from narthex.cli.options import master_option, require_followed_source, require_kubeconfig, with_options
+from narthex.cli.options import master_option, require_followed_source, with_options
 
 if TYPE_CHECKING:
     from narthex.kube.source import Origin
@@ -253,10 +253,10 @@ def begin(given: Mapping[str, Any], config: Path | None) -> tuple[ProxySettings,
 
 
 def source(configured: ProxySettings, manifests: Path | None, master: str) -> Callable[[], Origin]:
-    """Return a factory of the source of objects. Raises UsageError if no source was given."""
+    """Return a factory of the source of objects. Raises ClickException if none was given, or the kubeconfig cannot be read."""
     if manifests is not None:
         return partial(_directory, manifests)
-    require_followed_source(configured.client.kubeconfig or master)
+    require_followed_source(configured.client.kubeconfig, master)
     return partial(_api_server, configured, master)
 
 
@@ -322,8 +322,6 @@ def command(
         if init_only:
             prepare(configured)
         else:
-            if manifests is None:
-                require_kubeconfig(configured.client.kubeconfig)
             serve(configured, source(configured, manifests, master)(), file)
     except SettingsError as error:
         # One line per error of the file.

@@ -10,6 +10,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -95,13 +96,15 @@ class EchoEndpoints:
                 taken.setblocking(True)
                 self._taken[name].add(taken)
                 self._selector.register(taken, selectors.EVENT_READ, lambda taken=taken: self._echo(name, taken))
-                taken.sendall(f"{name}\n".encode())
+                # A client that is gone already is noticed when its end is read.
+                with suppress(ConnectionError):
+                    taken.sendall(f"{name}\n".encode())
 
     def _echo(self, name: str, taken: socket.socket) -> None:
         try:
             data = taken.recv(4096)
             taken.sendall(data)
-        except ConnectionError:
+        except OSError:
             data = b""
         if not data:
             self._selector.unregister(taken)
@@ -117,6 +120,17 @@ class ClientRoute(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     destination: str
     port: int
+
+
+class LoadFailure(msgspec.Struct, frozen=True):
+    """One failure. Times are seconds of `time.monotonic`."""
+
+    began: float
+    """When it began to connect, or when an open connection was last known to work."""
+    ended: float
+    what: str
+    established: bool
+    """The connection was open before; otherwise, it could not be made."""
 
 
 class OpenConnection:
@@ -135,6 +149,8 @@ class OpenConnection:
             self.endpoint = self._answers.readline().decode().strip()
             if not self.endpoint:
                 raise ConnectionError("closed before the first word")
+            self.used = time.monotonic()
+            """When it was last known to work."""
         except OSError:
             self.close()
             raise
@@ -146,6 +162,7 @@ class OpenConnection:
         heard = self._answers.readline()
         if heard != said:
             raise ConnectionError("closed by the other side" if not heard else f"answered {heard!r}")
+        self.used = time.monotonic()
 
     @property
     def resent(self) -> int:
@@ -166,13 +183,18 @@ class Load:
         self._ways = itertools.cycle(ways)
         self._lock = threading.RLock()
         self.held: list[OpenConnection] = []
-        self.failures: list[str] = []
+        self.failures: list[LoadFailure] = []
         self.made = 0
         """New connections that were made, said a word, heard it back and ended."""
         self.resent = 0
         """Segments that these had to send again: a packet was lost on the way."""
         self.endpoints: Counter[str] = Counter()
         """Who answered them."""
+
+    @property
+    def tried(self) -> int:
+        """Number of attempts that ended, well or not."""
+        return self.made + len(self.failures)
 
     def hold(self, count: int) -> None:
         """Open connections and keep them open."""
@@ -181,7 +203,7 @@ class Load:
                 self.held.append(OpenConnection(next(self._ways)))
 
     def exchange(self) -> None:
-        """Use every open connection."""
+        """Use every open connection. Those that fail are closed and no longer kept."""
         for line in list(self.held):
             self._use(line)
 
@@ -236,15 +258,25 @@ class Load:
 
     def _use(self, line: OpenConnection) -> None:
         # One at a time: a buffered reader drops what it has read ahead when two threads want a line of it at once.
-        with self._lock, self._noting(f"open connection {line.way.label} to {line.endpoint}"):
-            line.exchange()
+        with self._lock:
+            try:
+                line.exchange()
+            except OSError as error:
+                self._fail(f"open connection {line.way.label} to {line.endpoint}", error, line.used, established=True)
+                line.close()
+                self.held = [each for each in self.held if each is not line]
 
     @contextmanager
     def _noting(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
         try:
             yield
         except OSError as error:
-            self.failures.append(f"{what}: {type(error).__name__}: {error}")
+            self._fail(what, error, began)
+
+    def _fail(self, what: str, error: OSError, began: float, *, established: bool = False) -> None:
+        text = f"{what}: {type(error).__name__}: {error}"
+        self.failures.append(LoadFailure(began, time.monotonic(), text, established))
 
 
 def until(condition: Callable[[], bool], what: str, patience: float = 60.0, also: Callable[[], str] = str) -> None:

@@ -29,6 +29,7 @@ CROWD = [f"198.51.100.{number}" for number in range(100, 160)]
 """Many clients outside."""
 CLUSTER_IP = {4: "10.110.0.1", 6: "fd6e::1"}
 NODE_IP = {4: "10.20.0.11", 6: "fd20::11"}
+CLUSTER_CIDR = "10.64.0.0/12,fd64::/48"
 PORT, NODE_PORT = 8080, 30080
 BEYOND, CLIENTS, CALLERS, SERVERS = range(4)
 
@@ -173,7 +174,7 @@ class SmallCluster:
         """Start the proxy with a log of its own."""
         argv = [sys.executable, "-m", "narthex", "proxy", "--manifests", str(self.manifests), "-v4"]
         argv += ["--hostname-override", "worker-a", "--proxy-mode", self.mode]
-        argv += ["--cluster-cidr", "10.64.0.0/12,fd64::/48", *flags]
+        argv += ["--cluster-cidr", CLUSTER_CIDR, *flags]
         environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
         with self.log_path.open("wb") as log, in_namespace(self.world.node):
             self.process = subprocess.Popen(argv, stderr=log, stdin=subprocess.DEVNULL, env=environment)

@@ -1,7 +1,8 @@
 """Endpoints are replaced under load, as a rollout of a Deployment does: no connection fails."""
 
 import pytest
-from tests.proxy.kernel.small_cluster import HERE, THERE, SmallCluster, service, slices
+from tests.proxy.kernel.rollout import Deployment, name_of
+from tests.proxy.kernel.small_cluster import HERE, THERE, SmallCluster
 
 from narthex.testing.load import Load
 
@@ -9,56 +10,6 @@ pytestmark = [pytest.mark.kernel, pytest.mark.row("3.2", "3.3", "3.8", "3.11", "
 
 MODES = ("nftables", "iptables")
 HELD = 60
-
-
-class Deployment:
-    """Pods in the order that a rollout would do things in: a new one serves before it is told of; an old one is told
-    of as terminating while it still serves, its clients leave it, and it ends when nobody is left."""
-
-    def __init__(self, cluster, load, **spec):
-        self.cluster, self.load, self.spec = cluster, load, spec
-        self.states = {}
-
-    def publish(self):
-        self.cluster.put("web", service(**self.spec), *slices(self.states))
-
-    def add(self, *addresses):
-        self.cluster.serve(*addresses)
-        self.states.update(dict.fromkeys(addresses, "ready"))
-        self.publish()
-        self.wait_for(*addresses)
-
-    def wait_for(self, *addresses):
-        for address in addresses:
-            before = self.load.endpoints[name_of(address)]
-            self.cluster.wait(lambda: self.load.endpoints[name_of(address)] > before, f"connections to {address}")  # noqa: B023
-
-    def terminate(self, *addresses):
-        """New connections go elsewhere, while there is an elsewhere; those that are open go on."""
-        self.states.update(dict.fromkeys(addresses, "terminating"))
-        self.publish()
-        self.cluster.wait(lambda: not self.any_met(addresses), f"the rules without {addresses}")
-
-    def any_met(self, addresses):
-        """Whether one of these endpoints gets any of the next connections. 60 of them miss one of three by luck with
-        a chance of 1 in thirty billion."""
-        met = lambda: sum(self.load.endpoints[name_of(address)] for address in addresses)  # noqa: E731
-        before, made = met(), self.load.made
-        self.cluster.wait(lambda: met() > before or self.load.made > made + 60, "more connections")
-        return met() > before
-
-    def remove(self, *addresses):
-        """The pods are gone for good once their last client is."""
-        for address in addresses:
-            self.load.leave(name_of(address))
-            self.cluster.wait(lambda: not self.cluster.answers.open_connections(name_of(address)), "the last client")  # noqa: B023
-            assert self.cluster.answers.close(name_of(address)) == 0
-            del self.states[address]
-        self.publish()
-
-
-def name_of(address):
-    return f"[{address}]:8080" if ":" in address else f"{address}:8080"
 
 
 @pytest.fixture(params=MODES)
@@ -77,9 +28,7 @@ def load(cluster):
 def began(cluster, load, **spec):
     deployment = Deployment(cluster, load, **spec)
     first = [HERE[4][0], THERE[4][0], HERE[4][1], HERE[6][0], THERE[6][0], HERE[6][1]]
-    cluster.serve(*first)
-    deployment.states.update(dict.fromkeys(first, "ready"))
-    deployment.publish()
+    deployment.begin(*first)
     cluster.start().ready()
     load.hold(HELD)
     return deployment
