@@ -217,7 +217,8 @@ def test_a_storm_in_other_tables_costs_nothing(nftables):
     spent = processor_seconds(nftables.process) - spent
     print(f"{grown} transactions in {made[-1] - made[0]:.1f} s cost the proxy {spent:.2f} s of processor")
     assert grown >= 300
-    assert read_backs(nftables) == reads
+    # On a busy machine, the kernel may have dropped notifications: then the proxy looks once for each family.
+    assert read_backs(nftables) <= reads + 2
     assert counted(nftables, "narthex_foreign_changes") == 0
     run(["nft", "delete table ip narthexes"], namespace=node)
     damage(nftables, "nft", "flush", "ruleset")
