@@ -52,6 +52,7 @@ BENCHMARKS = (
     Benchmark("dns", "answers a second beside an echo loop and knot", ("dnsperf", "knotd")),
     Benchmark("cni_add_del", "a pod's network beside the reference plugins", ("/usr/lib/cni/bridge",)),
     Benchmark("lab_start", "a lab up to its first answer, and down, beside the bare network"),
+    Benchmark("repair", "Services answer again after others removed the rules", ("nft", "iptables-restore")),
     Benchmark("failover", "a load balancer's address moves to another node"),
     Benchmark("trace_dump", "a dump of 200,000 rules read, and a packet traced through it"),
     Benchmark("count_connections", "new connections read from the kernel's counters", ("nft",)),

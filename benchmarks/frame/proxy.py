@@ -16,10 +16,10 @@ from narthex.testing.build import NODE
 class Proxy:
     """`narthex proxy` (or `node`, which has it as its part) as a process of its own, in the namespace of the calling thread."""
 
-    def __init__(self, url: str, mode: str, program: str = "proxy") -> None:
+    def __init__(self, url: str, mode: str, program: str = "proxy", health: str = "") -> None:
         self.started = time.time()
         argv = [sys.executable, "-m", "narthex", program, "--master", url, "--hostname-override", NODE]
-        argv += ["--proxy-mode", mode, "--cluster-cidr", "10.64.0.0/12", "--v", "2", "--healthz-bind-address", ""]
+        argv += ["--proxy-mode", mode, "--cluster-cidr", "10.64.0.0/12", "--v", "2", "--healthz-bind-address", health]
         argv += ["--metrics-bind-address", "127.0.0.1:10249"]
         self._process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
         self.lines: list[tuple[float, str]] = []

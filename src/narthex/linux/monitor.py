@@ -29,6 +29,7 @@ from narthex.linux.netlink import PORTS, PORTS_MASK, bind_own_port, text_attribu
 from narthex.linux.nfnetlink import DELETE_ELEMENTS, FAMILY_NUMBERS, NEW_ELEMENTS, NfNetlink
 from narthex.linux.socket_filter import attach_filter
 from narthex.model.net import IPFamily
+from narthex.netfilter.ast import TouchedPart
 
 _LOGGER = logging.getLogger("narthex")
 
@@ -44,10 +45,12 @@ _SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
 _SO_RCVBUFFORCE = 33
 _QUEUE = 8 << 20
 _NEW_CHAIN, _DELETE_CHAIN, _NEW_RULE, _DELETE_RULE, _NEW_GENERATION = 3, 5, 6, 8, 15
-_ELEMENT_KINDS = (NEW_ELEMENTS, DELETE_ELEMENTS)
 _SUBSYSTEM = 10 << 8
 _HEADER = struct.Struct("=IHHII")
 _CHAIN_ATTRIBUTE = {_NEW_CHAIN: 3, _DELETE_CHAIN: 3, _NEW_RULE: 2, _DELETE_RULE: 2}
+_SET_ATTRIBUTE = {NEW_ELEMENTS: 2, DELETE_ELEMENTS: 2}
+MOST_TOUCHED = 64
+"""Chains and sets that are named after changes by others. With more, reading everything is as quick."""
 _FAMILIES = {int(number): IPFamily(family) for family, number in FAMILY_NUMBERS.items()}
 
 
@@ -69,8 +72,8 @@ class ForeignChanges(Protocol):
         """Return the number of foreign changes since the last call that may concern our rules, by family."""
         ...
 
-    def touched_sets(self, family: IPFamily) -> frozenset[str] | None:
-        """Return the sets whose elements others changed in the changes of the last `look`; None: any may have changed."""
+    def touched(self, family: IPFamily) -> frozenset[TouchedPart] | None:
+        """Return what others touched in the changes of the last `look`; None: they may have changed anything."""
         ...
 
     def writing(self) -> AbstractContextManager[OwnTransactions]:
@@ -115,7 +118,7 @@ class RulePoller:
         before, self._known = self._known, self._answer()
         return {} if before is None or before == self._known else dict.fromkeys(self._families, 1)
 
-    def touched_sets(self, family: IPFamily) -> frozenset[str] | None:
+    def touched(self, family: IPFamily) -> frozenset[TouchedPart] | None:
         """Return None: a value that differs does not say what changed."""
         del family
         return None
@@ -163,11 +166,11 @@ class NftablesMonitor:
         self._netlink = NfNetlink(namespace)
         self._lock = threading.Lock()
         self._found: Counter[IPFamily] = Counter()
-        self._touched: set[IPFamily] = set()
-        """By the present transaction."""
-        self._sets: dict[IPFamily, set[str] | None] = {}
-        """Sets with changed elements; None: any may have changed."""
-        self._looked_at: Mapping[IPFamily, set[str] | None] = {}
+        self._counted: set[IPFamily] = set()
+        """Families of the present transaction that count."""
+        self._touched: dict[IPFamily, set[TouchedPart] | None] = {}
+        """By the changes that were found; None: they may have changed anything."""
+        self._looked_at: Mapping[IPFamily, set[TouchedPart] | None] = {}
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._notice: Callable[[], None] = lambda: None
 
@@ -175,12 +178,12 @@ class NftablesMonitor:
         """Return the number of foreign changes since the last call, by family."""
         with self._lock:
             found, self._found = self._found, Counter()
-            self._looked_at, self._sets = self._sets, {}
-            self._touched.clear()
+            self._looked_at, self._touched = self._touched, {}
+            self._counted.clear()
         return found
 
-    def touched_sets(self, family: IPFamily) -> frozenset[str] | None:
-        """Return the sets whose elements others changed in the changes of the last `look`; None: any may have changed."""
+    def touched(self, family: IPFamily) -> frozenset[TouchedPart] | None:
+        """Return what others touched in the changes of the last `look`; None: they may have changed anything."""
         names = self._looked_at.get(family, set())
         return None if names is None else frozenset(names)
 
@@ -247,13 +250,13 @@ class NftablesMonitor:
     def _lost_track(self) -> None:
         """Note changes of which nothing is known."""
         self._found.update(self._families)
-        self._sets.update(dict.fromkeys(self._families))
+        self._touched.update(dict.fromkeys(self._families))
 
     def _take(self, data: bytes) -> None:
         length, kind, _, _, _ = _HEADER.unpack_from(data)
         if kind == _SUBSYSTEM | _NEW_GENERATION:
             # The end of a transaction.
-            self._touched.clear()
+            self._counted.clear()
         elif any(mark in data for mark in self._marks):
             offset = 0
             while offset + _HEADER.size + 4 <= len(data) and length >= _HEADER.size:
@@ -265,19 +268,31 @@ class NftablesMonitor:
     def _see(self, message: bytes, kind: int) -> None:
         """Process one message of another program."""
         family = _FAMILIES.get(message[0])
-        if family not in self._families or (family in self._touched and kind not in _ELEMENT_KINDS):
+        if family not in self._families or (family in self._counted and self._touched.get(family, ()) is None):
             return
         table = text_attribute(message, 4, 1)
         if table not in self._concern.tables:
             return
-        if kind in _ELEMENT_KINDS and (names := self._sets.setdefault(family, set())) is not None:
-            names.add(text_attribute(message, 4, 2))
-        if family in self._touched:
+        chain = text_attribute(message, 4, _CHAIN_ATTRIBUTE[kind]) if kind in _CHAIN_ATTRIBUTE else None
+        if chain is not None and not self._concern.chain(table, chain):
             return
-        attribute = _CHAIN_ATTRIBUTE.get(kind)
-        if attribute is None or self._concern.chain(table, text_attribute(message, 4, attribute)):
-            self._touched.add(family)
+        if kind in _SET_ATTRIBUTE:
+            self._touch(family, TouchedPart(table, set=text_attribute(message, 4, _SET_ATTRIBUTE[kind])))
+        else:
+            self._touch(family, None if chain is None else TouchedPart(table, chain))
+        if family not in self._counted:
+            self._counted.add(family)
             self._found[family] += 1
+
+    def _touch(self, family: IPFamily, part: TouchedPart | None) -> None:
+        """Note what others touched; None: it may be anything."""
+        known = self._touched.setdefault(family, set())
+        if known is None:
+            return
+        if part is None or (part not in known and len(known) >= MOST_TOUCHED):
+            self._touched[family] = None
+        else:
+            known.add(part)
 
     def _member(self, join: bool) -> None:
         option = _ADD_MEMBERSHIP if join else _DROP_MEMBERSHIP

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -546,3 +547,11 @@ class Ruleset(msgspec.Struct, frozen=True):
     """Tables in the order in which they were read or are written."""
 
     tables: tuple[Table, ...] = ()
+
+
+class TouchedPart(NamedTuple):
+    """The chain of a table, or the set whose elements, somebody changed."""
+
+    table: str
+    chain: str = ""
+    set: str = ""

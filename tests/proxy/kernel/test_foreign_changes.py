@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from tests.proxy.kernel.small_cluster import HERE, THERE, SmallCluster, service, slices
 
-from narthex.linux.monitor import LegacyTableSizes, NftablesMonitor, RulePoller, RuleScope
+from narthex.linux.monitor import MOST_TOUCHED, LegacyTableSizes, NftablesMonitor, RulePoller, RuleScope
 from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.nfnetlink import NfNetlink
 from narthex.linux.run import run
 from narthex.model.net import FAMILIES, IPFamily
+from narthex.netfilter.ast import TouchedPart
 from narthex.testing.load import OpenConnection, until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.row("21.8", "21.17", "29.9")]
@@ -284,7 +285,26 @@ def test_a_change_while_we_write_is_noticed(namespace):
             subprocess.run(["nft", "add chain ip narthex c"], check=True)
         assert notices, "nobody wakes the loop"
         assert monitor.look() == {IPFamily.IPV4: 1}
-        assert monitor.touched_sets(IPFamily.IPV4) is None
+        assert monitor.touched(IPFamily.IPV4) is None
+    monitor.close()
+
+
+def test_the_monitor_names_what_others_touched(namespace):
+    monitor = NftablesMonitor(RuleScope(tables=frozenset(("narthex",))), [IPFamily.IPV4], namespace)
+
+    def touched(text):
+        run(["nft", text], namespace=namespace)
+        until(lambda: bool(monitor.look()), "the notification")
+        return monitor.touched(IPFamily.IPV4)
+
+    chains = "; ".join(f"add chain ip narthex c{number}" for number in range(MOST_TOUCHED + 1))
+    with monitor.listening(lambda: None):
+        assert touched("add table ip narthex") is None
+        touched("add chain ip narthex c; add set ip narthex s { type ipv4_addr; }")
+        assert touched("add rule ip narthex c accept; add rule ip narthex c drop") == {TouchedPart("narthex", "c")}
+        assert touched("add element ip narthex s { 192.0.2.1 }") == {TouchedPart("narthex", set="s")}
+        assert touched(chains) is None
+        assert touched("flush chain ip narthex c") == {TouchedPart("narthex", "c")}
     monitor.close()
 
 

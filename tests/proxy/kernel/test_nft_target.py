@@ -26,7 +26,7 @@ from narthex.linux.namespaces import create_namespace, delete_namespace, in_name
 from narthex.linux.run import ApplyError, run
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import NamespacedName, ServicePortName
-from narthex.netfilter.ast import Goto, Return
+from narthex.netfilter.ast import Goto, Return, TouchedPart
 from narthex.netfilter.nft.parse import parse_ruleset
 from narthex.proxy.backends.nftables.backend import NftablesBackend
 from narthex.proxy.backends.nftables.changes import NftChanges
@@ -253,7 +253,7 @@ def test_damage_is_mended_without_reading_the_other_sets(target, namespace, text
     monkeypatch.setattr(target, "_dump", lambda one: (read.append(one.name), DUMP(target, one))[1])
     for turn in (1, 2):
         run(["nft", text], namespace=namespace)
-        changes = target.damage(want, DAMAGES[text])
+        changes = target.damage(want, {TouchedPart("narthex", set=name) for name in DAMAGES[text]})
         assert changes
         target.apply(changes)
         assert read == sorted(DAMAGES[text]) * turn

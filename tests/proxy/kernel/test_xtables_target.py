@@ -10,7 +10,7 @@ from narthex.linux.namespaces import create_namespace, delete_namespace
 from narthex.linux.run import ApplyError, run
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
-from narthex.netfilter.ast import Jump, Rule
+from narthex.netfilter.ast import Jump, Rule, TouchedPart
 from narthex.proxy.backends.iptables.backend import IptablesBackend
 from narthex.proxy.backends.iptables.rules import XtablesChanges
 from narthex.proxy.kernel.iptables import IptablesTarget
@@ -324,3 +324,42 @@ def test_a_refusal_names_the_line_and_changes_nothing(namespace, legacy):
 def test_a_missing_namespace_is_an_error_that_names_it():
     with pytest.raises((ApplyError, FileNotFoundError), match="nxt-none"):
         IptablesTarget(IPFamily.IPV4, "nxt-none").read()
+
+
+@pytest.mark.parametrize(
+    ("words", "chains"),
+    [
+        (["-t", "nat", "-F", "KUBE-SERVICES"], ["KUBE-SERVICES"]),
+        (["-t", "nat", "-I", "KUBE-NODEPORTS", "-j", "ACCEPT"], ["KUBE-NODEPORTS"]),
+        (["-t", "nat", "-D", "KUBE-POSTROUTING", "1"], ["KUBE-POSTROUTING"]),
+    ],
+)
+def test_a_touched_chain_is_written_again_without_a_reading(namespace, monkeypatch, words, chains):
+    target = IptablesTarget(IPFamily.IPV4, namespace)
+    want, changes = BACKEND.advance(None, cluster())
+    target.apply(changes)
+    before = saved(namespace)
+    run(["iptables", *words], namespace=namespace)
+    assert saved(namespace) != before
+    with monkeypatch.context() as patched:
+        patched.setattr(target, "_found", lambda: pytest.fail("the rules were read"))
+        damage = target.damage(want, {TouchedPart("nat", chain) for chain in chains})
+        assert damage is not None and damage.transactions == 1
+        target.apply(damage)
+    assert sorted(saved(namespace)) == sorted(before)
+
+
+@pytest.mark.parametrize(
+    "touched",
+    [
+        None,
+        set(),
+        {TouchedPart("nat", "PREROUTING")},
+        {TouchedPart("nat", "KUBE-SERVICES"), TouchedPart("nat", "KUBE-FOREIGN")},
+        {TouchedPart("filter", "KUBE-FIREWALL")},
+        {TouchedPart("raw", "KUBE-SERVICES")},
+    ],
+)
+def test_other_touched_parts_need_a_reading(namespace, touched):
+    want, _ = BACKEND.advance(None, cluster())
+    assert IptablesTarget(IPFamily.IPV4, namespace).damage(want, touched) is None

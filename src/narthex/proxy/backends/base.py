@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from narthex.model.net import Protocol as IpProtocol
 from narthex.model.objects import ServicePortName
 from narthex.model.packet import Host, Memory, Packet, Trace
+from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.plan.ir import Deviation, Plan, ServicePlan
 
 R = TypeVar("R")
@@ -137,13 +138,13 @@ class Target(Protocol[R, C]):
         """
         return False
 
-    def damage(self, rules: R, sets: Set[str] | None) -> C | None:
+    def damage(self, rules: R, touched: Set[TouchedPart] | None) -> C | None:
         """Return the changes that restore `rules`, found without reading everything; None if everything must be read.
 
-        `rules` are what this Target last wrote or read. Other programs may have changed anything but elements since,
-        and the elements of `sets`; None: of any set. Raises ApplyError.
+        `rules` are what this Target last wrote or read. `touched` has what other programs changed since; None:
+        it may be anything. Raises ApplyError.
         """
-        del rules, sets
+        del rules, touched
         return None
 
     def tend(self) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from narthex.linux.iptables_variants import default_variant
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, feed, run
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast import Unprintable
+from narthex.netfilter.ast import TouchedPart, Unprintable
 from narthex.netfilter.xtables.lexer import SaveTextError
 from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
-from narthex.proxy.backends.iptables.rules import Sysctl, XtablesChanges, XtablesRules
+from narthex.proxy.backends.iptables.rules import Rules, Sysctl, XtablesChanges, XtablesRules
 from narthex.proxy.backends.iptables.script import KernelChains, find, needs_look, restore_series
 from narthex.runtime.logs import LOGGER
 
@@ -79,6 +79,22 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
         # Only now: route_localnet without its guard would let neighbours reach this node's loopback.
         for path, value in changes.sysctls:
             self._set(path, value)
+
+    def damage(self, rules: XtablesRules, touched: Set[TouchedPart] | None) -> XtablesChanges | None:
+        """Return changes that write the touched chains again, if no others were touched.
+
+        This is quicker than reading the rules. A jump, or a chain that the rules do not have, needs a reading.
+        """
+        if not touched:
+            return None
+        written: dict[str, dict[str, Rules]] = {}
+        for part in touched:
+            chains = rules.chains.get(part.table)
+            if chains is None or part.chain not in chains:
+                return None
+            written.setdefault(part.table, {})[part.chain] = chains[part.chain]
+        changes = XtablesChanges(family=self._family, written=written)
+        return None if needs_look(changes) else changes
 
     def clean(self) -> None:
         """Remove all chains of ours and the jumps to them. Chains that rules of others use stay."""

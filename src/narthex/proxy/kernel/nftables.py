@@ -31,7 +31,7 @@ from narthex.linux.nfnetlink import (
 )
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast import ElementData, ElementKey, Set, Table, Unprintable
+from narthex.netfilter.ast import ElementData, ElementKey, Set, Table, TouchedPart, Unprintable
 from narthex.netfilter.netlink.elements import decode_list, encoder, is_config_set, key_encoder
 from narthex.netfilter.netlink.rules import chain_payload, rule_payload
 from narthex.netfilter.netlink.slot_map import SlotMap, encode_slots
@@ -172,22 +172,23 @@ class NftablesTarget(Target[NftRules, NftChanges]):
             if self._generation() == known + changes.transactions:
                 self._seen = known + changes.transactions
 
-    def damage(self, rules: NftRules, sets: AbstractSet[str] | None) -> NftChanges | None:
+    def damage(self, rules: NftRules, touched: AbstractSet[TouchedPart] | None) -> NftChanges | None:
         """Return the changes that restore rules of chains and elements of sets, if nothing else was changed.
 
-        Takes some milliseconds, and the time to read `sets`. Raises ApplyError.
+        Takes some milliseconds, and the time to read the touched sets. Raises ApplyError.
         """
-        if self._structure is None or sets is None:
+        if self._structure is None or touched is None:
             return None
+        names = {part.set for part in touched if part.set}
         generation, found = self._generation(), self._read_structure()
         chains = found.changed_chains(self._structure) if found is not None else None
         if generation is None or chains is None or found is None:
             return None
         # Not kept: rules live for long, and a table with all its elements is large.
-        table = rules.spell_out() if chains or sets else None
+        table = rules.spell_out() if chains or names else None
         changes = NftChanges(family=self._family, table=TABLE)
         if table is not None:
-            read = {name: table.sets[name] for name in sets if name in table.sets and not table.sets[name].dynamic}
+            read = {name: table.sets[name] for name in names if name in table.sets and not table.sets[name].dynamic}
             if any(is_config_set(one) for one in read.values()):
                 return None
             try:

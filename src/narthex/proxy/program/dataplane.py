@@ -9,6 +9,7 @@ from narthex.linux.addresses import usable_families
 from narthex.linux.monitor import ForeignChanges
 from narthex.linux.privileges import may_change_network, missing_tools
 from narthex.model.net import IPFamily
+from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.backends.base import Target
 from narthex.proxy.kernel.dataplanes import DATAPLANES, Dataplane, DataplaneOptions, dataplane
 from narthex.proxy.program.settings import ProxySettings
@@ -64,9 +65,9 @@ class AnnouncedTarget(Target[R, C], Generic[R, C]):
         """Return True if nothing has changed since the last read or apply."""
         return self._target.unchanged()
 
-    def damage(self, rules: R, sets: Set[str] | None) -> C | None:
+    def damage(self, rules: R, touched: Set[TouchedPart] | None) -> C | None:
         """Return the changes that restore the rules, if these can be found quickly."""
-        return self._target.damage(rules, sets)
+        return self._target.damage(rules, touched)
 
     def apply(self, changes: C) -> None:
         """Announce and make the changes."""

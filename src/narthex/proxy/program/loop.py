@@ -171,7 +171,7 @@ class Proxy:
             if not count and not half.suspicious:
                 self.health.trusted(half.sync.family)
             if count:
-                half.suspect(self._foreign.touched_sets(half.sync.family), self._periods)
+                half.suspect(self._foreign.touched(half.sync.family), self._periods)
                 self.health.suspected(half.sync.family)
                 self.metrics.foreign(half.sync.family, count)
 

@@ -11,6 +11,7 @@ import msgspec
 from narthex.model.backoff import Backoff
 from narthex.model.objects import NamespacedName
 from narthex.model.store import Snapshot
+from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.program.sync import FamilySync, SyncResult
 
 FIRST_RETRY = 1.0
@@ -54,8 +55,8 @@ class FamilySchedule:
         """The next sync must not start before: end of the minimum period or of the backoff."""
         self.suspicious = False
         """Others may have changed rules since these were last read or written."""
-        self.touched: frozenset[str] | None = None
-        """The sets whose elements they may have changed; None: any."""
+        self.touched: frozenset[TouchedPart] | None = None
+        """What they may have changed; None: anything."""
         self.repairs: deque[float] = deque(maxlen=CONTEST_REPAIRS)
         """Times of the last repairs."""
         self.contests = 0
@@ -82,8 +83,8 @@ class FamilySchedule:
         if self.failures:
             self.earliest = min(self.earliest, self.ended + max(FIRST_RETRY, periods.minimum))
 
-    def suspect(self, touched: frozenset[str] | None, periods: SyncPeriods) -> None:
-        """Note that others may have changed rules, and the elements of these sets (None: of any).
+    def suspect(self, touched: frozenset[TouchedPart] | None, periods: SyncPeriods) -> None:
+        """Note that others may have changed these chains and sets (None: anything).
 
         A long backoff after a failure is cut to the first delay, since Services may be without rules.
         """

@@ -12,6 +12,7 @@ from narthex.linux.clock import Clock
 from narthex.model.net import IPFamily
 from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.model.store import Snapshot
+from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.backends.base import Backend, Target
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import Planner
@@ -92,11 +93,11 @@ class FamilySync(Generic[R, C]):
         self._planner_known = False
 
     def sync(
-        self, snapshot: Snapshot, changed: Changed, *, read_back: bool = False, touched: Set[str] | None = None
+        self, snapshot: Snapshot, changed: Changed, *, read_back: bool = False, touched: Set[TouchedPart] | None = None
     ) -> SyncResult:
         """Bring the kernel to the snapshot. `read_back` looks first whether it still holds what it should.
 
-        `touched` names the sets whose elements others may have changed; None: any.
+        `touched` has what others may have changed; None: anything.
 
         Raises what the target raises (ApplyError above all); the kernel then counts as unknown and is read before
         anything is written again.
@@ -108,7 +109,9 @@ class FamilySync(Generic[R, C]):
             self._kernel_known = False
             raise
 
-    def _sync(self, snapshot: Snapshot, changed: Changed, read_back: bool, touched: Set[str] | None) -> SyncResult:
+    def _sync(
+        self, snapshot: Snapshot, changed: Changed, read_back: bool, touched: Set[TouchedPart] | None
+    ) -> SyncResult:
         unsure, drift, repair = not self._kernel_known, False, None
         if unsure:
             self._look()
@@ -133,7 +136,7 @@ class FamilySync(Generic[R, C]):
         with self._timed("read"):
             return self._target.unchanged()
 
-    def _repair(self, touched: Set[str] | None) -> C | None:
+    def _repair(self, touched: Set[TouchedPart] | None) -> C | None:
         """Repair damage that the target finds without reading everything. Return the changes, or None if it cannot."""
         if self.rules is None:
             return None

@@ -10,6 +10,7 @@ from typing import Any
 from narthex.linux.monitor import OwnTransactions
 from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
+from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.backends.base import Backend, Target
 from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.plan.ir import Plan
@@ -158,8 +159,8 @@ class SimulatedMonitor:
         found, self._found = self._found, {}
         return found
 
-    def touched_sets(self, family: IPFamily) -> frozenset[str] | None:
-        """Return None: any element may have changed."""
+    def touched(self, family: IPFamily) -> frozenset[TouchedPart] | None:
+        """Return None: anything may have changed."""
         del family
         return None
 
