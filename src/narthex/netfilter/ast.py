@@ -524,6 +524,8 @@ class Set(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     counter: bool = False
     elements: Mapping[ElementKey, ElementData] = {}
+    comments: Mapping[ElementKey, str] = {}
+    """The comments of elements that have one."""
     unsupported: str = ""
     """The part of a foreign set's definition that is not supported. Lookups in such a set have no answer."""
 

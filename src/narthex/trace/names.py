@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 import msgspec
 
 from narthex.model.net import contains, family_of
 from narthex.model.objects import Node
 from narthex.model.store import Snapshot
+from narthex.trace.model import PathStep
+
+_NAME = r"[a-z0-9-]+/[a-z0-9.-]+"
+_COMMENT = re.compile(rf"(?:[A-Za-z ]+ (?:for|to) )?({_NAME}(?::[a-z0-9-]*)?)(?: [A-Za-z>-].*)?$")
+"""A comment of kube-proxy that names a Service port: "shop/web:http cluster IP", "masquerade traffic for shop/web:http …"."""
+_CHAIN = re.compile(
+    rf"\b(?:service|external|firewall|endpoint)-[A-Z0-9]{{8}}-({_NAME})/(?:tcp|udp|sctp)/([a-z0-9-]*?)(?=__|[^a-z0-9-]|$)"
+)
+"""kube-proxy's chains of a Service port in nftables mode."""
+_OF_ELEMENTS = ("service-endpoints-check", "nodeport-endpoints-check")
+"""kube-proxy's chains of nftables whose map elements name the Service port in their comments."""
+
+
+def service_of_chain(text: str) -> str:
+    """Return the Service port (`shop/web:http`) in the first chain name of kube-proxy's nftables mode in a text, or ""."""
+    match = _CHAIN.search(text)
+    return "" if match is None else match[1] + (f":{match[2]}" if match[2] else "")
+
+
+def service_of_steps(steps: Iterable[PathStep]) -> str:
+    """Return the Service port (`shop/web:http`) that kube-proxy's rules name, or ""."""
+    for step in steps:
+        commented = step.chain.startswith("KUBE-") or step.chain in _OF_ELEMENTS
+        match = _COMMENT.match(step.why) if commented else None
+        name = match[1].rstrip(":") if match is not None else ""
+        if not name and step.table == "kube-proxy":
+            name = service_of_chain(step.chain) or service_of_chain(step.what)
+        if name:
+            return name
+    return ""
 
 
 class AddressName(msgspec.Struct, frozen=True):

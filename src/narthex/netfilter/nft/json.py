@@ -122,9 +122,13 @@ def _rule_text(raw: msgspec.Raw) -> str:
         value: dict[str, Any] = msgspec.json.decode(raw)
     except RecursionError:
         return "xt json nested too deep"
-    comment = str(value.get("comment", "")).replace('"', "'").replace("\n", " ")
     expressions: Sequence[Any] = value.get("expr", ())
-    return " ".join(filter(None, map(_statement, expressions))) + (f' comment "{comment}"' if comment else "")
+    return " ".join(filter(None, map(_statement, expressions))) + _comment(value)
+
+
+def _comment(value: dict[str, Any]) -> str:
+    comment = str(value.get("comment", "")).replace('"', "'").replace("\n", " ")
+    return f' comment "{comment}"' if comment else ""
 
 
 # ---- translation ---------------------------------------------------------------------------------------------------
@@ -251,7 +255,7 @@ def _element(one: Any) -> str:
         # A map element: key and data.
         return f"{_element(one[0])} : {_data(one[1])}"
     if isinstance(one, dict) and "elem" in one:
-        return _value(one["elem"]["val"])
+        return _value(one["elem"]["val"]) + _comment(one["elem"])
     return _value(one)
 
 

@@ -150,11 +150,12 @@ def _set(lexer: Lexer, name: str) -> ast.Set:
                 elements = cursor
     if key is None or unknown_types:
         return ast.Set(name=name, key=(), unsupported=unknown_types or "it does not say what it holds")
+    comments: dict[ast.ElementKey, str] = {}
     try:
-        parsed = {} if elements is None or properties.get("dynamic") else dict(_elements(elements, data))
+        parsed = {} if elements is None or properties.get("dynamic") else dict(_elements(elements, data, comments))
     except UnknownSyntax:
         return ast.Set(name=name, key=(), unsupported="its elements")
-    return ast.Set(name=name, key=key, data=data, elements=parsed, **properties)  # type: ignore[arg-type]
+    return ast.Set(name=name, key=key, data=data, elements=parsed, comments=comments, **properties)  # type: ignore[arg-type]
 
 
 def _types(cursor: TokenCursor) -> tuple[ast.Key, str]:
@@ -189,8 +190,10 @@ _MAX_RANGE_KEYS = 500_000
 """Keys that all ranges of a set may stand for: enough for the networks of all countries, and half a second of work."""
 
 
-def _elements(cursor: TokenCursor, data: str) -> Iterator[tuple[ast.ElementKey, ast.ElementData]]:
-    """Parse `elements = { KEY [counter …] [timeout …] [: DATA], … }`."""
+def _elements(
+    cursor: TokenCursor, data: str, comments: dict[ast.ElementKey, str]
+) -> Iterator[tuple[ast.ElementKey, ast.ElementData]]:
+    """Parse `elements = { KEY [counter …] [timeout …] [comment …] [: DATA], … }`, and fill `comments`."""
     of_ranges = 0
     cursor.expect("elements")
     cursor.expect("=")
@@ -198,9 +201,11 @@ def _elements(cursor: TokenCursor, data: str) -> Iterator[tuple[ast.ElementKey, 
         atoms = [_atoms(cursor.take())]
         while cursor.take_if("."):
             atoms.append(_atoms(cursor.take()))
+        comment = ""
         while cursor.peek() not in (":", ",", "}"):
-            # Counters, remaining timeouts, and comments are not part of an element.
-            cursor.take()
+            # Counters and remaining timeouts are not part of an element.
+            if cursor.take() == "comment":
+                comment = cursor.take().strip('"')
         value: ast.ElementData = None
         if cursor.take_if(":"):
             value = _data(cursor, data)
@@ -211,6 +216,8 @@ def _elements(cursor: TokenCursor, data: str) -> Iterator[tuple[ast.ElementKey, 
         if keys > _MAX_KEYS or of_ranges > _MAX_RANGE_KEYS:
             raise UnknownSyntax
         for key in itertools.product(*atoms):
+            if comment:
+                comments[key] = comment
             yield key, value
 
 

@@ -147,11 +147,11 @@ class StatementExecutor:
     def _verdict_map(
         self, e: ast.VerdictMap, branch: Branch, point: HookPoint, table: ast.Table, where: str
     ) -> Iterator[StatementResult]:
-        for out, element, data in self._look_up(e, branch, point, table, where):
+        for out, element, data, comment in self._look_up(e, branch, point, table, where):
             if isinstance(data, StatementResult):
                 yield data
             elif isinstance(data, (ast.Jump, ast.Goto, ast.Return, ast.Accept, ast.DropPacket, ast.RejectPacket)):
-                yield StatementResult(out, data, description=element)
+                yield StatementResult(out, data, description=element, why=comment)
             else:
                 yield StatementResult(
                     out, continuation=unsupported(f"the map {e.map} has no verdict"), description=element
@@ -160,7 +160,7 @@ class StatementExecutor:
     def _dnat_map(
         self, e: ast.DnatMap, branch: Branch, point: HookPoint, table: ast.Table, where: str
     ) -> Iterator[StatementResult]:
-        for out, element, data in self._look_up(e, branch, point, table, where):
+        for out, element, data, _ in self._look_up(e, branch, point, table, where):
             if isinstance(data, StatementResult):
                 yield data
             elif not isinstance(data, tuple):
@@ -173,15 +173,15 @@ class StatementExecutor:
 
     def _look_up(
         self, e: ast.VerdictMap | ast.DnatMap, branch: Branch, point: HookPoint, table: ast.Table, where: str
-    ) -> Iterator[tuple[Branch, str, object]]:
-        """Yield the elements that the key may select, each with its branch; a StatementResult for the other cases."""
+    ) -> Iterator[tuple[Branch, str, object, str]]:
+        """Yield the elements that the key may select: branch, text, data, and comment. In other cases, data is a StatementResult."""
         elements = self._index.elements(table, e.map)
         description = describe(e)
         if elements is None or elements.set.unsupported:
             note = f"the map {e.map} of table {table.name} does not exist"
             if elements is not None:
                 note = f"the map {e.map} of table {table.name} is not understood: {elements.set.unsupported}"
-            yield branch, "", StatementResult(branch, continuation=unsupported(note), description=description)
+            yield branch, "", StatementResult(branch, continuation=unsupported(note), description=description), ""
             return
         try:
             draws = list(self._matcher.draws(e.key, branch, point))
@@ -190,6 +190,7 @@ class StatementExecutor:
                 branch,
                 "",
                 StatementResult(branch, continuation=unsupported(f"{where}: {error}"), description=description),
+                "",
             )
             return
         left = Fraction(1)
@@ -199,10 +200,11 @@ class StatementExecutor:
                 continue
             data = elements.data(element)
             # `take` splits the remainder of the branch, so a share of the whole has to be scaled.
-            yield branch.take(share / left), describe_element(e.map, element, data), data
+            text, comment = describe_element(e.map, element, data), elements.set.comments.get(element, "")
+            yield branch.take(share / left), text, data, comment
             left -= share
         if left:
-            yield branch, "", StatementResult(branch)
+            yield branch, "", StatementResult(branch), ""
 
     def _spread(
         self, e: ast.RandomGoto, branch: Branch, _place: HookPoint, _table: ast.Table, _where: str

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import SequenceMatcher
 
-from narthex.model.net import contains, in_any, join_port
+from narthex.model.net import contains, in_any
 from narthex.model.objects import Pod, Service
 from narthex.trace.causes.catalogue import CauseFinding
+from narthex.trace.causes.rules import of_rules
 from narthex.trace.causes.scene import DiagnosisContext, ServiceEndpoint, TargetService, finding
 from narthex.trace.model import PathLeaf
 
 _COMPARED = 200
-_REFUSING_COMMENTS = {"no local endpoints": "local-policy", "no endpoints": "no-endpoints", "source": "source-range"}
 
 
 def of_objects(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     """Find what is wrong with the Service and its endpoints, if the packet doesn't arrive."""
     front = scene.front
     if scene.cluster is None:
-        yield from _by_comments(scene)
+        yield from of_rules(scene)
         return
     if front is None:
         yield from _nobodys(scene)
@@ -242,33 +242,3 @@ def _local(scene: DiagnosisContext, front: TargetService) -> Iterator[CauseFindi
         advice=advice,
         node=scene.node,
     )
-
-
-def _by_comments(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """Without objects: read the Service from the comment of the rule that rejects the packet."""
-    for leaf in scene.failing:
-        step = scene.last_rule(leaf)
-        if step is None or not step.chain.startswith(("KUBE-", "cluster-ips", "no-endpoint")):
-            continue
-        said = f"{step.rule} {step.why}"
-        cause = next((name for words, name in _REFUSING_COMMENTS.items() if words in said), "")
-        if not cause and step.chain.startswith("KUBE-FW-"):
-            cause = "source-range"
-        if not cause:
-            continue
-        service = scene.path.service or join_port(scene.packet.destination, scene.packet.port)
-        sentences = {
-            "no-endpoints": f"the rules of {scene.node_words} say that {service} has no endpoints",
-            "local-policy": f"the rules of {scene.node_words} say that {service} has no endpoint on it, and its policy is Local",
-            "source-range": f"the rules of {scene.node_words} drop {scene.packet.source} because of {service}'s source ranges",
-        }
-        yield finding(
-            cause,
-            sentences[cause],
-            evidence=(f"{step.table} {step.chain}: {step.rule or step.what}",),
-            advice="See why with the cluster's objects: give a kubeconfig or manifests, or look at "
-            "`kubectl get endpointslices` and the pods' readiness.",
-            certain=False,
-            node=scene.node,
-        )
-        return

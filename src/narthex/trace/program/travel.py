@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.trace.follow.path import CREATED_HERE, NodeEntry, PathFollower
 from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.views import ClusterMap, NodeView
-from narthex.trace.model import Header, PacketPath, Party, PathBranch, PathStep, Stage, branch_steps, branch_tree
-from narthex.trace.names import AddressName, AddressNames
+from narthex.trace.model import Header, PacketPath, Party, PathStep, Stage, branch_steps, branch_tree
+from narthex.trace.names import AddressName, AddressNames, service_of_steps
 from narthex.trace.node.layout import OBJECTS
 from narthex.trace.node.view import view_of_bundle, view_of_files
 from narthex.trace.program.bundle import read_bundle
@@ -165,7 +164,7 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
         ),
         destination=Party(address=header.destination, name=atlas.name_of(header.destination)),
         start=view.name,
-        service=_service(places, known, header) or _service_by_comments(tree),
+        service=_service(places, known, header) or service_of_steps(branch_steps(tree)),
         tree=tree,
         lookup=target.lookup,
         sources=tuple(
@@ -188,16 +187,6 @@ def _service(places: OwnerIndex, known: KnownCluster, header: Header) -> str:
             if (port.protocol.lower, port.node_port) == port_asked_for:
                 return f"{each.key}" + (f":{port.name}" if port.name else "")
     return ""
-
-
-_COMMENT = re.compile(r"([a-z0-9-]+/[a-z0-9.-]+(?::[a-z0-9-]*)?)(?: (?:cluster IP|external IP|loadbalancer IP))?$")
-
-
-def _service_by_comments(tree: PathBranch) -> str:
-    """Return the Service port in the comments of kube-proxy's rules."""
-    chains = ("KUBE-SERVICES", "KUBE-NODEPORTS")
-    found = (_COMMENT.match(step.why) for step in branch_steps(tree) if step.chain in chains)
-    return next((match[1].rstrip(":") for match in found if match), "")
 
 
 # ---- where it begins -----------------------------------------------------------------------------------------------

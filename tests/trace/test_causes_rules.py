@@ -1,0 +1,201 @@
+"""Causes and Service names that the rules of a Service proxy state themselves, for dumps without the cluster's objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from narthex.model.store import Snapshot
+from narthex.trace.causes.catalogue import CauseFinding
+from narthex.trace.causes.find import find
+from narthex.trace.model import PacketPath, PathStep, Stage
+from narthex.trace.names import service_of_chain, service_of_steps
+from narthex.trace.node.view import view_of_files
+from narthex.trace.program.travel import KnownCluster, TraceRequest, travel
+
+DUMPS = Path(__file__).parents[1] / "dumps"
+
+NFTABLES = """\
+table ip6 kube-proxy {
+	comment "rules for kube-proxy"
+	set cluster-ips {
+		type ipv6_addr
+		elements = { fd00:96::50, fd00:96::60 }
+	}
+	set nodeport-ips {
+		type ipv6_addr
+		elements = { fd00::11 }
+	}
+	map no-endpoint-services {
+		type ipv6_addr . inet_proto . inet_service : verdict
+		elements = { fd00:96::60 . udp . 53 comment "dns/cache:dns" : drop, fd00:96::60 . tcp . 53 comment "dns/cache" : goto reject-chain }
+	}
+	map no-endpoint-nodeports {
+		type inet_proto . inet_service : verdict
+		elements = { tcp . 30090 comment "shop/late:http" : drop }
+	}
+	map firewall-ips {
+		type ipv6_addr . inet_proto . inet_service : verdict
+		elements = { fd00:1b::7 . sctp . 80 : goto firewall-ABCDEFGH-shop/web-2/sctp/ }
+	}
+	map service-ips {
+		type ipv6_addr . inet_proto . inet_service : verdict
+		elements = { fd00:96::50 . tcp . 80 : goto service-CSFNDQHX-shop/web/tcp/http, fd00:96::50 . tcp . 443 : goto service-MSFNDQHX-shop/web/tcp/https }
+	}
+	chain reject-chain {
+		reject
+	}
+	chain service-CSFNDQHX-shop/web/tcp/http {
+		numgen random mod 1 vmap { 0 : goto endpoint-6E7XQMQ4-shop/web/tcp/http__fd00..244.1.5/8080 }
+	}
+	chain endpoint-6E7XQMQ4-shop/web/tcp/http__fd00..244.1.5/8080 {
+		meta l4proto tcp dnat to [fd00::244:1:5]:8080
+	}
+	chain firewall-ABCDEFGH-shop/web-2/sctp/ {
+		ip6 saddr != { fd00:b::/64 } drop
+	}
+	chain services {
+		ip6 daddr . meta l4proto . th dport vmap @service-ips
+	}
+	chain firewall-check {
+		ip6 daddr . meta l4proto . th dport vmap @firewall-ips
+	}
+	chain service-endpoints-check {
+		ip6 daddr . meta l4proto . th dport vmap @no-endpoint-services
+	}
+	chain nodeport-endpoints-check {
+		ip6 daddr @nodeport-ips meta l4proto . th dport vmap @no-endpoint-nodeports
+	}
+	chain cluster-ips-check {
+		ip6 daddr @cluster-ips reject comment "Reject traffic to invalid ports of ClusterIPs"
+		ip6 daddr fd00:96::/112 drop comment "Drop traffic to unallocated ClusterIPs"
+	}
+	chain filter-prerouting-pre-dnat {
+		type filter hook prerouting priority dstnat - 10; policy accept;
+		ct state new jump firewall-check
+	}
+	chain filter-input {
+		type filter hook input priority filter; policy accept;
+		ct state new jump nodeport-endpoints-check
+		ct state new jump service-endpoints-check
+	}
+	chain filter-forward {
+		type filter hook forward priority filter; policy accept;
+		ct state new jump service-endpoints-check
+		ct state new jump cluster-ips-check
+	}
+	chain nat-prerouting {
+		type nat hook prerouting priority dstnat; policy accept;
+		jump services
+	}
+}
+"""
+
+IPTABLES = """\
+*filter
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:KUBE-EXTERNAL-SERVICES - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+-A INPUT -m conntrack --ctstate NEW -j KUBE-PROXY-FIREWALL
+-A INPUT -m conntrack --ctstate NEW -j KUBE-EXTERNAL-SERVICES
+-A FORWARD -m conntrack --ctstate NEW -j KUBE-PROXY-FIREWALL
+-A FORWARD -m conntrack --ctstate NEW -j KUBE-EXTERNAL-SERVICES
+-A KUBE-EXTERNAL-SERVICES -d 192.0.2.8/32 -p tcp -m comment --comment "shop/api:rest has no local endpoints" -m tcp --dport 80 -j DROP
+-A KUBE-PROXY-FIREWALL -d 192.0.2.7/32 -p tcp -m comment --comment "shop/web:http traffic not accepted by KUBE-FW-A2B3C4D5E6F7A2B3" -m tcp --dport 80 -j DROP
+COMMIT
+*nat
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+COMMIT
+"""
+
+
+def asked(text: str, source: str, destination: str, *own: str) -> tuple[PacketPath, list[CauseFinding]]:
+    """Return the path through the rules in a text, and its causes."""
+    view = view_of_files([("rules.txt", text)])
+    known = KnownCluster(views=(view,), snapshot=Snapshot(), node_ips=own)
+    path = travel(known, TraceRequest(source=source, destination=destination, iif="eth0"))
+    return path, find(path, {view.name: view})
+
+
+@pytest.mark.parametrize(
+    ("destination", "cause", "words", "service"),
+    [
+        ("[fd00:96::60]:53/udp", "local-policy", "dns/cache:dns has no endpoint on it", "dns/cache:dns"),
+        ("[fd00:96::60]:53/tcp", "no-endpoints", "dns/cache has no endpoints", "dns/cache"),
+        ("[fd00::11]:30090/tcp", "local-policy", "shop/late:http has no endpoint on it", "shop/late:http"),
+        ("[fd00:1b::7]:80/sctp", "source-range", "drop fd00:c::9 because of shop/web-2's source ranges", "shop/web-2"),
+        ("[fd00:96::50]:81/tcp", "port-not-served", "Service shop/web (fd00:96::50) has no port 81/tcp", ""),
+        ("[fd00:96::60]:81/tcp", "port-not-served", "Service dns/cache (fd00:96::60) has no port 81/tcp", ""),
+        ("[fd00:96::99]:80/tcp", "no-such-service", "no Service has the address fd00:96::99", ""),
+    ],
+)
+def test_maps_and_chain_names_of_nftables_state_the_cause(
+    destination: str, cause: str, words: str, service: str
+) -> None:
+    path, found = asked(NFTABLES, "fd00:c::9", destination, "fd00::11")
+    assert [(each.cause.id, each.certain) for each in found if each.explains] == [(cause, True)]
+    assert words in found[0].sentence
+    assert path.service == service
+
+
+def test_an_unserved_port_is_answered_with_the_ports_that_are() -> None:
+    _, found = asked(NFTABLES, "fd00:c::9", "[fd00:96::50]:81/tcp")
+    assert "ports that the rules serve at fd00:96::50: 80/tcp (http), 443/tcp (https)" in found[0].evidence
+
+
+@pytest.mark.parametrize("name", ["kube-proxy.nft-list-a", "kube-proxy.nft-json"])
+def test_json_and_text_of_nft_name_the_service(name: str) -> None:
+    text = (DUMPS / name).read_text()
+    path, found = asked(text, "198.51.100.7", "10.96.0.77:80")
+    assert (path.service, found[0].cause.id) == ("shop/empty:http", "no-endpoints")
+    assert asked(text, "198.51.100.7", "10.96.0.50:80")[0].service == "shop/web:http"
+
+
+@pytest.mark.parametrize(
+    ("destination", "cause", "service"),
+    [("192.0.2.7:80", "source-range", "shop/web:http"), ("192.0.2.8:80", "local-policy", "shop/api:rest")],
+)
+def test_comments_of_iptables_state_the_cause(destination: str, cause: str, service: str) -> None:
+    path, found = asked(IPTABLES, "198.51.100.7", destination)
+    assert [each.cause.id for each in found] == [cause]
+    assert path.service == service
+
+
+@pytest.mark.parametrize(
+    ("text", "service"),
+    [
+        ("service-CSFNDQHX-shop/web/tcp/http", "shop/web:http"),
+        ("external-CSFNDQHX-shop/web/udp/", "shop/web"),
+        ("endpoint-WFQ3BF5P-a/b/sctp/__10.244.1.6/80", "a/b"),
+        ("endpoint-WFQ3BF5P-a/b/tcp/dns-tcp__fd00..1/53", "a/b:dns-tcp"),
+        ("firewall-ips { 192.0.2.7 . tcp . 80 : goto firewall-ABCDEFGH-shop/web/tcp/http }", "shop/web:http"),
+        ("firewall-check", ""),
+        ("service-endpoints-check", ""),
+        ("service-shop/web/tcp/http", ""),
+    ],
+)
+def test_chain_names_of_nftables_name_the_service(text: str, service: str) -> None:
+    assert service_of_chain(text) == service
+
+
+@pytest.mark.parametrize(
+    ("chain", "comment", "service"),
+    [
+        ("KUBE-SERVICES", "shop/web:http cluster IP", "shop/web:http"),
+        ("KUBE-NODEPORTS", "shop/web:http", "shop/web:http"),
+        ("KUBE-SERVICES", "shop/web has no endpoints", "shop/web"),
+        ("KUBE-EXT-A2B3C4D5E6F7A2B3", "masquerade traffic for shop/web:http external destinations", "shop/web:http"),
+        ("KUBE-SEP-A2B3C4D5E6F7A2B3", "shop/web:http -> 10.244.1.5:8080", "shop/web:http"),
+        ("KUBE-SERVICES", "kubernetes service nodeports; NOTE: this must be the last rule in this chain", ""),
+        ("DOCKER", "shop/web:http cluster IP", ""),
+    ],
+)
+def test_comments_of_kube_proxys_chains_name_the_service(chain: str, comment: str, service: str) -> None:
+    step = PathStep(stage=Stage.PREROUTING, table="nat", chain=chain, what="jump", why=comment)
+    assert service_of_steps([step]) == service
