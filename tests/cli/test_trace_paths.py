@@ -233,7 +233,7 @@ def test_shares_of_a_ladder_with_old_decimals(dump: str, question: tuple[str, ..
     for each in data["ends"]:
         assert abs(Fraction(each["probability"]) - Fraction(1, count)) < Fraction(1, 10_000)
         if each["fate"] == "unknown":
-            assert "does not exist" in each["reason"]
+            assert "is not in the input" in each["reason"]
         else:
             assert f"{each['address']}:{each['port']}" == known
     assert [each["fate"] for each in data["ends"]].count("unknown") == count - 1
@@ -242,7 +242,7 @@ def test_shares_of_a_ladder_with_old_decimals(dump: str, question: tuple[str, ..
 def test_a_load_balancers_address_with_local_policy_leads_to_the_local_pod() -> None:
     said = trace("outside", "192.168.15.1:80", "--rules", DUMPS / "redis-and-traefik.rules")
     assert "Balancing rule 0 for kube-system/traefik-load-balance-service:web" in said
-    assert "not known: the chain KUBE-SEP-EUB52TCTNKDY6XP4 of table nat does not exist" in said
+    assert "not known: chain KUBE-SEP-EUB52TCTNKDY6XP4 of table nat is not in the input" in said
     assert "Service port: kube-system/traefik-load-balance-service:web" in said
 
 

@@ -121,7 +121,7 @@ def test_ladder_of_which_one_rung_is_known() -> None:
     assert abs(sixth - Fraction(1, 6)) < Fraction(1, 10**4)
     assert ends[Disposition.UNSUPPORTED, None, False] == 1 - sixth
     notes = {outcome.note for outcome in trace.outcomes if outcome.note}
-    assert "the chain KUBE-SEP-MWI2C5QF6IXJQU63 of table nat does not exist" in notes
+    assert "chain KUBE-SEP-MWI2C5QF6IXJQU63 of table nat is not in the input" in notes
     assert len(notes) == 5
 
 

@@ -170,7 +170,7 @@ def test_matches_on_sets(rule, dropped):
 @pytest.mark.parametrize(
     ("rule", "note"),
     [
-        ("-m set --match-set A dst", "the ipset A does not exist"),
+        ("-m set --match-set A dst", "the ipset A is not in the input"),
         ("-m set --match-set L dst", "the set L is not understood: kind list:set"),
         ("-m set --match-set P src", "the client's own port is drawn by the client"),
     ],

@@ -41,6 +41,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
     addresses: tuple[str, ...] = ()
     """The node's own addresses without loopback; loopback is always local."""
+    others: bool = False
+    """The node may have more addresses than these."""
 
 
 class Memory:

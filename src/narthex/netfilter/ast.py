@@ -260,6 +260,12 @@ class OmittedMatch(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+class Assumed(msgspec.Struct, frozen=True, tag=True):
+    """The input lacks the rule, which is taken to be there for the reason `text`."""
+
+    text: str
+
+
 class Unknown(msgspec.Struct, frozen=True, tag=True):
     """A match or statement that the parser does not know, as the original text."""
 
@@ -447,6 +453,7 @@ Expression = (
     | AnyOf
     | UndecidableMatch
     | OmittedMatch
+    | Assumed
     | Unknown
     | Undecoded
     | RuleGap
@@ -549,10 +556,14 @@ class Ruleset(msgspec.Struct, frozen=True):
     """Tables in the order in which they were read or are written."""
 
     tables: tuple[Table, ...] = ()
+    copied: bool = False
+    """The rules were read from a text that a person copied, so that parts of them may be missing."""
+    absent: Mapping[str, str] = {}
+    """Tables of iptables that such a text lacks, wholly or in part, each with the reason."""
 
 
 class TouchedPart(NamedTuple):
-    """The chain of a table, or the set whose elements, somebody changed."""
+    """The chain of a table, or the set whose elements, another program changed."""
 
     table: str
     chain: str = ""

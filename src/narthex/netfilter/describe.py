@@ -125,6 +125,7 @@ _PRINTERS: dict[type, Callable[[Any], str]] = {
     ast.EveryNth: lambda e: f"one of {e.every} in turn",
     ast.UndecidableMatch: lambda e: e.text,
     ast.OmittedMatch: lambda _: "",
+    ast.Assumed: lambda _: "",
     ast.SetMark: lambda e: f"set {'connection ' if e.connection else ''}mark & {e.mask:#x} to {e.value:#x}",
     ast.CopyMark: lambda e: (
         "save the mark to the connection" if e.to_connection else "restore the mark from the connection"

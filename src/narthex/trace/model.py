@@ -170,6 +170,19 @@ class PathStep(msgspec.Struct, frozen=True, kw_only=True):
     """What is not known here without any effect on how the packet continues."""
 
 
+class PossibleEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """An end that is possible where the input doesn't decide."""
+
+    when: str = ""
+    """The condition, as a clause: `it leaves by docker0`; empty if there is no more to say than that it is possible."""
+    fate: Fate
+    address: str = ""
+    port: int = 0
+    name: str = ""
+    masqueraded: bool = False
+    reason: str = ""
+
+
 class _EndFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of an end, without the reply."""
 
@@ -189,6 +202,10 @@ class _EndFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What happens to both addresses and why, one sentence each, if the plan is known."""
     route: str = ""
     """Where the packet leaves the node, by Node objects or by the node's own answer, if the plan is known."""
+    supposing: tuple[str, ...] = ()
+    """What the input lacks and what the end therefore supposes, one clause each. Empty: the end supposes nothing."""
+    may: tuple[PossibleEnd, ...] = ()
+    """For UNKNOWN: the ends that are possible."""
 
 
 class PathEnd(_EndFacts, frozen=True, kw_only=True):
@@ -294,10 +311,12 @@ class PacketPath(msgspec.Struct, frozen=True, kw_only=True):
     """Which node announces a load balancer's address and why, for packets from outside."""
     plan: PlanReading | None = None
     """None if only rules are known."""
+    next_command: str = ""
+    """The command whose output decides what the input doesn't; empty if the path needs no more input."""
 
     def leaves(self) -> tuple[PathLeaf, ...]:
         """Return all alternatives from start to end: the most probable first, otherwise in order."""
-        return tuple(sorted(_leaves(self.tree, _ONE, ()), key=lambda leaf: -leaf.probability))
+        return tree_leaves(self.tree)
 
     def ends(self) -> dict[tuple[Fate, str, int, bool], Fraction]:
         """Return the total probability of each (fate, address, port, masqueraded)."""
@@ -314,6 +333,11 @@ class PacketPath(msgspec.Struct, frozen=True, kw_only=True):
             WeightedEnd(probability=leaf.probability, **{name: getattr(leaf.end, name) for name in names})
             for leaf in self.leaves()
         )
+
+
+def tree_leaves(tree: PathBranch) -> tuple[PathLeaf, ...]:
+    """Return all alternatives from start to end: the most probable first, otherwise in order."""
+    return tuple(sorted(_leaves(tree, _ONE, ()), key=lambda leaf: -leaf.probability))
 
 
 def _leaves(branch: PathBranch, probability: Fraction, steps: tuple[PathStep, ...]) -> Iterator[PathLeaf]:

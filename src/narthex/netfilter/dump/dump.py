@@ -102,6 +102,13 @@ class WalkInput(msgspec.Struct, frozen=True, kw_only=True):
     gaps: tuple[DumpGap, ...] = ()
     """What is missing from the input for this family, with the tables that it does not contain."""
 
+    @property
+    def copied(self) -> Ruleset:
+        """The rules as those of a text that a person copied, which may lack parts."""
+        kinds = (GapKind.TABLE, GapKind.RULES, GapKind.CUT)
+        absent = {gap.table: gap.text for gap in self.gaps if gap.kind in kinds and gap.table and not gap.chain}
+        return msgspec.structs.replace(self.ruleset, copied=True, absent=absent)
+
 
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
     """The content of one or more dumps of a node."""

@@ -14,7 +14,17 @@ from narthex.netfilter import ast
 from narthex.netfilter.describe import describe, describe_rule
 from narthex.netfilter.walk.lookup import RulesetIndex
 from narthex.netfilter.walk.matches import Matcher
-from narthex.netfilter.walk.state import RETURN, Branch, ChainResults, HookPoint, graft, merge, merge_results
+from narthex.netfilter.walk.standard import is_dispatch, is_proxy_chain
+from narthex.netfilter.walk.state import (
+    RETURN,
+    Branch,
+    ChainResults,
+    Continuation,
+    HookPoint,
+    graft,
+    merge,
+    merge_results,
+)
 from narthex.netfilter.walk.statements import SIDE_EFFECTS, StatementExecutor, unsupported
 
 _NFT_JUMPS = 16
@@ -141,6 +151,9 @@ class ChainWalk:
                 bare = _is_bare(rule)
                 doubt, omission = (doubt or expression.text, omission) if bare else (doubt, expression.text)
                 continue
+            if kind is ast.Assumed:
+                omission = expression.text  # type: ignore[union-attr]
+                continue
             if kind is ast.RandomMatch or kind is ast.EveryNth:
                 hit = branch.take(_probability(expression))
                 if branch.probability:
@@ -187,7 +200,12 @@ class ChainWalk:
         self, at: ChainPosition, number: int, rule: ast.Rule, branch: Branch, description: str, why: str = ""
     ) -> None:
         why = rule.comment or why or self._why(rule)
-        branch.note(at.where, description, why, (at.table.name, at.chain.name, number))
+        branch.note(at.where, description, why, (at.table.name, at.chain.name, self._number(at, number)))
+
+    def _number(self, at: ChainPosition, number: int) -> int | None:
+        """Return the number of a rule in its text, or None for a rule that completes the text."""
+        number -= self._index.shift(at.table, at.chain.name)
+        return number if number >= 0 else None
 
     def _act(self, at: ChainPosition, number: int, rule: ast.Rule, position: int, branch: Branch) -> ChainResults:
         """Execute a statement that determines the path of the packet."""
@@ -208,11 +226,21 @@ class ChainWalk:
     def _call(self, at: ChainPosition, verdict: ast.Jump | ast.Goto, branch: Branch) -> ChainResults:
         target = at.table.chains.get(verdict.chain)
         if target is None:
-            return [(unsupported(f"the chain {verdict.chain} of table {at.table.name} does not exist"), branch)]
+            return [self._without(at, verdict, branch)]
         if isinstance(verdict, ast.Jump):
             return self._chain(at.point, at.table, target, branch, at.path, at.depth + 1)
         results = self._chain(at.point, at.table, target, branch, at.path, at.depth)
         return [(RETURN if continuation is None else continuation, out) for continuation, out in results]
+
+    def _without(self, at: ChainPosition, verdict: ast.Jump | ast.Goto, branch: Branch) -> tuple[Continuation, Branch]:
+        """Return the result of calling a chain that the rules lack."""
+        words = f"chain {verdict.chain} of table {at.table.name} is not in the input"
+        if not self._index.copied or (at.table.name != "filter" and is_dispatch(verdict.chain)):
+            return unsupported(words), branch
+        if is_proxy_chain(at.table.name, verdict.chain):
+            branch.unsure = branch.unsure or words
+        branch.suppose(f"{words}; it is taken to return")
+        return (None if isinstance(verdict, ast.Jump) else RETURN), branch
 
     def _why(self, rule: ast.Rule) -> str:
         addresses = (each.address for each in rule.expressions if isinstance(each, ast.Dnat))
@@ -235,8 +263,11 @@ class ChainWalk:
             matches += 1
             if answerer(other, branch, at.point, at.table) is False:
                 return
-        key = at.point.hook, at.table.name, at.chain.name, number
-        if not matches or key in kept:
+        rule_number = self._number(at, number)
+        if not matches or rule_number is None:
+            return
+        key = at.point.hook, at.table.name, at.chain.name, rule_number
+        if key in kept:
             return
         kept[key] = WalkNearMiss(
             where=at.where,
@@ -245,7 +276,7 @@ class ChainWalk:
             why=rule.comment,
             table=at.table.name,
             chain=at.chain.name,
-            rule=number,
+            rule=rule_number,
         )
 
 

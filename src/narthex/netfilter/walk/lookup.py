@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from narthex.model.net import IPFamily, address_key, family_of, network
 from narthex.netfilter.ast import Atom, Chain, Compare, ElementData, ElementKey, Field, Rule, Ruleset, Set, Table
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.lazy import base_chains
+from narthex.netfilter.walk.standard import complete
 
 _NAT_PRIORITY = {"prerouting": -100, "output": -100, "postrouting": 100, "input": 100}
 """The kernel runs all nat chains of a hook at one fixed priority. Their own priorities only order them among each other
@@ -198,11 +199,27 @@ class RulesetIndex:
     def __init__(self, ruleset: Ruleset, family: IPFamily) -> None:
         self._elements: dict[tuple[int, str], ElementIndex | None] = {}
         self._rules: dict[int, RuleIndex] = {}
-        tables = [table for table in ruleset.tables if table.family in (None, family)]
+        self.copied = ruleset.copied
+        self._shifts: dict[int, Mapping[str, int]] = {}
+        tables = [
+            self._completed(table) if ruleset.copied else table
+            for table in ruleset.tables
+            if table.family in (None, family)
+        ]
         found = [(table, chain) for table in tables for chain in base_chains(table.chains)]
         # Of equal priorities the youngest comes first (nf_hook_entries_grow), and dumps list the oldest first.
         found.reverse()
         self._base = sorted(found, key=lambda pair: _call_order(pair[1]))
+
+    def _completed(self, table: Table) -> Table:
+        completed = complete(table)
+        self._shifts[id(completed.table)] = completed.shifts
+        return completed.table
+
+    def shift(self, table: Table, chain: str) -> int:
+        """Return the number of rules that complete a chain in front of those of its text."""
+        shifts = self._shifts.get(id(table))
+        return shifts.get(chain, 0) if shifts else 0
 
     def base_chains(self, hook: str, priorities: PriorityRange = ALL_PRIORITIES) -> Iterator[tuple[Table, Chain]]:
         """Iterate over the base chains of a hook in call order, restricted to a range of priorities."""

@@ -55,6 +55,11 @@ class Matcher:
         self.packet = packet
         self.family = family_of(packet.destination)
         self._own = frozenset(host.addresses)
+        self._others = host.others
+        self.asked_links: set[str] = set()
+        """Names of links that rules compared with the unknown output link."""
+        self.asked_addresses: set[str] = set()
+        """Destinations of which rules asked whether they are local, and that the host may have without our knowledge."""
         self._own_in_order = host.addresses
         self._index = index
         self._memory = memory
@@ -223,7 +228,11 @@ class Matcher:
             value = self._value(field, branch, point)
         except ValueNotKnown as error:
             # Routing never sends a packet for another host to loopback.
-            return e.negate if field is ast.Field.OIFNAME and e.values == ("lo",) else str(error)
+            if field is ast.Field.OIFNAME and e.values == ("lo",):
+                return e.negate
+            if field is ast.Field.OIFNAME:
+                self.asked_links.update(map(str, e.values))
+            return str(error)
         if value is None:
             return _NO_PORTS if field in _PORTS else False
         if field in _ADDRESSES:
@@ -259,12 +268,21 @@ class Matcher:
         if e.field is ast.Field.SADDR:
             own = self.local(branch.saddr or self.packet.source) or (branch.masquerade and not branch.saddr)
             return own is not e.negate
-        return self.local(branch.daddr) is not e.negate
+        return self._asked_local(branch.daddr) is not e.negate
+
+    def _asked_local(self, address: str) -> bool:
+        """Return True if a destination is local, and record the question if it may be so without our knowledge."""
+        if self.local(address):
+            return True
+        if self._others:
+            self.asked_addresses.add(address)
+        return False
 
     def _address_type(self, e: ast.AddressType, branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
         """Evaluate the route type of an address as far as it follows from the address alone."""
         address = branch.daddr if e.field is ast.Field.DADDR else branch.saddr or self.packet.source
-        if (e.field is ast.Field.SADDR and branch.masquerade and not branch.saddr) or self.local(address):
+        is_own = self._asked_local if e.field is ast.Field.DADDR else self.local
+        if (e.field is ast.Field.SADDR and branch.masquerade and not branch.saddr) or is_own(address):
             kind = "local"
         elif contains(_MULTICAST[self.family], address):
             kind = "multicast"
@@ -339,7 +357,7 @@ class Matcher:
     def _in_set(self, e: ast.InSet, branch: Branch, point: HookPoint, table: ast.Table) -> Answer:
         elements = self._index.elements(table, e.name)
         if elements is None:
-            return f"the set {e.name} does not exist"
+            return f"the set {e.name} is not in the input"
         if elements.set.unsupported:
             return f"the set {e.name} is not understood: {elements.set.unsupported}"
         if any(isinstance(part, ast.Slot) for part in e.key):
@@ -359,7 +377,7 @@ class Matcher:
         try:
             elements, fields = self._lookup(e, table)
             if elements is None:
-                return f"the ipset {e.name} does not exist"
+                return f"the ipset {e.name} is not in the input"
             key = self.key(fields, branch, point)
         except ValueNotKnown as error:
             return str(error)

@@ -91,6 +91,7 @@ class Branch:
         "supposing",
         "tracked",
         "trail",
+        "unsure",
     )
 
     def __init__(self, daddr: str, dport: int) -> None:
@@ -112,6 +113,8 @@ class Branch:
         self.doubt = ""
         """The reason why the packet may or may not take this path. If set, `probability` has no meaning."""
         self.supposing: tuple[str, ...] = ()
+        self.unsure = ""
+        """The reason why a rule that the input lacks may act on the packet, as long as no known rule did."""
         self.probability = _ONE
         self.step_probability = _ONE
         """Probability of this path since its last step."""
@@ -125,6 +128,7 @@ class Branch:
         made.connection_mark, made.rewritten = self.connection_mark, self.rewritten
         made.dnat, made.masquerade, made.saddr, made.tracked = self.dnat, self.masquerade, self.saddr, self.tracked
         made.served, made.doubt, made.supposing = self.served, self.doubt, self.supposing
+        made.unsure = self.unsure
         made.remembers, made.trail = self.remembers, self.trail
         made.probability, made.step_probability = self.probability, self.step_probability
         return made
@@ -144,8 +148,8 @@ class Branch:
         if text not in self.supposing:
             self.supposing = (*self.supposing, text)
 
-    def note(self, where: str, what: str, why: str = "", rule: tuple[str, str, int] | None = None) -> None:
-        """Record a step. `rule` is its table, its chain, and its number in the chain."""
+    def note(self, where: str, what: str, why: str = "", rule: tuple[str, str, int | None] | None = None) -> None:
+        """Record a step. `rule` is its table, its chain, and its number in the chain, None if the text lacks it."""
         table, chain, number = rule or ("", "", None)
         probability = self.step_probability
         step = WalkStep(where=where, what=what, why=why, probability=probability, table=table, chain=chain, rule=number)
@@ -168,6 +172,7 @@ class Branch:
             self.served,
             self.doubt,
             self.supposing,
+            self.unsure,
             self.remembers,
         )
 
@@ -177,6 +182,13 @@ class Branch:
         made.probability = made.step_probability = _ONE
         made.trail = None
         return made
+
+    def last_step(self) -> WalkStep | None:
+        """Return the newest step."""
+        part = self.trail
+        while part is not None and isinstance(part.part, Trail):
+            part = part.part
+        return part.part if part is not None and isinstance(part.part, WalkStep) else None
 
     def steps(self) -> tuple[WalkStep, ...]:
         """Return the steps of the path, first step first."""

@@ -13,6 +13,7 @@ from narthex.netfilter import ast
 from narthex.netfilter.describe import describe, describe_element
 from narthex.netfilter.walk.lookup import RulesetIndex
 from narthex.netfilter.walk.matches import Matcher, ValueNotKnown
+from narthex.netfilter.walk.standard import CHECK_MAPS
 from narthex.netfilter.walk.state import ACCEPT, RETURN, Branch, BranchEnd, Continuation, HookPoint
 
 NameOf = Callable[[str], str]
@@ -177,8 +178,14 @@ class StatementExecutor:
         """Yield the elements that the key may select: branch, text, data, and comment. In other cases, data is a StatementResult."""
         elements = self._index.elements(table, e.map)
         description = describe(e)
+        if elements is None and self._index.copied and e.map in CHECK_MAPS:
+            text = f"the map {e.map} of table {table.name} is not in the input"
+            branch.unsure = branch.unsure or text
+            branch.suppose(f"{text}; it is taken to have no element for the packet")
+            yield branch, "", StatementResult(branch)
+            return
         if elements is None or elements.set.unsupported:
-            note = f"the map {e.map} of table {table.name} does not exist"
+            note = f"the map {e.map} of table {table.name} is not in the input"
             if elements is not None:
                 note = f"the map {e.map} of table {table.name} is not understood: {elements.set.unsupported}"
             yield branch, "", StatementResult(branch, continuation=unsupported(note), description=description), ""

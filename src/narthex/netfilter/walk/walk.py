@@ -19,6 +19,7 @@ from narthex.netfilter.walk.chains import ChainWalk
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT, IpvsStage
 from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange, index_ruleset
 from narthex.netfilter.walk.matches import Matcher
+from narthex.netfilter.walk.standard import absent_parts, is_proxy_chain
 from narthex.netfilter.walk.state import Branch, BranchEnd, HookPoint, KernelObjects, merge
 from narthex.netfilter.walk.statements import NameOf, StatementExecutor
 
@@ -65,6 +66,9 @@ class HookWalk:
         self._matcher = Matcher(packet, host, self._index, memory, now, objects, state)
         self._chains = ChainWalk(self._matcher, StatementExecutor(self._matcher, self._index, name_of), self._index)
         self._ipvs = IpvsStage(objects, self._matcher, name_of)
+        self._absent = (
+            absent_parts(ruleset, self._matcher.family, bool(objects.servers)) if state == "new" else ("", "")
+        )
 
     def start(self) -> Branch:
         """Return the packet before all rules."""
@@ -104,11 +108,49 @@ class HookWalk:
                     else:
                         passed.append(out)
             branches = merge(passed)
+        for branch in (*branches, *(branch for branch, _ in ended)):
+            self._consider_absent(point, branch, nat)
         return branches, ended
+
+    def _consider_absent(self, point: HookPoint, branch: Branch, nat: bool) -> None:
+        """Record at a branch that the input lacks rules that could act on the packet at this hook."""
+        rewriting, refusing = self._absent
+        absent = rewriting if nat and point.hook in _DESTINATION_HOOKS else ""
+        absent = absent or (refusing if point.hook != "prerouting" else "")
+        if not absent:
+            return
+        if branch.dnat or branch.served is not None:
+            branch.suppose(f"{absent}; it is taken to let the packet pass")
+        else:
+            branch.unsure = branch.unsure or absent
 
     def balance(self, hook: str, branches: list[Branch]) -> tuple[list[Branch], list[Branch], Ended]:
         """Apply IPVS in input or output. Return the branches that stay here, those to other hosts, and those that end."""
         return self._ipvs.balance(hook, branches)
+
+    def is_unsure(self, branch: Branch, disposition: Disposition) -> bool:
+        """Return True for an end that rules which the input lacks could prevent.
+
+        A rule of the input that refuses the packet shows the end, unless other rules of its table may be missing.
+        """
+        if not branch.unsure or branch.dnat or branch.served is not None or disposition is Disposition.UNSUPPORTED:
+            return False
+        last = branch.last_step()
+        refused = disposition in (Disposition.DROPPED, Disposition.REJECTED)
+        if refused and last is not None and (not self._absent[1] or is_proxy_chain(last.table, last.chain)):
+            branch.suppose(f"{branch.unsure}; it is taken not to act on the packet")
+            return False
+        return True
+
+    @property
+    def asked_links(self) -> frozenset[str]:
+        """The names that rules compared with an output link that is not known."""
+        return frozenset(self._matcher.asked_links)
+
+    @property
+    def asked_addresses(self) -> frozenset[str]:
+        """The destinations of which rules asked whether the host has them, and of which that is not known."""
+        return frozenset(self._matcher.asked_addresses)
 
     @property
     def near(self) -> tuple[WalkNearMiss, ...]:
@@ -193,6 +235,9 @@ class _Walk:
         return stay, away
 
     def _finish(self, branch: Branch, end: BranchEnd) -> None:
+        if not branch.doubt and self._hooks.is_unsure(branch, end.disposition):
+            self._may.setdefault(branch.unsure, {})[end.disposition, None, False] = None
+            end = BranchEnd(Disposition.UNSUPPORTED, branch.unsure)
         delivered = end.disposition is Disposition.DELIVERED
         endpoint = (branch.daddr, branch.dport) if delivered else None
         if branch.doubt:

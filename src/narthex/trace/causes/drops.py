@@ -75,7 +75,7 @@ def _health_check(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     if not port or not asked or not any(each.endpoint.node_name == scene.node for each in scene.usable):
         return
     packet = Packet(source=scene.packet.source, destination=asked[0], port=port, iif=scene.packet.iif)
-    for outcome in walk(rules.ruleset, packet, Host(addresses=own), objects=rules.objects).outcomes:
+    for outcome in walk(rules.supposed, packet, Host(addresses=own), objects=rules.objects).outcomes:
         if outcome.disposition not in (Disposition.DROPPED, Disposition.REJECTED):
             continue
         last = outcome.steps[-1] if outcome.steps else None

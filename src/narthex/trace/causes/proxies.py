@@ -325,7 +325,7 @@ def _served_at(scene: DiagnosisContext, view: NodeView) -> list[str]:
         packet = Packet(
             source=asked.source, destination=address, port=asked.port, protocol=scene.protocol, iif=asked.iif
         )
-        ends = walk(rules.ruleset, packet, Host(addresses=tuple(own)), objects=rules.objects).outcomes
+        ends = walk(rules.supposed, packet, Host(addresses=tuple(own)), objects=rules.objects).outcomes
         if address != scene.packet.destination and any(end.disposition is Disposition.DELIVERED for end in ends):
             served.append(address)
     return served

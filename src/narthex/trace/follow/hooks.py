@@ -15,8 +15,9 @@ from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange
 from narthex.netfilter.walk.state import KernelObjects
 from narthex.netfilter.walk.walk import Branch, BranchEnd, HookPoint, HookWalk
+from narthex.trace.follow.assume import AskedFacts
 from narthex.trace.follow.views import NodeView
-from narthex.trace.model import FATES, Header, NearMiss, PathEnd, PathStep, rule_step
+from narthex.trace.model import FATES, Fate, Header, NearMiss, PathEnd, PathStep, PossibleEnd, rule_step
 
 Steps = tuple[PathStep, ...]
 
@@ -63,9 +64,10 @@ class NodeHooks:
         self._held = held
         self.known = held is not None
         self.unread = held.unread if held is not None else ()
+        self.gaps = held.gaps if held is not None else ()
         self._seen: set[tuple[str, str, str, int]] = set()
         self._walk = HookWalk(
-            held.ruleset if held is not None else Ruleset(),
+            held.supposed if held is not None else Ruleset(),
             Packet(
                 source=header.source,
                 destination=header.destination,
@@ -75,11 +77,16 @@ class NodeHooks:
                 iif=header.iif,
                 from_host=not header.iif,
             ),
-            Host(addresses=own),
+            Host(addresses=own, others=view.addresses is None and not own),
             name_of=name_of,
             objects=held.objects if held is not None else KernelObjects(),
             state=state,
         )
+
+    @property
+    def asked(self) -> AskedFacts:
+        """The facts that rules asked for and the view lacks."""
+        return AskedFacts(links=self._walk.asked_links, addresses=self._walk.asked_addresses)
 
     def start(self, steps: Steps) -> PartialPath:
         """Return the packet before all rules."""
@@ -115,9 +122,9 @@ class NodeHooks:
             before = self._begin(path, place)
             on, off = self._walk.hook(place, [path.branch], nat=nat, span=span)
             near = self._near()
-            passed += [self._extended(path, branch, before, place, near) for branch in on if not branch.doubt]
-            ended += [self._end(path, branch, end, before, place, near) for branch, end in off if not branch.doubt]
-        return passed, ended
+            passed += [self._extended(path, branch, before, place, near) for branch in on]
+            ended += [self._end(path, branch, end, before, place, near) for branch, end in off]
+        return _without_repetition(passed), ended
 
     def balance(
         self, place: HookPoint, paths: list[PartialPath]
@@ -129,9 +136,9 @@ class NodeHooks:
         for path in paths:
             before = self._begin(path, place)
             here, there, off = self._walk.balance(place.hook, [path.branch])
-            stay += [self._extended(path, branch, before, place) for branch in here if not branch.doubt]
-            away += [self._extended(path, branch, before, place) for branch in there if not branch.doubt]
-            ended += [self._end(path, branch, end, before, place) for branch, end in off if not branch.doubt]
+            stay += [self._extended(path, branch, before, place) for branch in here]
+            away += [self._extended(path, branch, before, place) for branch in there]
+            ended += [self._end(path, branch, end, before, place) for branch, end in off]
         return stay, away, ended
 
     def _begin(self, path: PartialPath, place: HookPoint) -> Header:
@@ -168,6 +175,8 @@ class NodeHooks:
         near: Near | None = None,
     ) -> tuple[PartialPath, PathEnd]:
         extended = self._extended(path, branch, before, place, near)
+        if self._walk.is_unsure(branch, end.disposition):
+            return extended, unsure_end(self._view.name, branch, FATES[end.disposition])
         last = extended.steps[-1] if extended.steps else None
         why = f" ({last.why})" if last is not None and last.why else ""
         reason = end.note or _REASONS.get(end.disposition, "") + why
@@ -185,13 +194,32 @@ class NodeHooks:
                 steps[number] = msgspec.structs.replace(step, near=tuple(near[step.table, step.chain][:_MOST_NEAR]))
         if steps and _changes(before, after):
             steps[-1] = msgspec.structs.replace(steps[-1], after=after)
-        if branch.supposing and steps:
-            steps[-1] = msgspec.structs.replace(steps[-1], unknown="; ".join(branch.supposing))
+        supposed = [each for each in branch.supposing if all(each not in step.unknown for step in path.steps)]
+        if supposed and steps:
+            steps[-1] = msgspec.structs.replace(steps[-1], unknown="; ".join(supposed))
         return made.then(*steps)
 
     def _step(self, met: Met, before: Header) -> PathStep:
         place, rule = self._place(met.table, met.chain, met.rule, met.what)
         return rule_step(met, self._view.name, before, rule=rule, place=place)
+
+
+def unsure_end(node: str, branch: Branch, fate: Fate) -> PathEnd:
+    """Return the end of a packet on which a rule that the input lacks may act; `fate` is its end otherwise."""
+    may = (PossibleEnd(when="no rule that is missing acts on it", fate=fate),)
+    return PathEnd(fate=Fate.UNKNOWN, node=node, reason=branch.unsure, may=may)
+
+
+def _without_repetition(paths: list[PartialPath]) -> list[PartialPath]:
+    """Leave out alternatives in doubt in the same state as another: they continue in the same way, and have no probability."""
+    seen: set[tuple[object, ...]] = set()
+    kept: list[PartialPath] = []
+    for path in paths:
+        if path.branch.doubt and path.branch.state in seen:
+            continue
+        seen.add(path.branch.state)
+        kept.append(path)
+    return kept
 
 
 def _changes(before: Header, after: Header) -> bool:

@@ -8,6 +8,7 @@ from fractions import Fraction
 import msgspec
 
 from narthex.model.net import family_of, join_port
+from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption, possible_end
 from narthex.trace.follow.hooks import PartialPath, Steps
 from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.traversal import NatBinding, NodeTraversal, TraversalExit
@@ -20,6 +21,7 @@ from narthex.trace.model import (
     PathBranch,
     PathEnd,
     PathStep,
+    PossibleEnd,
     Stage,
     branch_tree,
 )
@@ -85,8 +87,12 @@ class _Departure(msgspec.Struct, frozen=True, kw_only=True):
 class PathFollower:
     """Follows one packet over the nodes of a `ClusterMap`."""
 
-    def __init__(self, cluster: ClusterMap, size: int = 0) -> None:
+    def __init__(self, cluster: ClusterMap, size: int = 0, assumed: Assumption = NOTHING) -> None:
         """`size` is the packet's length in bytes, sent with the DF bit; 0 stands for a small packet."""
+        self._assumed = assumed
+        self._asked: list[AskedFacts] = []
+        self._may: dict[str, list[PossibleEnd]] = {}
+        """The ends of alternatives in doubt, by the reason of the doubt."""
         self._cluster = cluster
         self._size = size
         self._missing: dict[tuple[str, str], str] = {}
@@ -98,7 +104,20 @@ class PathFollower:
 
     def follow(self, view: NodeView, header: Header, entry: NodeEntry, steps: Steps = ()) -> list[Alternative]:
         """Return all alternatives from a node on; `steps` are those before."""
-        return self._follow(view, header, entry, steps, _Flow())
+        found = self._follow(view, header, entry, steps, _Flow())
+        return [(share, steps, self._with_possible(end)) for share, steps, end in found]
+
+    @property
+    def asked(self) -> AskedFacts:
+        """The facts that rules asked for and the views lack."""
+        return AskedFacts(
+            links=frozenset(link for each in self._asked for link in each.links),
+            addresses=frozenset(address for each in self._asked for address in each.addresses),
+        )
+
+    def _with_possible(self, end: PathEnd) -> PathEnd:
+        may = self._may.get(end.reason) if end.fate is Fate.UNKNOWN and not end.may else None
+        return msgspec.structs.replace(end, may=tuple(dict.fromkeys(may))) if may else end
 
     def entry_of(self, view: NodeView, source: str, destination: str) -> tuple[NodeEntry | None, str]:
         """Return how a packet of a neighbour (a pod, or a machine outside) enters; None and the reason if not known."""
@@ -115,7 +134,13 @@ class PathFollower:
         bindings = reversed(flow.bindings) if flow.is_reply else ()
         undo = next((each for each in bindings if each.node == view.name), None)
         traversal = NodeTraversal(
-            view, header, self._cluster.name_of, own=self._cluster.own(view), undo=undo, is_reply=flow.is_reply
+            view,
+            header,
+            self._cluster.name_of,
+            own=self._cluster.own(view),
+            undo=undo,
+            is_reply=flow.is_reply,
+            assumed=self._assumed,
         )
         if entry.bridged and entry.link is not None:
             over = self._over_frames(view, header, entry.link, steps, flow, undo is not None)
@@ -129,7 +154,22 @@ class PathFollower:
             exits = traversal.received(entry.link, steps)
         for part, why in traversal.missing.items():
             self._missing.setdefault((view.name, part), why)
-        return [found for each in exits for found in self._after(view, header, entry, each, flow)]
+        if not flow.is_reply:
+            self._asked.append(traversal.asked)
+        found: list[Alternative] = []
+        for each in exits:
+            branch = each.path.branch
+            after = [
+                (share, steps, _supposing(end, branch.supposing))
+                for share, steps, end in self._after(view, header, entry, each, flow)
+            ]
+            if branch.doubt:
+                self._may.setdefault(branch.doubt, []).extend(
+                    possible_end("", end) for _, _, end in after if end.fate is not Fate.UNKNOWN
+                )
+            else:
+                found += after
+        return found
 
     def _after(
         self, view: NodeView, came: Header, entry: NodeEntry, exit: TraversalExit, flow: _Flow
@@ -398,6 +438,12 @@ class PathFollower:
         )
         exits = traversal.created() if link is None else traversal.received(link)
         return next((each.end for each in exits if each.end is not None and each.end.fate is not Fate.DELIVERED), None)
+
+
+def _supposing(end: PathEnd, supposing: tuple[str, ...]) -> PathEnd:
+    if not supposing:
+        return end
+    return msgspec.structs.replace(end, supposing=tuple(dict.fromkeys((*supposing, *end.supposing))))
 
 
 def _is_uplink(view: NodeView, link: NodeLink) -> bool:

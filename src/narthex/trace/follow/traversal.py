@@ -13,7 +13,8 @@ from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT
 from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange
 from narthex.netfilter.walk.walk import HookPoint
-from narthex.trace.follow.hooks import NodeHooks, PartialPath, Steps
+from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption
+from narthex.trace.follow.hooks import NodeHooks, PartialPath, Steps, unsure_end
 from narthex.trace.follow.routing import RouteDecision, RouteQuery, check_source, forwards, localnet, look_up
 from narthex.trace.follow.views import NextHop, NodeView, TrackedConnection
 from narthex.trace.model import Fate, Header, PathEnd, PathStep, Stage
@@ -60,6 +61,7 @@ class NodeTraversal:
         own: tuple[str, ...],
         undo: NatBinding | None = None,
         is_reply: bool = False,
+        assumed: Assumption = NOTHING,
     ) -> None:
         """Prepare the traversal.
 
@@ -70,8 +72,10 @@ class NodeTraversal:
             own: The node's addresses.
             undo: For a reply: the rewriting on this node that has to be undone.
             is_reply: The packet is a reply.
+            assumed: Facts that the view lacks, with the values to assume.
         """
         self._view = view
+        self._assumed = assumed
         self._header = header
         self._undo = undo
         self._is_reply = is_reply
@@ -79,12 +83,20 @@ class NodeTraversal:
         self._known = None if is_reply else self._connection()
         established = is_reply or self._known is not None
         self._nat = not established
-        self._hooks = NodeHooks(view, header, own, name_of, "established" if established else "new")
+        self._hooks = NodeHooks(view, header, (*own, *assumed.own), name_of, "established" if established else "new")
         self._exits: list[TraversalExit] = []
         if not self._hooks.known:
             self._miss("rules")
         for text in (*view.partial, *self._hooks.unread):
             self.missing[text.partition(":")[0]] = text.partition(":")[2].strip()
+        for gap in self._hooks.gaps:
+            part = f"table {gap.table}" if gap.table else gap.kind.value
+            self.missing[part] = "; ".join(filter(None, (self.missing.get(part), str(gap))))
+
+    @property
+    def asked(self) -> AskedFacts:
+        """The facts that rules asked for and the view lacks."""
+        return self._hooks.asked
 
     # ---- alternatives in ---------------------------------------------------------------------------------------------------
 
@@ -123,7 +135,7 @@ class NodeTraversal:
         return self._exits
 
     def _sent(self, start: PartialPath, oif: str | None, hop: NextHop | None) -> None:
-        place = HookPoint("output", oif=oif or None)
+        place = HookPoint("output", oif=oif or self._assumed.link or None)
         paths = self._hook(place, [start], span=BEFORE_OUTPUT)
         paths, away, ended = self._hooks.balance(place, paths)
         self._ended(ended)
@@ -235,6 +247,9 @@ class NodeTraversal:
             one = self._undo_source(one)
             header = self._hooks.header(one, iif=iif)
             step = PathStep(stage=Stage.DELIVERY, node=self._view.name, what="to a process of this node", before=header)
+            if one.branch.unsure and not one.branch.dnat:
+                self._put(one.then(step), header, unsure_end(self._view.name, one.branch, Fate.DELIVERED))
+                continue
             end = PathEnd(fate=Fate.DELIVERED, node=self._view.name, address=header.destination, port=header.port)
             self._put(one.then(step), header, end)
         for one in away:
@@ -254,11 +269,14 @@ class NodeTraversal:
             return
         if passes is None:
             self._miss("sysctls")
-        for one in self._hook(HookPoint("forward", iif=iif, oif=hop.link or None), [path]):
+        for one in self._hook(HookPoint("forward", iif=iif, oif=hop.link or self._assumed.link or None), [path]):
             self._out(one, hop)
 
     def _out(self, path: PartialPath, hop: NextHop) -> None:
-        for one in self._hook(HookPoint("postrouting", oif=hop.link or None), [path]):
+        for one in self._hook(HookPoint("postrouting", oif=hop.link or self._assumed.link or None), [path]):
+            if one.branch.unsure and not one.branch.dnat:
+                self._put(one, self._hooks.header(one), unsure_end(self._view.name, one.branch, Fate.LEAVES))
+                continue
             self._resolve_source(one, hop)
             one = self._undo_source(self._as_known_source(one))
             header = self._hooks.header(one, oif=hop.link)

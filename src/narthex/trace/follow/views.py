@@ -172,6 +172,10 @@ class NodeRules(Shape):
         """Return the tables of all tools."""
 
     @property
+    def supposed(self) -> Ruleset:
+        """Return the tables for walks, which complete them as kube-proxy writes them if a person copied the text."""
+
+    @property
     def objects(self) -> KernelObjects:
         """Return the ipsets and IPVS virtual servers."""
 

@@ -218,10 +218,11 @@ Texts = Sequence[tuple[str, str]]
 class DumpedRules:
     """The rules of one IP family in dumps, as `NodeRules`."""
 
-    def __init__(self, held: Dump, family: IPFamily) -> None:
-        """Take the dump and select one IP family."""
+    def __init__(self, held: Dump, family: IPFamily, *, copied: bool) -> None:
+        """Take the dump and select one IP family. `copied`: a person copied the text, so that parts may be missing."""
         rules = held.for_family(family)
         self.ruleset: Ruleset = rules.ruleset
+        self.supposed: Ruleset = rules.copied if copied else rules.ruleset
         self.objects: KernelObjects = rules.objects
         self.unread = tuple(map(str, held.problems))
         self.gaps = rules.gaps
@@ -251,6 +252,7 @@ class RulesByFamily(Mapping[IPFamily, DumpedRules]):
     def __init__(self, texts: Texts = (), dumps: Sequence[Dump] = ()) -> None:
         """Take texts that are read on demand, or dumps that have been read."""
         self._texts = [(name, text) for name, text in texts if _says_something(text)]
+        self._copied = bool(dumps)
         self._dump: Dump | None = merge_dumps(dumps) if dumps else None
         self._held: dict[IPFamily, DumpedRules] = {}
 
@@ -259,7 +261,7 @@ class RulesByFamily(Mapping[IPFamily, DumpedRules]):
         if self._dump is None:
             self._dump = merge_dumps(read_dump(text, name, _rules_family(name)) for name, text in self._texts)
         if family not in self._held:
-            self._held[family] = DumpedRules(self._dump, family)
+            self._held[family] = DumpedRules(self._dump, family, copied=self._copied)
         return self._held[family]
 
     def __iter__(self) -> Iterator[IPFamily]:

@@ -182,7 +182,7 @@ def _case(
     plan = inputs.plan(family)
     if dump is not None:
         held = dump(family)
-        walked, whence = walk(held.ruleset, packet, host, objects=held.objects), "read from dumps"
+        walked, whence = walk(held.copied, packet, host, objects=held.objects), "read from dumps"
         if isinstance(backend, UserspaceBackend):
             walked = backend.onwards(walked, _relay_table(held, family))
     else:

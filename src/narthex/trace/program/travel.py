@@ -11,6 +11,8 @@ from narthex.model.decode.objects import load
 from narthex.model.net import contains, family_of
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot, Store, Synced, Upsert
+from narthex.trace.follow.ask import next_command
+from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption, follow_all
 from narthex.trace.follow.path import CREATED_HERE, NodeEntry, PathFollower
 from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.views import ClusterMap, NodeView
@@ -156,7 +158,12 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
     atlas = known.atlas()
     follower = PathFollower(atlas, request.size)
     view, entry, what = _start(known, atlas, follower, source, header, request)
-    tree = branch_tree(follower.follow(view, header, entry, (what,)))
+
+    def run(assumed: Assumption) -> tuple[PathBranch, AskedFacts]:
+        with_assumption = PathFollower(atlas, request.size, assumed) if assumed != NOTHING else follower
+        return branch_tree(with_assumption.follow(view, header, entry, (what,))), with_assumption.asked
+
+    tree = follow_all(run, header)
     return PacketPath(
         packet=header,
         source=Party(
@@ -171,6 +178,7 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
             dict.fromkeys(f"{each.origin}" + (f" (node {each.name})" if each.name else "") for each in known.views)
         ),
         missing=follower.missing,
+        next_command=next_command(tree, header.destination, known.views, follower.missing),
     )
 
 

@@ -17,6 +17,7 @@ from narthex.trace.model import (
     PathStep,
     PlanReading,
     PlanStep,
+    PossibleEnd,
     Stage,
     branch_ends,
     branch_steps,
@@ -51,10 +52,15 @@ def text(path: PacketPath, *, every: bool = False) -> str:
     below += _decided(path.plan, path.service) if path.plan is not None else ()
     below += [_Line(f"read from: {source}") for source in path.sources]
     below += [_Line(f"rules ({path.plan.mode}, {path.plan.rules})", tree)] if path.plan is not None else tree
+    supposed = dict.fromkeys(text for end in branch_ends(path.tree) for text in end.supposing)
+    if supposed:
+        below.append(_Line("supposed, because the input lacks it", [_Line(each) for each in supposed]))
     if path.missing:
         below.append(
             _Line("not known, and assumed not to affect the packet", [_Line(_missing(each)) for each in path.missing])
         )
+    if path.next_command:
+        below.append(_Line(f"next: run `{path.next_command}` on the node, and add its output to the input"))
     if path.plan is not None and path.plan.agree:
         below.append(_Line("plan and rules agree"))
     elif path.plan is not None:
@@ -91,6 +97,8 @@ class _Tree:
         replies = [end.reply for end in branch_ends(path.tree) if end.reply is not None]
         nodes = {step.node for tree in (path.tree, *replies) for step in branch_steps(tree)}
         self._many_nodes = len(nodes) > 1
+        self._supposed = "; ".join(text for end in branch_ends(path.tree) for text in end.supposing)
+        """What the ends suppose, which is said once below the path."""
 
     def branch(self, branch: PathBranch) -> list[_Line]:
         """Return the steps and what follows them."""
@@ -123,14 +131,15 @@ class _Tree:
         below = [_Line(each) for each in step.evidence if each not in step.what]
         if step.after is not None and step.before is not None:
             below.append(_Line(f"{step.before} becomes {step.after}"))
-        if step.unknown:
+        if step.unknown and step.unknown not in self._supposed:
             below.append(_Line(f"not known: {step.unknown}"))
         if self._every:
             below += [_Line(f"nearly: {each.rule or each.chain}: {each.missing}") for each in step.near[:_MOST_NEAR]]
         return _Line(f"node {step.node}: {line}" if step.node and self._many_nodes else line, below)
 
     def _details(self, end: PathEnd) -> list[_Line]:
-        below = [_Line(line) for line in end.rewriting]
+        below = [_Line(possible_text(each)) for each in end.may]
+        below += [_Line(line) for line in end.rewriting]
         if end.route:
             below.append(_Line(f"route: {end.route}"))
         if end.reply is None:
@@ -162,6 +171,16 @@ def end_text(end: PathEnd, *, alone: bool = False) -> str:
         return f"goes to {named}: {end.reason}" + (", masqueraded" if end.masqueraded else "")
     word = {Fate.DROPPED: "dropped", Fate.REJECTED: "rejected", Fate.LOST: "lost", Fate.UNKNOWN: "not known"}[end.fate]
     return f"{word}: {end.reason}" if end.reason else word
+
+
+def possible_text(end: PossibleEnd) -> str:
+    """Return an end that is possible, in one line, after its condition."""
+    to = join_port(end.address, end.port) if end.port else end.address
+    words = {Fate.DELIVERED: "delivered", Fate.LEAVES: "goes on"}.get(end.fate) or end.fate.value
+    where = f" to {to}{f', {end.name}' if end.name else ''}" if to else ""
+    why = f" ({end.reason})" if end.reason and end.fate not in (Fate.DELIVERED, Fate.LEAVES) else ""
+    masqueraded = ", masqueraded" if end.masqueraded else ""
+    return f"{f'if {end.when}' if end.when else 'it may be'}: {words}{where}{masqueraded}{why}"
 
 
 def _drawn(line: _Line, indent: str = "") -> Iterable[str]:
