@@ -129,8 +129,8 @@ def test_what_contradicts_the_structure_decides_nothing(text: str, reason: str) 
 
 
 def test_a_bundle_is_taken_at_its_word() -> None:
-    from narthex.trace.node.view import RulesByFamily
     from narthex.model.net import IPFamily
+    from narthex.trace.node.view import RulesByFamily
 
     rules = RulesByFamily(texts=[("rules/iptables.txt", without(NAT, "-A PREROUTING"))])[IPFamily.IPV4]
     assert not rules.supposed.copied
