@@ -182,7 +182,7 @@ class StatementExecutor:
             text = f"the map {e.map} of table {table.name} is not in the input"
             branch.unsure = branch.unsure or text
             branch.suppose(f"{text}; it is taken to have no element for the packet")
-            yield branch, "", StatementResult(branch)
+            yield branch, "", StatementResult(branch), ""
             return
         if elements is None or elements.set.unsupported:
             note = f"the map {e.map} of table {table.name} is not in the input"

@@ -16,7 +16,7 @@ from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption, follow_
 from narthex.trace.follow.path import CREATED_HERE, NodeEntry, PathFollower
 from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.views import ClusterMap, NodeView
-from narthex.trace.model import Header, PacketPath, Party, PathStep, Stage, branch_steps, branch_tree
+from narthex.trace.model import Header, PacketPath, Party, PathBranch, PathStep, Stage, branch_steps, branch_tree
 from narthex.trace.names import AddressName, AddressNames, service_of_steps
 from narthex.trace.node.layout import OBJECTS
 from narthex.trace.node.view import view_of_bundle, view_of_files
