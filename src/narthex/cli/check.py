@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from narthex.cli.inputs import node_options, node_options_of, options, source_options, views_of
-from narthex.cli.options import output_option
-from narthex.cli.output import AnswersByStatus, json_text
+from narthex.cli.options import lab_option, output_option
+from narthex.cli.output import CANNOT_TELL, AnswersByStatus, json_text
 from narthex.proxy.plan.show import visible
 from narthex.trace.program.inputs import InputError
 from narthex.trace.program.reports import check_reports, status
@@ -19,18 +20,26 @@ from narthex.trace.reports.check import CheckDocument, CheckReport
 
 @click.command(cls=AnswersByStatus)
 @source_options
+@lab_option
 @node_options
 @options
-@click.option("--watch", is_flag=True, help="Repeat until stopped, and print the result when it changes.")
+@click.option("--watch", is_flag=True, help="Repeat until stopped, and print differences that come and go.")
 @click.option(
     "--interval", type=click.FloatRange(0.1), default=5.0, show_default=True, metavar="SECONDS", help="For --watch."
 )
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.0),
+    metavar="SECONDS",
+    help="For --watch: end as soon as nothing differs, and after this time at the latest.",
+)
 @output_option
-def command(watch: bool, interval: float, output: str, **given: Any) -> None:
+def command(watch: bool, interval: float, timeout: float | None, output: str, **given: Any) -> None:
     """Compare a cluster's objects with what a node's kernel does, for each frontend of each Service.
 
     Reports frontends and endpoints that are missing, stale, extra, or duplicated, wrong shares of traffic, rules of other programs that
-    take the packets first, and tracked connections to endpoints that are gone.
+    take the packets first, what keeps packets from their endpoints (policies, rules, routes, links), and tracked connections to endpoints
+    that are gone.
 
     It walks the node's rules, so that it works for every proxy and mode. Objects are those of --manifests, --kubeconfig or the bundle.
 
@@ -39,46 +48,113 @@ def command(watch: bool, interval: float, output: str, **given: Any) -> None:
     \b
         narthex check --kubeconfig ~/.kube/config
         narthex check --bundle node-1.tgz -o json
+        narthex check --kubeconfig ~/.kube/config --watch --timeout 300
     """
-    before: str | None = None
-    while True:
-        reports, problems = _compared(given)
-        shown = _shown(reports, output)
-        if shown != before:
-            for problem in problems if before is None else ():
-                click.echo(visible(problem), err=True)
-            click.echo(shown, nl=False)
-        if not watch:
-            sys.exit(status(reports))
-        before = shown
-        time.sleep(interval)
+    if timeout is not None and not watch:
+        raise click.UsageError("--timeout is for --watch")
+    reports, problems = _compared(given)
+    for problem in problems:
+        click.echo(visible(problem), err=True)
+    click.echo(_shown(reports, output), nl=False)
+    if watch:
+        _watch(lambda: _compared(given)[0], reports, output, interval, timeout)
+    else:
+        sys.exit(status(reports))
 
 
-def _compared(given: dict[str, Any]) -> tuple[tuple[CheckReport, ...], tuple[str, ...]]:
+Reports = tuple[CheckReport, ...]
+
+
+def _compared(given: dict[str, Any]) -> tuple[Reports, tuple[str, ...]]:
     views, cluster = views_of(given)
     if cluster is None:
         raise click.UsageError(
-            "no objects given: use --manifests, --kubeconfig, --master, or a bundle that contains them"
+            "no objects given: use --manifests, --kubeconfig, --master, --lab, or a bundle that contains them"
         )
-    if len(views) != 1:
+    if not given["lab"] and len(views) != 1:
         raise click.UsageError("expected one node: give one bundle, or dumps of one node")
+    chosen = node_options_of(given)
+    found: list[CheckReport] = []
+    problems: dict[str, None] = {}
     try:
-        return check_reports(cluster, views[0], node_options_of(given))
+        for view in views:
+            reports, more = check_reports(cluster, view, chosen)
+            found += reports
+            problems |= dict.fromkeys(more)
     except InputError as error:
         raise click.ClickException(str(error)) from error
+    return tuple(found), tuple(problems)
 
 
-def _shown(reports: tuple[CheckReport, ...], output: str) -> str:
+def _watch(
+    compared: Callable[[], Reports], reports: Reports, output: str, interval: float, timeout: float | None
+) -> None:
+    """Repeat a comparison and print changes, until stopped or as `timeout` says; then end with the last status."""
+    begin = time.monotonic()
+    since = dict.fromkeys(_differences(reports), begin)
+    shown = _shown(reports, output)
+    answer = status(reports)
+    try:
+        while timeout is None or (answer and time.monotonic() - begin < timeout):
+            time.sleep(interval)
+            try:
+                reports = compared()
+            except click.UsageError:
+                raise
+            except click.ClickException as error:
+                # During a rollout, an API server or a tool may fail once.
+                answer = CANNOT_TELL
+                click.echo(visible(f"cannot tell: {error.format_message()}"), err=True)
+                continue
+            answer = status(reports)
+            if output == "json":
+                before, shown = shown, _shown(reports, output)
+                click.echo(shown if shown != before else "", nl=False)
+            else:
+                _show_changes(reports, since)
+    except KeyboardInterrupt:
+        pass
+    sys.exit(answer)
+
+
+def _show_changes(reports: Reports, since: dict[str, float]) -> None:
+    """Print differences that came and went, and update the times since when there are differences."""
+    now = time.monotonic()
+    present = dict.fromkeys(_differences(reports), now)
+    come = [line for line in present if line not in since]
+    gone = [line for line in since if line not in present]
+    clock = time.strftime("%H:%M:%S")
+    for line in gone:
+        click.echo(f"{clock} - {line} (after {now - since.pop(line):.0f} s)")
+    for line in come:
+        since[line] = now
+        click.echo(f"{clock} + {line}")
+    for line in _verdicts(reports) if come or gone else ():
+        click.echo(f"{clock} {line}")
+
+
+def _shown(reports: Reports, output: str) -> str:
     if output == "json":
         return json_text(CheckDocument(status=status(reports), reports=reports))
+    lines = [line for report in reports for line in (*_differences((report,)), *_verdicts((report,)))]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _differences(reports: Reports) -> list[str]:
     lines: list[str] = []
     for report in reports:
-        where = f"node {report.node}, {report.family}" if report.node else report.family
         for finding in report.findings:
             place = f" [{finding.place}]" if finding.place else ""
             sender = f" (asked as {finding.sender})" if finding.sender else ""
             lines.append(f"{finding.kind.value}: {finding.said}{place}{sender}")
         lines += [f"cannot tell: {text}" for text in report.unknown]
+    return [visible(line) for line in lines]
+
+
+def _verdicts(reports: Reports) -> list[str]:
+    lines: list[str] = []
+    for report in reports:
+        where = f"node {report.node}, {report.family}" if report.node else report.family
         verdict = ("the same", f"{len(report.findings)} differences", "cannot tell")[report.status]
         lines.append(f"{where}: {report.frontends} frontends, {report.endpoints} endpoints: {verdict}")
-    return "".join(f"{visible(line)}\n" for line in lines)
+    return [visible(line) for line in lines]

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from narthex.cli.inputs import has_source, inputs_of, options_of_all_nodes, source_options
+from narthex.cli.inputs import cluster_of, has_source, inputs_of, node_options_of, options_of_all_nodes, source_options
 from narthex.cli.options import output_option
 from narthex.cli.output import AnswersByStatus, print_document
 from narthex.proxy.backends import BACKENDS
@@ -17,7 +17,17 @@ from narthex.proxy.plan.show import visible
 from narthex.trace.follow.views import LinkAddress, NodeView
 from narthex.trace.node.view import view_of_bundle, view_of_files
 from narthex.trace.program.bundle import BundleError, read_bundle
-from narthex.trace.reports.difference import ViewComparison, ViewDifference, diff_document, differences, rules_in_text
+from narthex.trace.program.inputs import InputError
+from narthex.trace.program.reports import prospect
+from narthex.trace.reports.difference import (
+    ViewComparison,
+    ViewDifference,
+    diff_document,
+    differences,
+    of_modes,
+    rules_in_text,
+)
+from narthex.trace.reports.migration import some
 
 
 @click.command(cls=AnswersByStatus)
@@ -31,13 +41,16 @@ from narthex.trace.reports.difference import ViewComparison, ViewDifference, dif
     is_flag=True,
     help="Include the lines of rules that only one side has, even without any effect.",
 )
+@click.option("--all", "every", is_flag=True, help="Include differences that two nodes always have.")
 @output_option
-def command(before: str, after: str, as_text: bool, output: str, **given: Any) -> None:
+def command(before: str, after: str, as_text: bool, every: bool, output: str, **given: Any) -> None:
     """Show how two bundles differ.
 
-    It compares the outcome of packets at each frontend with exact shares, then routes, policy rules, links, addresses and settings.
-    Rules with different texts and the same meaning are equal. With --manifests or --kubeconfig, A and B may be modes: the rules that the
-    same objects become on --node.
+    It compares what packets meet at each frontend, with exact shares and up to the endpoint or the next node, then routes, policy rules,
+    links, addresses and settings. Rules with different texts and the same meaning are equal. Of two nodes, it only counts differences in
+    their own addresses and pods. The last lines say what was not compared.
+
+    With --manifests or --kubeconfig, A and B may be modes: what changes for packets, as `narthex migrate` shows it.
 
     Exit status, as for diff: 0 without differences, 1 with differences, 2 if it can't be decided.
 
@@ -46,15 +59,27 @@ def command(before: str, after: str, as_text: bool, output: str, **given: Any) -
         narthex diff iptables nftables --manifests DIR --node worker-a
     """
     try:
-        (one, first), (other, second) = (_side(word, given) for word in (before, after))
-    except BundleError as error:
+        found = _of_modes(before, after, given) if before in BACKENDS and after in BACKENDS else None
+        if found is None or as_text:
+            (one, first), (other, second) = (_side(word, given) for word in (before, after))
+            found = found or differences(one, other, folded=not every)
+    except (BundleError, InputError) as error:
         raise click.ClickException(str(error)) from error
-    found = differences(one, other)
     if as_text:
         more = tuple(rules_in_text(first, second))
         found = msgspec.structs.replace(found, found=(*found.found, *more))
-    print_document(diff_document(found), output, lambda: _text(found))
+    print_document(diff_document(found), output, lambda: _text(found, every))
     sys.exit(found.status)
+
+
+def _of_modes(before: str, after: str, given: dict[str, Any]) -> ViewComparison | None:
+    """Return the differences between two modes, as `narthex migrate` finds them; None without objects."""
+    if not has_source(given):
+        return None
+    result = prospect(cluster_of(given), before, after, node_options_of(given))
+    for problem in result.problems:
+        click.echo(visible(problem), err=True)
+    return of_modes(result.migration)
 
 
 def _side(word: str, given: dict[str, Any]) -> tuple[NodeView, dict[str, str]]:
@@ -76,13 +101,23 @@ def _side(word: str, given: dict[str, Any]) -> tuple[NodeView, dict[str, str]]:
     return view_of_bundle(bundle.parts, bundle.table, str(path)), bundle.parts
 
 
-def _text(found: ViewComparison) -> str:
+def _text(found: ViewComparison, every: bool) -> str:
     lines: list[str] = []
     for each in found.found:
         lines.append(f"{each.part}: {each.what}")
         lines += _sides(each)
+        if each.services and each.services != ("",):
+            lines.append(f"  for: {some(each.services, None if every else _SERVICES, 'more')}")
     lines += [f"cannot tell: {text}" for text in found.unknown]
+    if found.folded:
+        counts = ", ".join(f"{each.count} in {each.part}" for each in found.folded)
+        lines.append(f"folded (own addresses and own pods of two nodes; --all shows them): {counts}")
+    lines += [f"not compared: {text}" for text in found.not_compared]
     return "".join(f"{visible(line)}\n" for line in lines)
+
+
+_SERVICES = 4
+"""Names of Service ports that are shown of one difference."""
 
 
 def _sides(each: ViewDifference) -> list[str]:

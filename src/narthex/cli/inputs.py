@@ -152,6 +152,8 @@ def views_of(
     from narthex.trace.program.bundle import BundleError
     from narthex.trace.program.travel import from_bundles, from_files, live
 
+    if options.get("lab"):
+        return _of_lab(options)
     try:
         views, cluster = from_bundles(options["bundles"])
         if options["dumps"]:
@@ -165,6 +167,26 @@ def views_of(
     if has_source(options):
         cluster = cluster_of(options, pods=True)
     return views, cluster
+
+
+def _of_lab(options: dict[str, Any]) -> tuple[tuple[NodeView, ...], ClusterObjects]:
+    """Return the views of all nodes of a lab, or of the one that --node names, and its objects."""
+    from narthex.lab.program.trace import known_of
+    from narthex.trace.program.places import TraceError
+
+    given = ("bundles", "dumps", "live", "netns", "manifests", "kubeconfig", "master")
+    if any(options.get(name) for name in given):
+        raise click.UsageError("a lab has its own nodes and objects: omit other sources of rules and objects")
+    try:
+        known = known_of(options["lab"])
+    except (TraceError, InputError) as error:
+        raise click.ClickException(str(error)) from error
+    node = str(options.get("node", ""))
+    views = tuple(view for view in known.views if node in ("", view.name))
+    if not views:
+        names = ", ".join(view.name for view in known.views)
+        raise click.UsageError(f"lab {options['lab']} has no node {node}; it has {names}")
+    return views, ClusterObjects(snapshot=known.snapshot)
 
 
 def no_namespace(name: str | None, error: Exception) -> click.ClickException:

@@ -19,6 +19,29 @@ master_option = click.option(
 )
 
 
+def _known_lab(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """Return the name of a lab; for `--lab` without a name, that of the only one."""
+    if value != "":
+        return value
+    from narthex.lab.program.state import existing
+
+    labs = existing()
+    if len(labs) == 1:
+        return labs[0]
+    raise click.UsageError(f"which lab? Name it with --lab: {', '.join(labs)}" if labs else "--lab: there is no lab")
+
+
+lab_option = click.option(
+    "--lab",
+    metavar="[NAME]",
+    is_flag=False,
+    flag_value="",
+    callback=_known_lab,
+    help="A running lab, with its live nodes and objects. Default of NAME, as the last word: the only lab.",
+)
+netns_option = click.option("--netns", metavar="NAME", help="Named network namespace instead of the current one.")
+
+
 def with_options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     """Return a decorator that adds several options, shown in this order."""
 

@@ -11,7 +11,7 @@ import enum
 import ipaddress
 import re
 from functools import lru_cache
-from socket import AF_INET, AF_INET6, inet_ntop
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import NamedTuple
 
 
@@ -182,9 +182,12 @@ def _address_text(number: int, bits: int) -> str:
 
 
 def address_key(addr: str) -> tuple[int, int]:
-    """Return a sort key that orders addresses numerically, IPv4 first."""
-    ip = _parsed_address(addr)
-    return ip.version, int(ip)
+    """Return a sort key that orders addresses numerically, IPv4 first. Raises ValueError."""
+    version, kind = (6, AF_INET6) if ":" in addr else (4, AF_INET)
+    try:
+        return version, int.from_bytes(inet_pton(kind, addr), "big")
+    except OSError:
+        raise ValueError(f"{addr!r} is not an IP address") from None
 
 
 def join_port(addr: str, port: int) -> str:

@@ -60,13 +60,13 @@ Atom = str | int
 """One component of a set element: address or network, protocol in lower case ("tcp"), port or slot number."""
 
 
-class Jump(msgspec.Struct, frozen=True, tag=True):
+class Jump(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Evaluate a chain, then return to the next rule."""
 
     chain: str
 
 
-class Goto(msgspec.Struct, frozen=True, tag=True):
+class Goto(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Evaluate a chain without returning to this one."""
 
     chain: str
@@ -97,7 +97,7 @@ Verdict = Jump | Goto | Return | Accept | DropPacket | RejectPacket
 # ---- matches -------------------------------------------------------------------------------------------------------
 
 
-class Compare(msgspec.Struct, frozen=True, tag=True):
+class Compare(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A field equals one of the values, or lies in one of the networks. An interface name may end in `*`."""
 
     field: Field
@@ -105,7 +105,7 @@ class Compare(msgspec.Struct, frozen=True, tag=True):
     negate: bool = False
 
 
-class PortRange(msgspec.Struct, frozen=True, tag=True):
+class PortRange(msgspec.Struct, frozen=True, tag=True, gc=False):
     """A port lies between `first` and `last`, both included."""
 
     field: Field
@@ -153,7 +153,7 @@ class IcmpType(msgspec.Struct, frozen=True, tag=True):
     negate: bool = False
 
 
-class CtState(msgspec.Struct, frozen=True, tag=True):
+class CtState(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The connection is in one of the states "new", "established", "related", "invalid", or "untracked"."""
 
     states: tuple[str, ...]
@@ -173,7 +173,7 @@ class CtDirection(msgspec.Struct, frozen=True, tag=True):
     original: bool
 
 
-class MarkIs(msgspec.Struct, frozen=True, tag=True):
+class MarkIs(msgspec.Struct, frozen=True, tag=True, gc=False):
     """`packet mark & mask == value`."""
 
     value: int
@@ -217,7 +217,7 @@ class IpvsMatch(msgspec.Struct, frozen=True, tag=True):
     """IPVS has not handled the packet. Only allowed without properties."""
 
 
-class RandomMatch(msgspec.Struct, frozen=True, tag=True):
+class RandomMatch(msgspec.Struct, frozen=True, tag=True, gc=False):
     """The rule matches at random with this probability, written with eleven decimals as iptables prints it."""
 
     probability: str
@@ -335,7 +335,7 @@ class Snat(msgspec.Struct, frozen=True, tag=True):
     last: str
 
 
-class Dnat(msgspec.Struct, frozen=True, tag=True):
+class Dnat(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Rewrite the destination. Port None keeps the port."""
 
     address: str
@@ -484,7 +484,7 @@ Expression = (
 # ---- rules, chains, sets, and tables -------------------------------------------------------------------------------
 
 
-class Rule(msgspec.Struct, frozen=True):
+class Rule(msgspec.Struct, frozen=True, gc=False):
     """A rule: expressions in evaluation order, and a comment."""
 
     expressions: tuple[Expression, ...]
@@ -502,7 +502,7 @@ class Hook(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "accept"
 
 
-class Chain(msgspec.Struct, frozen=True, kw_only=True):
+class Chain(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A named list of rules. A base chain has a hook."""
 
     name: str

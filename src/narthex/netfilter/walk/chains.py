@@ -8,6 +8,7 @@ branches in doubt continue, one as if the rule matched and one as if not, to fin
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 
 from narthex.model.packet import WalkNearMiss
 from narthex.netfilter import ast
@@ -49,7 +50,10 @@ class ChainPosition:
 class ChainWalk:
     """Evaluates chains for one packet."""
 
-    def __init__(self, matcher: Matcher, executor: StatementExecutor, index: RulesetIndex) -> None:
+    def __init__(
+        self, matcher: Matcher, executor: StatementExecutor, index: RulesetIndex, explained: bool = True
+    ) -> None:
+        self._explained = explained
         self._matcher = matcher
         self._index = index
         self._executor = executor
@@ -129,7 +133,7 @@ class ChainWalk:
         """Return the results of a rule, starting at one of its expressions."""
         results: ChainResults = []
         doubt = omission = ""
-        noted = start > 0
+        noted = start > 0 or not self._explained
         expressions = rule.expressions
         for position in range(start, len(expressions)):
             expression = expressions[position]
@@ -138,7 +142,7 @@ class ChainWalk:
             if answerer is not None:
                 answer = answerer(expression, branch, at.point, at.table)
                 if answer is False:
-                    if not doubt:
+                    if not doubt and self._explained:
                         self._missed(at, number, rule, position, branch)
                     return [*results, (None, branch)]
                 if answer is not True:
@@ -187,7 +191,8 @@ class ChainWalk:
         if rest and all(isinstance(each, _SILENT) for each in rest):
             return [(None, branch)]
         note = f"{at.where}: {doubt}"
-        self._note(at, number, rule, branch, self._matcher.describe_match(rule, branch, at.point, at.table))
+        if self._explained:
+            self._note(at, number, rule, branch, self._matcher.describe_match(rule, branch, at.point, at.table))
         results: ChainResults = []
         if not branch.doubt:
             results.append((unsupported(note), branch.copy()))
@@ -209,10 +214,15 @@ class ChainWalk:
 
     def _act(self, at: ChainPosition, number: int, rule: ast.Rule, position: int, branch: Branch) -> ChainResults:
         """Execute a statement that determines the path of the packet."""
+        statement = rule.expressions[position]
+        if isinstance(statement, (ast.Jump, ast.Goto)):
+            return self._call(at, statement, branch)
+        if isinstance(statement, ast.Dnat):
+            return [(self._executor.rewrite(at.point, branch, statement.address, statement.port), branch)]
         results: ChainResults = []
-        for result in self._executor.act(rule.expressions[position], branch, at.point, at.table, at.where):
+        for result in self._executor.act(statement, branch, at.point, at.table, at.where):
             out = result.branch
-            if result.description:
+            if result.description and self._explained:
                 self._note(at, number, rule, out, result.description, result.why)
             what = result.verdict
             if isinstance(what, (ast.Jump, ast.Goto)):
@@ -290,4 +300,10 @@ def _probability(match: ast.Expression) -> Fraction:
     if isinstance(match, ast.EveryNth):
         return Fraction(1, max(match.every, 1))
     assert isinstance(match, ast.RandomMatch)
-    return min(max(Fraction(match.probability), Fraction(0)), Fraction(1))
+    return _fraction(match.probability)
+
+
+@lru_cache(maxsize=1024)
+def _fraction(probability: str) -> Fraction:
+    """Return a probability as a number between 0 and 1. A dump has as many different ones as the largest Service has endpoints."""
+    return min(max(Fraction(probability), Fraction(0)), Fraction(1))

@@ -136,11 +136,13 @@ class Branch:
     def take(self, share: Fraction) -> Branch:
         """Split off a share of this branch's probability. The rest remains here."""
         part = self.copy()
+        # Until the first step both are one number. Fractions are the largest part of a walk's time.
+        same = self.step_probability is self.probability
         if share != 1:
             part.probability = _rounded(self.probability * share)
-            part.step_probability = _rounded(self.step_probability * share)
+            part.step_probability = part.probability if same else _rounded(self.step_probability * share)
         self.probability -= part.probability
-        self.step_probability -= part.step_probability
+        self.step_probability = self.probability if same else self.step_probability - part.step_probability
         return part
 
     def suppose(self, text: str) -> None:
@@ -216,18 +218,25 @@ def graft(branch: Branch, results: ChainResults) -> ChainResults:
     """Apply the results that a chain has for a fresh branch to a branch in the same state."""
     made: ChainResults = []
     left = branch.probability
+    whole = left is _ONE
+    same = branch.step_probability is left
     certain = [out for _, out in results if out.doubt == branch.doubt]
     last = certain[-1] if certain else None
     for continuation, part in results:
         out = part.copy()
-        if part.trail is None:
-            out.trail, out.step_probability = (branch.trail, _rounded(branch.step_probability * part.step_probability))
-        else:
+        # Rounding one part of a split down keeps the sum exact, since the last part is the remainder. Parts of the whole are exact.
+        if not whole:
+            out.probability = left if part is last else _rounded(branch.probability * part.probability)
+            if part is not last and part.doubt == branch.doubt:
+                left -= out.probability
+        if part.trail is not None:
             out.trail = Trail(part.trail, branch.trail, branch.step_probability)
-        # Rounding one part of a split down keeps the sum exact, since the last part is the remainder.
-        out.probability = left if part is last else _rounded(branch.probability * part.probability)
-        if part.doubt == branch.doubt:
-            left -= out.probability
+        else:
+            out.trail = branch.trail
+            if same and part.step_probability is part.probability:
+                out.step_probability = out.probability
+            else:
+                out.step_probability = _rounded(branch.step_probability * part.step_probability)
         made.append((continuation, out))
     return made
 

@@ -79,7 +79,6 @@ class StatementExecutor:
             ast.RandomGoto: self._spread,
             ast.RandomMap: self._draw,
             ast.InlineVerdictMap: self._switch,
-            ast.Dnat: self._dnat,
             ast.DnatRange: self._dnat_range,
             ast.Redirect: self._redirect,
             ast.RedirectRange: self._redirect_range,
@@ -167,7 +166,7 @@ class StatementExecutor:
             elif not isinstance(data, tuple):
                 yield StatementResult(out, continuation=unsupported(f"the map {e.map} has no address and port"))
             else:
-                continuation = self._rewrite(point, out, *data)
+                continuation = self.rewrite(point, out, *data)
                 yield StatementResult(
                     out, continuation=continuation, description=f"dnat to {element}", why=self.name_of(data[0])
                 )
@@ -232,7 +231,7 @@ class StatementExecutor:
             drawn = str(first) if first == last else f"{first}-{last}"
             description = f"draw {drawn} of {e.mod}: {describe(what)}"
             if isinstance(what, ast.Dnat):
-                continuation = self._rewrite(point, out, what.address or out.daddr, what.port)
+                continuation = self.rewrite(point, out, what.address or out.daddr, what.port)
                 yield StatementResult(
                     out, continuation=continuation, description=description, why=self.name_of(what.address)
                 )
@@ -260,11 +259,6 @@ class StatementExecutor:
         yield StatementResult(branch)
 
     # ---- NAT -------------------------------------------------------------------------------------------------------
-
-    def _dnat(
-        self, e: ast.Dnat, branch: Branch, point: HookPoint, _table: ast.Table, _where: str
-    ) -> Iterator[StatementResult]:
-        yield StatementResult(branch, continuation=self._rewrite(point, branch, e.address, e.port))
 
     def _dnat_range(
         self, e: ast.DnatRange, branch: Branch, point: HookPoint, _table: ast.Table, _where: str
@@ -295,13 +289,13 @@ class StatementExecutor:
             for port in ports:
                 out = branch.take(Fraction(1, count))
                 count -= 1
-                yield StatementResult(out, continuation=self._rewrite(point, out, address, port))
+                yield StatementResult(out, continuation=self.rewrite(point, out, address, port))
 
     def _redirect(
         self, e: ast.Redirect, branch: Branch, point: HookPoint, _table: ast.Table, _where: str
     ) -> Iterator[StatementResult]:
         own = self._matcher.own_address(point.hook)
-        yield StatementResult(branch, continuation=self._rewrite(point, branch, own, e.port))
+        yield StatementResult(branch, continuation=self.rewrite(point, branch, own, e.port))
 
     def _redirect_range(
         self, e: ast.RedirectRange, branch: Branch, point: HookPoint, _table: ast.Table, _where: str
@@ -327,7 +321,8 @@ class StatementExecutor:
         branch.masquerade = True
         yield StatementResult(branch, continuation=ACCEPT)
 
-    def _rewrite(self, point: HookPoint, branch: Branch, address: str, port: int | None) -> Continuation:
+    def rewrite(self, point: HookPoint, branch: Branch, address: str, port: int | None) -> Continuation:
+        """Rewrite the destination of a branch. Return how it continues."""
         if point.hook not in _DESTINATION_HOOKS:
             return unsupported(f"destination rewritten in {point.hook}")
         if family_of(address) is not self._matcher.family:

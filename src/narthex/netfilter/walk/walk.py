@@ -46,7 +46,8 @@ def walk(
 class HookWalk:
     """Walks one packet through the rules of one network namespace, hook by hook. The caller routes between the hooks.
 
-    `state` is the conntrack state of the connection.
+    `state` is the conntrack state of the connection. Unless `explained`, it records neither steps nor near misses: the results are
+    the same, in half the time.
     """
 
     def __init__(
@@ -59,12 +60,16 @@ class HookWalk:
         name_of: NameOf | None = None,
         objects: KernelObjects = KernelObjects(),  # noqa: B008  # frozen
         state: str = "new",
+        *,
+        explained: bool = True,
     ) -> None:
         self.packet = packet
         self._index = index_ruleset(ruleset, family_of(packet.destination))
         name_of = name_of or (lambda _address: "")
         self._matcher = Matcher(packet, host, self._index, memory, now, objects, state)
-        self._chains = ChainWalk(self._matcher, StatementExecutor(self._matcher, self._index, name_of), self._index)
+        self._chains = ChainWalk(
+            self._matcher, StatementExecutor(self._matcher, self._index, name_of), self._index, explained
+        )
         self._ipvs = IpvsStage(objects, self._matcher, name_of)
         self._absent = (
             absent_parts(ruleset, self._matcher.family, bool(objects.servers)) if state == "new" else ("", "")

@@ -40,6 +40,16 @@ def split_words(line: str) -> list[str]:
 
 def _split_quoted(line: str) -> list[str]:
     words: list[str] = []
+    if "\\" not in line:
+        pieces = line.split('"')
+        if not len(pieces) % 2:
+            raise SaveTextError("a quote is not closed")
+        for number, piece_text in enumerate(pieces):
+            if number % 2:
+                words.append(ValueWord(piece_text))
+            else:
+                words += piece_text.split()
+        return words
     for piece in _PIECE.finditer(line):
         if piece[1] is not None:
             words.append(ValueWord(_ESCAPE.sub(r"\1", piece[1])))

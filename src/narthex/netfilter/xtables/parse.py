@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from narthex.model.lines import MAX_LINE
-from narthex.model.net import IPFamily
-from narthex.netfilter.ast import Chain, Compare, Expression, Field, Rule, Ruleset, Table, Unknown
-from narthex.netfilter.xtables.lexer import Option, SaveTextError, is_keyword, split_options, split_words
+from narthex.model.net import IPFamily, address
+from narthex.netfilter.ast import Chain, Compare, Dnat, Expression, Field, Rule, Ruleset, Table, Unknown
+from narthex.netfilter.xtables.lexer import SaveTextError, is_keyword, split_options, split_words
 from narthex.netfilter.xtables.matches import read_match
 from narthex.netfilter.xtables.targets import read_target
 from narthex.netfilter.xtables.values import default_policy, hook_of, plain_network
@@ -109,10 +109,56 @@ def read_rule(line: str, family: IPFamily) -> Rule:
     if line.startswith("["):
         line = line.partition("]")[2].lstrip()
     try:
-        return _rule(split_words(line)[2:], family)
+        return _common_rule(line, family) or _rule(split_words(line)[2:], family)
     except (ValueError, IndexError) as error:
         raise SaveTextError(f"{line[:120]!r}: {error}") from None
 
+
+# ---- rules of the forms of which a large dump consists --------------------------------------------------------------
+
+_COMMON = re.compile(
+    r"-A \S+ (?:(! )?-s ([0-9a-f.:/]+) )?(?:(! )?-d ([0-9a-f.:/]+) )?(?:-p (tcp|udp|sctp) )?"
+    r'(?:-m comment --comment (?:"([^"\\]*)"|([\w/.:][^"\s\\]*)) )?'
+    r"(?:-m (?:(tcp|udp|sctp) (?:--dport (\d{1,5}) )?|statistic --mode random --probability ([01]\.\d+) ))?"
+    r"-j ([A-Z]\S+)(?: --to-destination ([\d.]+):(\d{1,5}))?",
+    re.ASCII,
+)
+"""Rules as kube-proxy's: 99 of 100 in a large dump, which would take three times as long word by word."""
+
+
+def _common_rule(line: str, family: IPFamily) -> Rule | None:
+    """Parse a rule of a common form as `_rule` does; None for any other form, and for invalid values."""
+    found = _COMMON.fullmatch(line)
+    if found is None:
+        return None
+    not_from, source, not_to, destination, protocol, comment, bare, match, port, probability, target, to, to_port = (
+        found.groups()
+    )
+    expressions: list[Expression] = []
+    try:
+        if source:
+            expressions.append(Compare(Field.SADDR, (plain_network(source),), bool(not_from)))
+        if destination:
+            expressions.append(Compare(Field.DADDR, (plain_network(destination),), bool(not_to)))
+        rewritten = Dnat(address(to), int(to_port)) if to and family is IPFamily.IPV4 else None
+    except ValueError:
+        return None
+    if protocol:
+        expressions.append(_PROTOCOLS[protocol])
+    if match:
+        expressions += _plain_match((match, "--dport", port) if port else (match,))
+    elif probability:
+        expressions += _plain_match(("statistic", "--mode", "random", "--probability", probability))
+    if to is None:
+        expressions.append(read_target("-j", target, [], family))
+    elif target == "DNAT" and rewritten is not None and 0 < int(to_port) <= 65535:
+        expressions.append(rewritten)
+    else:
+        return None
+    return Rule(tuple(expressions), comment or bare or "")
+
+
+_PROTOCOLS = {name: Compare(Field.L4PROTO, (name,)) for name in ("tcp", "udp", "sctp")}
 
 # ---- rules ---------------------------------------------------------------------------------------------------------
 
@@ -153,13 +199,14 @@ def _rule(words: list[str], family: IPFamily) -> Rule:
         elif word in _MATCH:
             match = tuple(words[position + 1 : end])
             if match[0] == "comment":
-                comment = _comment(split_options(words[position + 2 : end]))
+                comment = _comment(match)
             elif len(match) > _CACHED_WORDS or any(type(each) is not str for each in match):
                 rest += read_match(match[0], split_options(words[position + 2 : end]))
             else:
                 rest += _plain_match(match)
         elif word in _TARGET:
-            rest.append(read_target(word, words[position + 1], split_options(words[position + 2 : end]), family))
+            options = split_options(words[position + 2 : end]) if end > position + 2 else []
+            rest.append(read_target(word, words[position + 1], options, family))
         elif word != "-c":
             rest.append(_unknown(words[position:end], negate))
         position = end
@@ -167,11 +214,11 @@ def _rule(words: list[str], family: IPFamily) -> Rule:
     return Rule((*compares, *rest), comment)
 
 
-def _comment(options: list[Option]) -> str:
-    """Return the text of `-m comment --comment TEXT`. Raises ValueError for any other form."""
-    if len(options) != 1 or len(options[0].values) != 1:
+def _comment(match: tuple[str, ...]) -> str:
+    """Return the text of `comment --comment TEXT`. Raises ValueError for any other form."""
+    if len(match) != 3:
         raise ValueError("a comment is one text")
-    return str(options[0].values[0])
+    return str(match[2])
 
 
 _CACHED_WORDS = 16
@@ -186,17 +233,17 @@ def _plain_match(words: tuple[str, ...]) -> tuple[Expression, ...]:
 
 def _segment_end(words: list[str], position: int) -> int:
     """Return the position of the next option that starts a match, a compared field, or a target."""
-    while position < len(words):
-        if is_keyword(words[position], _STARTS):
-            return position
-        if (
-            is_keyword(words[position], ("!",))
-            and position + 1 < len(words)
-            and is_keyword(words[position + 1], _STARTS)
+    for number in range(position, len(words)):
+        word = words[number]
+        # Few words are in the sets, so that these are looked at first: this loop takes a tenth of the time for a large dump.
+        if (word in _STARTS and is_keyword(word, _STARTS)) or (
+            word == "!"
+            and is_keyword(word, ("!",))
+            and number + 1 < len(words)
+            and is_keyword(words[number + 1], _STARTS)
         ):
-            return position
-        position += 1
-    return position
+            return number
+    return max(position, len(words))
 
 
 def _unknown(words: list[str], negate: bool) -> Unknown:

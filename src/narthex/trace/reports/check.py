@@ -1,7 +1,7 @@
 """Comparison of a cluster's objects with what a node's kernel does, frontend by frontend.
 
-It walks the rules and compares outcomes with the plan, so that it works for every proxy and mode. Senders are a client outside and
-a pod; masquerading is not compared.
+It walks the rules and compares outcomes with the plan, so that it works for every proxy and mode, and follows packets that the rules
+rewrite through routes, other rules, and links. Senders are a client outside and a pod; masquerading is not compared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from narthex.model.net import Protocol, family_of, in_any, join_port, parsed_network
+from narthex.model.net import Protocol, family_of, in_any, join_port
 from narthex.model.packet import Disposition
 from narthex.proxy.plan.ir import (
     Decision,
@@ -28,14 +28,14 @@ from narthex.proxy.plan.ir import (
     Sender,
     ServicePlan,
 )
-from narthex.trace.follow.meeting import FrontendOrigin, FrontendOutcome, frontends, meet
 from narthex.trace.follow.views import NodeView
+from narthex.trace.model import Fate
+from narthex.trace.reports.meeting import FrontendOrigin, FrontendOutcome, FrontendPacket, NodeMeetings, frontends
+from narthex.trace.reports.onward import Obstacle
+from narthex.trace.reports.senders import Senders
 
 _TOLERANCE = Fraction(1, 2000)
 """Older kube-proxy versions write probabilities with five digits."""
-_OUTSIDE = {4: "198.51.100.7", 6: "2001:db8:c::7"}
-
-
 _PROTOCOLS = {protocol.lower: protocol for protocol in Protocol}
 
 
@@ -51,6 +51,8 @@ class DiscrepancyKind(enum.Enum):
     SHARE = "wrong share"
     ANSWER = "wrong answer"
     """The kernel drops, rejects, or passes what the plan decides otherwise."""
+    BLOCKED = "blocked"
+    """The kernel sends to an endpoint, and other rules, routes, or links keep the packet from it."""
     DUPLICATE = "duplicate"
     """Two proxies, or two rules, have the same frontend."""
     SHADOWED = "shadowed"
@@ -73,6 +75,8 @@ class Discrepancy(msgspec.Struct, frozen=True, kw_only=True):
     place: str = ""
     """Position in the dump, if known."""
     sender: str = ""
+    others: int = 0
+    """How many more pairs of a frontend and an endpoint the same obstacle concerns (blocked)."""
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,11 +125,19 @@ def check(plan: Plan, view: NodeView, own: tuple[str, ...]) -> CheckReport:
     there = frontends(held, plan.family, own)
     checker = _Checker(plan, view, own, there)
     findings = [finding for service in plan.services.values() for finding in checker.service(service)]
+    findings = [*checker.blocked(), *findings]
     findings += checker.extra()
     findings += checker.duplicates()
     findings += checker.connections()
-    unknown = (*view.partial, *held.unread, *checker.unknown)
-    return msgspec.structs.replace(report, findings=tuple(findings), unknown=unknown)
+    unknown = (*view.partial, *held.unread, *checker.unknown, *checker.left_out())
+    return msgspec.structs.replace(report, findings=tuple(findings), unknown=tuple(dict.fromkeys(unknown)))
+
+
+class _Blocked(msgspec.Struct):
+    """All packets that one obstacle keeps from their endpoints."""
+
+    first: Discrepancy
+    others: int = 0
 
 
 class _Checker:
@@ -137,8 +149,9 @@ class _Checker:
         self._own = own
         self._there = there
         self.unknown: list[str] = []
-        self._bridge = next((link.name for link in view.links or () if link.kind == "bridge"), "cni0")
-        self._uplink = _uplink(view)
+        self._meetings = NodeMeetings(view, plan.family, own)
+        self._senders = Senders(view, plan.family, plan.pods.cidrs, own)
+        self._blocked: dict[Obstacle, _Blocked] = {}
         self._by_match = {each.match: service for service in plan.services.values() for each in service.frontends}
 
     # ---- frontends -------------------------------------------------------------------------------------------------
@@ -147,28 +160,37 @@ class _Checker:
         """Yield the discrepancies of one Service port."""
         seen: set[tuple[DiscrepancyKind, str, str]] = set()
         for frontend in service.frontends:
-            for sender in self._senders(frontend):
+            for sender in self._classes(frontend):
                 for finding in self._frontend(service, frontend, sender):
                     key = finding.kind, finding.frontend, finding.endpoint
                     if key not in seen:
                         seen.add(key)
                         yield finding
 
-    def _senders(self, frontend: Frontend) -> list[Sender]:
+    def _classes(self, frontend: Frontend) -> list[Sender]:
         pods = bool(self._plan.pods.cidrs)
         if frontend.kind is FrontendKind.CLUSTER_IP:
             return [Sender.POD if pods else Sender.OTHER]
         differs = _scope(frontend.pod) != _scope(frontend.other)
+        if any(each.proxy == "IPVS" for each in self._there.get(frontend.match, ())):
+            # A virtual server has one pool for all senders, that of other machines (row 7.10).
+            return [Sender.OTHER]
         return [Sender.OTHER, Sender.POD] if pods and differs else [Sender.OTHER]
 
     def _frontend(self, service: ServicePlan, frontend: Frontend, sender: Sender) -> Iterator[Discrepancy]:
         to = self._destination(frontend)
-        source = self._source(frontend, sender)
+        source = self._senders.of(sender, frontend.allow_from, to) if to is not None else None
         if to is None or source is None:
             return
-        iif = self._bridge if sender is Sender.POD else self._uplink
-        outside = sender is not Sender.POD
-        met = meet(self._view, source, to, frontend.protocol, frontend.port, iif, self._own, outside=outside)
+        asked = FrontendPacket(
+            source=source.address,
+            destination=to,
+            protocol=frontend.protocol,
+            port=frontend.port,
+            iif=source.iif,
+            outside=sender is not Sender.POD,
+        )
+        met = self._meetings.meet(asked)
         if met.unknown:
             self.unknown.append(f"{_text(frontend)} of {service.name}: {met.unknown}")
             return
@@ -178,8 +200,52 @@ class _Checker:
             return
         if met.untracked and not met.endpoints and self._view.own(to) is not None:
             return  # a process on this node answers there, and rules see to it
-        for finding in _differences(service, frontend, met, self._there):
-            yield msgspec.structs.replace(finding, sender=f"{sender.value} {source}")
+        asker = f"{sender.value} {source.address}"
+        expected = _expected(service, frontend, source.address, sender)
+        foreign = self._meetings.foreign(asked) if met.endpoints.keys() != expected.endpoints.keys() else ""
+        for finding in _differences(service, frontend, met, expected, foreign, self._there):
+            yield msgspec.structs.replace(finding, sender=asker)
+        self._obstructed(service, frontend, met, expected, asker)
+
+    def _obstructed(
+        self, service: ServicePlan, frontend: Frontend, met: FrontendOutcome, expected: _Expected, asker: str
+    ) -> None:
+        """Record the expected endpoints that packets do not reach, by what is in the way."""
+        for endpoint, passage in met.passages.items():
+            obstacle = passage.obstacle
+            if obstacle is None or endpoint not in expected.endpoints:
+                continue
+            held = self._blocked.get(obstacle)
+            if held is not None:
+                held.others += 1
+                continue
+            at = join_port(*endpoint)
+            said = f"{_text(frontend)} of {service.name} is sent to {at} and then {_FATES[obstacle.fate]}: {obstacle.reason}"
+            finding = Discrepancy(
+                kind=DiscrepancyKind.BLOCKED,
+                service=str(service.name),
+                frontend=_text(frontend),
+                said=said,
+                endpoint=at,
+                place=obstacle.place,
+                sender=asker,
+            )
+            self._blocked[obstacle] = _Blocked(finding)
+
+    def blocked(self) -> Iterator[Discrepancy]:
+        """Yield one discrepancy for each obstacle; those of an unknown outcome become reasons in `unknown`."""
+        for obstacle, held in self._blocked.items():
+            more = f"; the same for {held.others:,} more" if held.others else ""
+            if obstacle.fate is Fate.UNKNOWN:
+                self.unknown.append(f"{held.first.said}{more}")
+            else:
+                yield msgspec.structs.replace(held.first, said=f"{held.first.said}{more}", others=held.others)
+
+    def left_out(self) -> Iterator[str]:
+        """Yield what was not compared because there was too much of it."""
+        count = self._meetings.left_out
+        if count:
+            yield f"{count:,} rewritten packets were not followed to their endpoints: the rules distinguish too many of them"
 
     def _destination(self, frontend: Frontend) -> str | None:
         if frontend.address is not None:
@@ -187,19 +253,6 @@ class _Checker:
         cidrs = self._plan.node_ports.cidrs
         known = (ip for ip in self._own if family_of(ip) is self._plan.family)
         return next((ip for ip in known if cidrs is None or in_any(cidrs, ip)), None)
-
-    def _source(self, frontend: Frontend, sender: Sender) -> str | None:
-        if sender is Sender.POD:
-            inside = parsed_network(self._plan.pods.cidrs[0])
-            return str(inside[-2])
-        if frontend.allow_from is None:
-            return _OUTSIDE[self._plan.family.value]
-        for cidr in frontend.allow_from:
-            inside = parsed_network(cidr)
-            one = str(inside[1] if inside.num_addresses > 1 else inside[0])
-            if one not in self._own and not (self._plan.pods.cidrs and in_any(self._plan.pods.cidrs, one)):
-                return one
-        return None
 
     # ---- what only the kernel has ----------------------------------------------------------------------------------
 
@@ -219,8 +272,9 @@ class _Checker:
     def duplicates(self) -> Iterator[Discrepancy]:
         """Yield frontends with several origins."""
         for match, places in self._there.items():
+            rewriting = [each for each in places if each.rewrites]
             proxies = sorted({each.proxy for each in places})
-            leads = sorted({each.leads for each in places})
+            leads = sorted({each.leads for each in rewriting})
             service = self._by_match.get(match)
             if len(proxies) < 2 and len(leads) < 2:
                 continue
@@ -259,21 +313,40 @@ class _Checker:
             )
 
 
+_FATES = {Fate.DROPPED: "dropped", Fate.REJECTED: "rejected", Fate.LOST: "lost", Fate.UNKNOWN: "followed no further"}
+
+
+class _Expected(msgspec.Struct, frozen=True):
+    """What the plan decides for one sender of a frontend."""
+
+    decision: Decision
+    endpoints: dict[tuple[str, int], Fraction]
+
+
+def _expected(service: ServicePlan, frontend: Frontend, source: str, sender: Sender) -> _Expected:
+    decision = frontend.decision(sender)
+    if isinstance(decision, Forward) and frontend.allow_from is not None and not in_any(frontend.allow_from, source):
+        decision = Drop()
+    pool = service.pool(decision.scope).endpoints if isinstance(decision, Forward) else ()
+    return _Expected(decision, {(each.address, each.port): Fraction(1, len(pool)) for each in pool})
+
+
 def _differences(
-    service: ServicePlan, frontend: Frontend, met: FrontendOutcome, there: dict[Match, list[FrontendOrigin]]
+    service: ServicePlan,
+    frontend: Frontend,
+    met: FrontendOutcome,
+    expected: _Expected,
+    foreign: str,
+    there: dict[Match, list[FrontendOrigin]],
 ) -> Iterator[Discrepancy]:
-    decision = frontend.other if met.outside else frontend.pod
+    decision, want = expected.decision, expected.endpoints
     frontend_words, name = _text(frontend), str(service.name)
     place = next((each.place for each in there.get(frontend.match, ()) if each.place), "")
 
     def finding(kind: DiscrepancyKind, said: str, endpoint: str = "") -> Discrepancy:
         return Discrepancy(kind=kind, service=name, frontend=frontend_words, said=said, endpoint=endpoint, place=place)
 
-    want = {}
-    if isinstance(decision, Forward):
-        pool = service.pool(decision.scope).endpoints
-        want = {(each.address, each.port): Fraction(1, len(pool)) for each in pool}
-    if met.endpoints.keys() != want.keys() and (foreign := met.foreign):
+    if foreign:
         yield finding(
             DiscrepancyKind.SHADOWED, f"{frontend_words} of {name} never comes to its rules: {foreign} takes it first"
         )
@@ -322,7 +395,7 @@ def _nowhere(
             DiscrepancyKind.ANSWER, f"{frontend_words} of {name} has no endpoint and is to be refused at once: {how}"
         )
     elif isinstance(decision, Drop) and fate is Disposition.NOT_OURS:
-        said = f"{frontend_words} of {name} has no endpoint on this node (Local policy), and no rule drops it"
+        said = f"{frontend_words} of {name} is to be dropped (Local policy or source ranges), and no rule drops it"
         yield finding(DiscrepancyKind.ANSWER, said)
 
 
@@ -350,10 +423,3 @@ def _text(frontend: Frontend) -> str:
 def _match_text(match: Match) -> str:
     address, protocol, port = match
     return f"{join_port(address, port) if address else f'port {port}'}/{protocol.lower}"
-
-
-def _uplink(view: NodeView) -> str:
-    for route in view.routes or ():
-        if route.destination in ("0.0.0.0/0", "::/0") and route.hops and route.table == "main":
-            return route.hops[0].link
-    return "eth0"

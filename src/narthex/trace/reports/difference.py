@@ -1,4 +1,8 @@
-"""Differences between two nodes, or two states of one node: outcomes at each frontend, routes, links, addresses, and settings."""
+"""Differences between two nodes, or two states of one node: what packets meet at each frontend, routes, links, addresses, settings.
+
+Two nodes always differ in their own addresses, in the networks and links of their own pods, and in the routes to each other's pods.
+Such differences are folded: only their number is reported.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from narthex.model.net import FAMILIES, IPFamily, family_of, join_port
+from narthex.model.net import FAMILIES, IPFamily, address, family_of, in_any, join_port
 from narthex.model.packet import Disposition
-from narthex.proxy.plan.ir import Match
-from narthex.trace.follow.meeting import FrontendOutcome, frontends, meet
+from narthex.proxy.plan.ir import Match, Sender
 from narthex.trace.follow.views import NodeLink, NodeView
 from narthex.trace.model import fraction_text
+from narthex.trace.reports.meeting import FrontendOutcome, FrontendPacket, NodeMeetings, frontends
+from narthex.trace.reports.migration import MigrationReport, heading
+from narthex.trace.reports.onward import Passage
+from narthex.trace.reports.senders import Senders, pod_networks
 
-_OUTSIDE = {IPFamily.IPV4: "198.51.100.7", IPFamily.IPV6: "2001:db8:c::7"}
 _COUNTERS = re.compile(r"\[\d+:\d+\]|counter packets \d+ bytes \d+|^#.*$|\bexpires \w+|# handle \d+", re.MULTILINE)
 
 
@@ -28,6 +34,15 @@ class ViewDifference(msgspec.Struct, frozen=True, kw_only=True):
     before: str = ""
     """Empty: absent."""
     after: str = ""
+    services: tuple[str, ...] = ()
+    """The Service ports that it concerns, where objects are compared."""
+
+
+class FoldedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Differences of one part that two nodes always have."""
+
+    part: str
+    count: int
 
 
 class ViewComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +52,11 @@ class ViewComparison(msgspec.Struct, frozen=True, kw_only=True):
     after: str
     found: tuple[ViewDifference, ...] = ()
     unknown: tuple[str, ...] = ()
-    """What could not be compared."""
+    """What only one side knows, or what could not be decided."""
+    not_compared: tuple[str, ...] = msgspec.field(default=(), name="notCompared")
+    """What was not compared."""
+    folded: tuple[FoldedPart, ...] = ()
+    """Differences that two nodes always have, and that are only counted."""
 
     @property
     def status(self) -> int:
@@ -57,19 +76,61 @@ def diff_document(comparison: ViewComparison) -> DiffDocument:
     return DiffDocument(exit_status=comparison.status, **msgspec.structs.asdict(comparison))
 
 
-def differences(one: NodeView, other: NodeView) -> ViewComparison:
-    """Compare two views."""
+def differences(one: NodeView, other: NodeView, *, folded: bool = True) -> ViewComparison:
+    """Compare two views. With `folded`, differences that two nodes always have are only counted."""
     unknown: list[str] = []
+    skipped: list[str] = []
     found = [*_meanings(one, other, unknown)]
     for part in (*_LINES, "sysctls"):
         before, after = _lines(one, part), _lines(other, part)
         if before is None or after is None:
-            if (before is None) is not (after is None):
+            if before is not None or after is not None:
                 where = one.origin if before is None else other.origin
                 unknown.append(f"{part}: not known in {where}")
+            else:
+                skipped.append(f"{part} (not known on either side)")
             continue
         found += _keyed(part, before, after)
-    return ViewComparison(before=one.origin, after=other.origin, found=tuple(found), unknown=tuple(unknown))
+    if one.rules is None and other.rules is None:
+        skipped.insert(0, "rules (not known on either side)")
+    counts: tuple[FoldedPart, ...] = ()
+    if folded and one.name and other.name and one.name != other.name:
+        found, counts = TwoNodes(one, other).fold(found)
+    return ViewComparison(
+        before=one.origin,
+        after=other.origin,
+        found=tuple(found),
+        unknown=tuple(unknown),
+        not_compared=(*skipped, *_never_compared(one, other)),
+        folded=counts,
+    )
+
+
+def of_modes(report: MigrationReport) -> ViewComparison:
+    """Return what a change of mode changes as differences between the two modes."""
+    packets = (
+        ViewDifference(
+            part="packets", what=heading(group), before=group.before, after=group.after, services=group.services
+        )
+        for group in report.groups
+    )
+    others = (
+        ViewDifference(part="behaviour", what=each.what, before=each.before, after=each.after, services=each.services)
+        for each in report.differences
+    )
+    return ViewComparison(before=f"mode {report.before}", after=f"mode {report.after}", found=(*packets, *others))
+
+
+_VOLATILE = ("neighbours", "fdb", "connections", "listeners")
+
+
+def _never_compared(one: NodeView, other: NodeView) -> Iterator[str]:
+    """Yield what differs from minute to minute, and the packets that are not tried."""
+    held = [part for part in _VOLATILE if getattr(one, part) is not None or getattr(other, part) is not None]
+    if held:
+        yield f"{', '.join(held)} (they change all the time)"
+    if one.rules is not None and other.rules is not None:
+        yield "packets to addresses of no Service, and packets that the nodes themselves send"
 
 
 # ---- meaning -------------------------------------------------------------------------------------------------------
@@ -81,31 +142,46 @@ def _meanings(one: NodeView, other: NodeView, unknown: list[str]) -> Iterator[Vi
             unknown.append(f"rules: not known in {one.origin if one.rules is None else other.origin}")
         return
     for family in FAMILIES:
-        own = [_own(view, family) for view in (one, other)]
-        held = [view.rules[family] for view in (one, other) if view.rules is not None]
-        known = [frontends(rules, family, mine) for rules, mine in zip(held, own, strict=True)]
-        matches = sorted({*known[0], *known[1]}, key=lambda match: (match[0] or "", match[1].value, match[2]))
+        sides = [_Side(view, family) for view in (one, other)]
+        matches = sorted(
+            {match for side in sides for match in side.known},
+            key=lambda match: (match[0] or "", match[1].value, match[2]),
+        )
+        classes = [Sender.OTHER, *([Sender.POD] if all(side.pods for side in sides) else [])]
         for match in matches:
-            outcomes = [_met(view, mine, match, family) for view, mine in zip((one, other), own, strict=True)]
-            if outcomes[0] != outcomes[1]:
-                yield ViewDifference(part="frontend", what=_text(match), before=outcomes[0], after=outcomes[1])
+            seen: set[tuple[str, str]] = set()
+            for sender in classes:
+                before, after = (side.outcome(match, sender) for side in sides)
+                if before != after and (before, after) not in seen:
+                    seen.add((before, after))
+                    asker = " from a pod" if sender is Sender.POD else ""
+                    yield ViewDifference(part="frontend", what=f"{_text(match)}{asker}", before=before, after=after)
 
 
-def _met(view: NodeView, own: tuple[str, ...], match: Match, family: IPFamily) -> str:
-    """Return what happens to a packet from outside at a frontend, as text."""
-    address, protocol, port = match
-    to = address or (own[0] if own else "")
-    if not to:
-        return "not known: no address of the node is known"
-    uplink = next(
-        (
-            route.hops[0].link
-            for route in view.routes or ()
-            if route.destination in ("0.0.0.0/0", "::/0") and route.hops and family_of(route.destination) is family
-        ),
-        "eth0",
-    )
-    return _meeting_text(meet(view, _OUTSIDE[family], to, protocol, port, uplink, own))
+class _Side:
+    """The frontends of one view, and what happens to packets there."""
+
+    def __init__(self, view: NodeView, family: IPFamily) -> None:
+        assert view.rules is not None
+        self._own = tuple(ip for ip in view.own_addresses(("kube-ipvs0",)) if family_of(ip) is family)
+        self.pods = pod_networks(view, family)
+        self.known = frontends(view.rules[family], family, self._own)
+        self._meetings = NodeMeetings(view, family, self._own)
+        self._senders = Senders(view, family, self.pods, self._own)
+
+    def outcome(self, match: Match, sender: Sender) -> str:
+        """Return what happens to a packet at a frontend, as text."""
+        address, protocol, port = match
+        to = address or (self._own[0] if self._own else "")
+        if not to:
+            return "not known: no address of the node is known"
+        source = self._senders.of(sender, None, to)
+        assert source is not None
+        outside = sender is not Sender.POD
+        packet = FrontendPacket(
+            source=source.address, destination=to, protocol=protocol, port=port, iif=source.iif, outside=outside
+        )
+        return _meeting_text(self._meetings.meet(packet))
 
 
 def _meeting_text(met: FrontendOutcome) -> str:
@@ -113,12 +189,19 @@ def _meeting_text(met: FrontendOutcome) -> str:
         return f"not known: {met.unknown}"
     if met.endpoints:
         shares = sorted(met.endpoints.items())
-        return ", ".join(f"{fraction_text(share)} to {join_port(*endpoint)}" for endpoint, share in shares)
+        return ", ".join(
+            f"{fraction_text(share)} to {join_port(*endpoint)}{_passage_text(met.passages.get(endpoint))}"
+            for endpoint, share in shares
+        )
     return "no rule" if met.fate is Disposition.NOT_OURS else met.fate.value
 
 
-def _own(view: NodeView, family: IPFamily) -> tuple[str, ...]:
-    return tuple(ip for ip in view.own_addresses(("kube-ipvs0",)) if family_of(ip) is family)
+def _passage_text(passage: Passage | None) -> str:
+    if passage is None:
+        return ""
+    if passage.obstacle is not None:
+        return f" ({passage.obstacle.fate.value}: {passage.obstacle.reason})"
+    return " (masqueraded)" if passage.masqueraded else ""
 
 
 def _text(match: Match) -> str:
@@ -190,3 +273,89 @@ def rules_in_text(before: dict[str, str], after: dict[str, str]) -> Iterator[Vie
 
 def _plain(text: str) -> list[str]:
     return [line.strip() for line in _COUNTERS.sub("", text).splitlines() if line.strip()]
+
+
+# ---- what two nodes always differ in ---------------------------------------------------------------------------------
+
+_WORD = re.compile(r"(?<![\w.:])(?:\d+\.\d+\.\d+\.\d+|[0-9a-f]*:[0-9a-f:.]*)(?:/\d+)?")
+_PORT = re.compile(r":(\d+)$")
+_AGAIN = re.compile(r" \(\d+\)$")
+
+
+class TwoNodes:
+    """Writes the differences of two nodes in terms of the node itself and of the other one, and removes those that are then equal."""
+
+    def __init__(self, one: NodeView, other: NodeView) -> None:
+        """Take the two views."""
+        self._views = one, other
+        self._own = [{each.address: each.link for each in view.addresses or ()} for view in self._views]
+        self._pods = [tuple(cidr for family in FAMILIES for cidr in pod_networks(view, family)) for view in self._views]
+        self._veths = [{link.name for link in view.links or () if link.kind == "veth"} for view in self._views]
+
+    def fold(self, found: Iterable[ViewDifference]) -> tuple[list[ViewDifference], tuple[FoldedPart, ...]]:
+        """Return the differences that remain, and the numbers of those that do not."""
+        kept: list[ViewDifference] = []
+        counts: dict[str, int] = {}
+        waiting: dict[tuple[str, str, str], list[tuple[int, ViewDifference]]] = {}
+        for each in found:
+            if self._of_own_pods(each):
+                counts[each.part] = counts.get(each.part, 0) + 1
+                continue
+            kept.append(each)
+            for side, text in enumerate((each.before, each.after)):
+                if text:
+                    form = each.part, self._form(_AGAIN.sub("", each.what), side), self._form(text, side)
+                    waiting.setdefault(form, []).append((side, each))
+        paired: dict[int, int] = {}
+        for held in waiting.values():
+            sides = [[each for side, each in held if side == number] for number in (0, 1)]
+            for one, other in zip(*sides, strict=False):
+                for each in (one, other):
+                    paired[id(each)] = paired.get(id(each), 0) + 1
+        remaining = []
+        for each in kept:
+            # A difference with two sides is folded if both have their counterpart.
+            if paired.get(id(each), 0) >= bool(each.before) + bool(each.after):
+                counts[each.part] = counts.get(each.part, 0) + 1
+            else:
+                remaining.append(each)
+        return remaining, tuple(FoldedPart(part=part, count=count) for part, count in counts.items())
+
+    def _of_own_pods(self, each: ViewDifference) -> bool:
+        """Return True for links, settings, and routes of single pods, and for endpoints that are the node's own on each side."""
+        if each.part == "frontend":
+            return all(self._only_own_pods(text, side) for side, text in enumerate((each.before, each.after)))
+        names = self._veths[0] | self._veths[1]
+        if each.part == "links":
+            return each.what in names
+        if each.part == "sysctls":
+            return any(part in names for part in each.what.replace("/", ".").split("."))
+        words = set(f"{each.before} {each.after}".split())
+        return each.part == "routes" and bool(words & names)
+
+    def _only_own_pods(self, text: str, side: int) -> bool:
+        """Return True if packets go only to pods of this node, as a Local policy has it."""
+        ends = [end.split(" ")[0] for end in re.findall(r" to (\S+)", text)]
+        addresses = [_PORT.sub("", end.rstrip(",")).strip("[]") for end in ends]
+        blocked = "(" in text.replace("(masqueraded)", "")
+        return bool(addresses) and not blocked and all(self._is_pod(ip, side) for ip in addresses)
+
+    def _is_pod(self, address: str, side: int) -> bool:
+        return in_any(self._pods[side], address)
+
+    def _form(self, text: str, side: int) -> str:
+        """Return a text with roles in place of the addresses and networks of both nodes."""
+        return _WORD.sub(lambda found: self._role(found[0], side), text)
+
+    def _role(self, word: str, side: int) -> str:
+        base, slash, bits = word.partition("/")
+        try:
+            address(base)
+        except ValueError:
+            return word
+        for number, who in ((side, "own"), (1 - side, "other's")):
+            if base in self._own[number]:
+                return f"<{who} address on {self._own[number][base]}>{slash}{bits}"
+            if in_any(self._pods[number], base):
+                return f"<{who} pods>{slash}{bits}"
+        return word

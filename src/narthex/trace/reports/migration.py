@@ -135,7 +135,7 @@ def text(migration: MigrationReport, all_services: bool = False) -> str:
     limit = None if all_services else _SHOWN
     count = len(migration.services)
     lines = [
-        f"from {migration.before} to {migration.after}, on {_some(migration.nodes, limit, 'nodes')}: "
+        f"from {migration.before} to {migration.after}, on {some(migration.nodes, limit, 'nodes')}: "
         f"{count} Service port{'' if count == 1 else 's'}"
     ]
     if migration.groups:
@@ -155,9 +155,14 @@ def text(migration: MigrationReport, all_services: bool = False) -> str:
     return "\n".join(map(visible, lines)) + "\n"
 
 
-def _group_lines(group: ChangeGroup, migration: MigrationReport, limit: int | None) -> Iterable[str]:
+def heading(group: ChangeGroup) -> str:
+    """Return which packets change: `node port; from others`."""
     senders = " and ".join(group.senders) + ("" if group.sources == ("",) else f" ({', or '.join(group.sources)})")
-    yield f"  {', '.join(group.arrivals)}; from {senders}"
+    return f"{', '.join(group.arrivals)}; from {senders}"
+
+
+def _group_lines(group: ChangeGroup, migration: MigrationReport, limit: int | None) -> Iterable[str]:
+    yield f"  {heading(group)}"
     yield f"    before: {group.before}"
     yield f"    after:  {group.after}"
     for reason in group.reasons:
@@ -165,7 +170,7 @@ def _group_lines(group: ChangeGroup, migration: MigrationReport, limit: int | No
     if group.services != ("",):
         yield f"    for:    {_services(group.services, migration.services, limit)}"
     if group.nodes != migration.nodes:
-        yield f"    on:     {_some(group.nodes, limit, 'nodes')}"
+        yield f"    on:     {some(group.nodes, limit, 'nodes')}"
     example = f"{group.example}, {', '.join(group.families)}"
     yield f"    as in:  {example}"
 
@@ -173,10 +178,11 @@ def _group_lines(group: ChangeGroup, migration: MigrationReport, limit: int | No
 def _services(names: tuple[str, ...], everything: tuple[str, ...], limit: int | None) -> str:
     if names == everything and len(names) > 1 and limit is not None:
         return f"all {len(names):,} Service ports"
-    return _some(names, limit, "more")
+    return some(names, limit, "more")
 
 
-def _some(names: tuple[str, ...], limit: int | None, what: str) -> str:
+def some(names: tuple[str, ...], limit: int | None, what: str) -> str:
+    """Return the first names and the number of the others."""
     shown = names[:limit]
     if len(shown) == len(names):
         return ", ".join(names)
