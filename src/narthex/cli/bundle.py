@@ -9,8 +9,9 @@ import click
 import msgspec
 
 from narthex.cli.inputs import no_namespace
-from narthex.cli.options import master_option
+from narthex.cli.options import lab_option, master_option
 from narthex.cli.output import print_document
+from narthex.cli.progress import working
 from narthex.proxy.plan.show import visible
 from narthex.trace.node.layout import TAKEN, BundleDocument, BundleManifest
 
@@ -31,11 +32,21 @@ from narthex.trace.node.layout import TAKEN, BundleDocument, BundleManifest
 )
 @master_option
 @click.option("--node", default="", metavar="NAME", help="Name of the node in the cluster. Default: the host name.")
-@click.option("--namespace", metavar="NAME", help="Named network namespace instead of the current one.")
+@lab_option
+@click.option(
+    "--netns", "--namespace", "netns", metavar="NAME", help="Named network namespace instead of the current one."
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be collected, and how.")
 @click.option("--script", is_flag=True, help="Print a shell script that collects the same on a node without Narthex.")
 def command(
-    output: str, kubeconfig: str | None, master: str, node: str, namespace: str | None, dry_run: bool, script: bool
+    output: str,
+    kubeconfig: str | None,
+    master: str,
+    node: str,
+    lab: str | None,
+    netns: str | None,
+    dry_run: bool,
+    script: bool,
 ) -> None:
     """Take a bundle of a node for `trace`, `check` and `diff`.
 
@@ -61,10 +72,15 @@ def command(
         return
     if output == "-" and sys.stdout.isatty():
         raise click.UsageError("refusing to write a bundle to a terminal: name a file with -o, or use a pipe")
+    if lab is not None:
+        if kubeconfig or master or netns:
+            raise click.UsageError("a lab has its own nodes and objects: omit --kubeconfig, --master and --netns")
+        node, netns, kubeconfig = _of_lab(lab, node)
     try:
-        gathered = take(node, namespace, kubeconfig or "", master)
+        with working("taking the bundle"):
+            gathered = take(node, netns, kubeconfig or "", master)
     except (FileNotFoundError, PermissionError, ValueError) as error:
-        raise no_namespace(namespace, error) from error
+        raise no_namespace(netns, error) from error
     if output == "json":
         _show(gathered.table, output)
         return
@@ -80,6 +96,21 @@ def command(
     for part in gathered.table.parts:
         if part.status != TAKEN:
             click.echo(visible(f"{part.status}: {part.path}: {part.remark}"), err=True)
+
+
+def _of_lab(name: str, node: str) -> tuple[str, str, str]:
+    """Return the name and the network namespace of a node of a lab, and the lab's kubeconfig. Ends the command on errors."""
+    from narthex.lab.program.labs import open_lab
+    from narthex.lab.program.state import LabError
+    from narthex.lab.program.trace import namespace_of_node
+    from narthex.trace.program.places import TraceError
+
+    try:
+        lab = open_lab(name)
+        namespace = namespace_of_node(name, node)
+    except (LabError, TraceError) as error:
+        raise click.ClickException(str(error)) from error
+    return next(each.name for each in lab.nodes if each.namespace == namespace), namespace, str(lab.kubeconfig)
 
 
 def _show(table: BundleManifest, output: str) -> None:

@@ -12,8 +12,9 @@ import click
 from narthex.cli.inputs import node_options, node_options_of, options, source_options, views_of
 from narthex.cli.options import lab_option, output_option
 from narthex.cli.output import CANNOT_TELL, AnswersByStatus, json_text
+from narthex.cli.progress import working
 from narthex.proxy.plan.show import visible
-from narthex.trace.program.inputs import InputError
+from narthex.trace.program.inputs import InputError, NodeOptions
 from narthex.trace.program.reports import check_reports, status
 from narthex.trace.reports.check import CheckDocument, CheckReport
 
@@ -78,12 +79,21 @@ def _compared(given: dict[str, Any]) -> tuple[Reports, tuple[str, ...]]:
     problems: dict[str, None] = {}
     try:
         for view in views:
-            reports, more = check_reports(cluster, view, chosen)
+            if given["lab"]:
+                chosen = _of_lab(given["lab"], view.name)
+            with working("comparing objects and rules"):
+                reports, more = check_reports(cluster, view, chosen)
             found += reports
             problems |= dict.fromkeys(more)
     except InputError as error:
         raise click.ClickException(str(error)) from error
     return tuple(found), tuple(problems)
+
+
+def _of_lab(name: str, node: str) -> NodeOptions:
+    from narthex.lab.program.trace import node_options_of as options_of_node
+
+    return options_of_node(name, node)
 
 
 def _watch(

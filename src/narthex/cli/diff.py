@@ -12,6 +12,7 @@ import msgspec
 from narthex.cli.inputs import cluster_of, has_source, inputs_of, node_options_of, options_of_all_nodes, source_options
 from narthex.cli.options import output_option
 from narthex.cli.output import AnswersByStatus, print_document
+from narthex.cli.progress import working
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.show import visible
 from narthex.trace.follow.views import LinkAddress, NodeView
@@ -61,8 +62,9 @@ def command(before: str, after: str, as_text: bool, every: bool, output: str, **
     try:
         found = _of_modes(before, after, given) if before in BACKENDS and after in BACKENDS else None
         if found is None or as_text:
-            (one, first), (other, second) = (_side(word, given) for word in (before, after))
-            found = found or differences(one, other, folded=not every)
+            with working(f"comparing {before} and {after}"):
+                (one, first), (other, second) = (_side(word, given) for word in (before, after))
+                found = found or differences(one, other, folded=not every)
     except (BundleError, InputError) as error:
         raise click.ClickException(str(error)) from error
     if as_text:
@@ -76,7 +78,9 @@ def _of_modes(before: str, after: str, given: dict[str, Any]) -> ViewComparison 
     """Return the differences between two modes, as `narthex migrate` finds them; None without objects."""
     if not has_source(given):
         return None
-    result = prospect(cluster_of(given), before, after, node_options_of(given))
+    cluster = cluster_of(given)
+    with working(f"comparing {before} and {after}"):
+        result = prospect(cluster, before, after, node_options_of(given))
     for problem in result.problems:
         click.echo(visible(problem), err=True)
     return of_modes(result.migration)

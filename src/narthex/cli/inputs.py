@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from narthex.cli.options import F, master_option, with_options
+from narthex.cli.progress import working
 from narthex.trace.program.inputs import (
     ClusterObjects,
     InputError,
@@ -44,7 +45,14 @@ def _known_mode(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 def mode_option(name: str, **more: Any) -> Callable[[F], F]:
     """Return an option for a mode."""
-    return click.option(name, callback=_known_mode, **more)
+    return click.option(name, callback=_known_mode, shell_complete=_modes, **more)
+
+
+def _modes(_ctx: click.Context, _param: click.Parameter, begin: str) -> list[str]:
+    """Return the modes that a shell completes."""
+    from narthex.proxy.backends import BACKENDS
+
+    return [mode for mode in BACKENDS if mode.startswith(begin)]
 
 
 options = with_options(
@@ -91,7 +99,11 @@ node_options = with_options(
     click.option(
         "--live", is_flag=True, help="The current state of this node; the default without --bundle and --rules."
     ),
-    click.option("--netns", metavar="NAME", help="With --live: a named network namespace instead of the current one."),
+    click.option(
+        "--netns",
+        metavar="NAME",
+        help="A named network namespace of this machine instead of the current one; implies --live.",
+    ),
 )
 """`views_of` reads them."""
 
@@ -126,8 +138,10 @@ def cluster_of(options: dict[str, Any], *, pods: bool = False) -> ClusterObjects
         raise click.UsageError(NO_SOURCE)
     try:
         if options["manifests"] is not None:
-            return read_cluster(options["manifests"])
-        return read_server(options["kubeconfig"] or "", options["master"], pods=pods)
+            with working(f"reading {options['manifests']}"):
+                return read_cluster(options["manifests"])
+        with working("reading the objects from the API server"):
+            return read_server(options["kubeconfig"] or "", options["master"], pods=pods)
     except InputError as error:
         raise click.ClickException(str(error)) from error
 
@@ -155,11 +169,12 @@ def views_of(
     if options.get("lab"):
         return _of_lab(options)
     try:
-        views, cluster = from_bundles(options["bundles"])
-        if options["dumps"]:
-            views = (*views, from_files(options["dumps"], str(options.get("node", "")) if not views else ""))
-        if options["live"] or (default_live and not views):
-            views = (*views, live(str(options.get("node", "")), options.get("netns")))
+        with working("reading rules, routes, and links"):
+            views, cluster = from_bundles(options["bundles"])
+            if options["dumps"]:
+                views = (*views, from_files(options["dumps"], str(options.get("node", "")) if not views else ""))
+            if options["live"] or options.get("netns") or (default_live and not views):
+                views = (*views, live(str(options.get("node", "")), options.get("netns")))
     except (BundleError, DumpError) as error:
         raise click.ClickException(str(error)) from error
     except (FileNotFoundError, PermissionError, ValueError) as error:
@@ -178,7 +193,8 @@ def _of_lab(options: dict[str, Any]) -> tuple[tuple[NodeView, ...], ClusterObjec
     if any(options.get(name) for name in given):
         raise click.UsageError("a lab has its own nodes and objects: omit other sources of rules and objects")
     try:
-        known = known_of(options["lab"])
+        with working(f"reading the nodes of lab {options['lab']}"):
+            known = known_of(options["lab"])
     except (TraceError, InputError) as error:
         raise click.ClickException(str(error)) from error
     node = str(options.get("node", ""))
@@ -187,6 +203,31 @@ def _of_lab(options: dict[str, Any]) -> tuple[tuple[NodeView, ...], ClusterObjec
         names = ", ".join(view.name for view in known.views)
         raise click.UsageError(f"lab {options['lab']} has no node {node}; it has {names}")
     return views, ClusterObjects(snapshot=known.snapshot)
+
+
+def kubeconfig_of_lab(name: str) -> str:
+    """Return the kubeconfig of a running lab. Ends the command if there is none."""
+    from narthex.lab.program.labs import open_lab
+    from narthex.lab.program.state import LabError
+
+    try:
+        return str(open_lab(name).kubeconfig)
+    except LabError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def node_of_lab(name: str, node: str) -> tuple[str, ClusterObjects]:
+    """Return the network namespace of a node of a lab, and the lab's objects. Ends the command on errors."""
+    from narthex.lab.program.labs import open_lab
+    from narthex.lab.program.state import LabError
+    from narthex.lab.program.trace import cluster_of as objects_of_lab
+    from narthex.lab.program.trace import namespace_of_node
+    from narthex.trace.program.places import TraceError
+
+    try:
+        return namespace_of_node(name, node), objects_of_lab(open_lab(name))
+    except (LabError, TraceError, InputError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 def no_namespace(name: str | None, error: Exception) -> click.ClickException:

@@ -11,9 +11,10 @@ from typing import Any
 import click
 import msgspec
 
-from narthex.cli.inputs import NO_SOURCE, has_source, source_options
-from narthex.cli.options import output_option, require_followed_source, with_options
+from narthex.cli.inputs import NO_SOURCE, has_source, kubeconfig_of_lab, source_options
+from narthex.cli.options import lab_option, output_option, require_followed_source, with_options
 from narthex.cli.output import print_document
+from narthex.cli.progress import working
 
 _NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
@@ -114,9 +115,13 @@ def controller(
 
 @command.command("pools")
 @_looking
+@lab_option
 @output_option
-def pools(config: Path | None, lb_class: str, cluster_cidr: str, output: str, **where: Any) -> None:
+def pools(config: Path | None, lb_class: str, cluster_cidr: str, lab: str | None, output: str, **where: Any) -> None:
     """List the pools with their total and used addresses, and why a pool is refused."""
+    if lab is not None:
+        _refuse_other_sources(config, where)
+        where["kubeconfig"] = kubeconfig_of_lab(lab)
     if not has_source(where) and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         raise click.UsageError(NO_SOURCE)
     found = _inspected(config, lb_class, cluster_cidr, where)
@@ -146,7 +151,7 @@ def _pool_text(use: Any) -> str:
     help="Port for querying the nodes' announcers (metricsBindAddress); 0: do not query.",
     show_default=True,
 )
-@click.option("--lab", metavar="NAME", help="A running lab whose announcers are queried.")
+@lab_option
 @output_option
 def why(service: str, config: Path | None, status_port: int, lab: str | None, output: str, **where: Any) -> None:
     """Explain for each address of a Service and each node why the node announces it, or does not.
@@ -154,8 +159,8 @@ def why(service: str, config: Path | None, status_port: int, lab: str | None, ou
     The reasons follow from the objects. If an announcer's status port is reachable, its own state is added: the link, the
     last request, and other hosts that answer.
     """
-    if lab is not None and (config is not None or has_source(where)):
-        raise click.UsageError("a lab has its own objects: omit --manifests, --kubeconfig, --master and --config")
+    if lab is not None:
+        _refuse_other_sources(config, where)
     if lab is None and not has_source(where) and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         raise click.UsageError("no source given: use --manifests DIR, --kubeconfig FILE, --master URL or --lab NAME")
     from narthex.lb.program.inspection import InspectionError, WhyError, why_service
@@ -167,15 +172,22 @@ def why(service: str, config: Path | None, status_port: int, lab: str | None, ou
         if lab is not None:
             from narthex.lab.program.announcers import why_lab
 
-            explanation = why_lab(lab, service)
+            with working(f"asking the announcers of lab {lab}"):
+                explanation = why_lab(lab, service)
         else:
             access = None if manifests is not None else _access(where)
-            explanation = why_service(
-                service, manifests=manifests, access=access, config=config, status_port=status_port
-            )
+            with working("reading objects and asking announcers"):
+                explanation = why_service(
+                    service, manifests=manifests, access=access, config=config, status_port=status_port
+                )
     except (InspectionError, WhyError) as error:
         raise click.ClickException(printable(str(error))) from error
     print_document(explanation, output, lambda: "".join(f"{printable(line)}\n" for line in lines(explanation)))
+
+
+def _refuse_other_sources(config: Path | None, where: dict[str, Any]) -> None:
+    if config is not None or has_source(where):
+        raise click.UsageError("a lab has its own objects: omit --manifests, --kubeconfig, --master and --config")
 
 
 def _inspected(config: Path | None, lb_class: str, cluster_cidr: str, where: dict[str, Any]) -> Any:
@@ -184,13 +196,14 @@ def _inspected(config: Path | None, lb_class: str, cluster_cidr: str, where: dic
     from narthex.runtime.logs import printable
 
     try:
-        found = inspect_cluster(
-            manifests=where["manifests"],
-            access=None if where["manifests"] is not None else _access(where),
-            config=config,
-            load_balancer_class=lb_class,
-            cluster_cidrs=_cidrs(cluster_cidr),
-        )
+        with working("reading the objects"):
+            found = inspect_cluster(
+                manifests=where["manifests"],
+                access=None if where["manifests"] is not None else _access(where),
+                config=config,
+                load_balancer_class=lb_class,
+                cluster_cidrs=_cidrs(cluster_cidr),
+            )
     except InspectionError as error:
         raise click.ClickException(printable(str(error))) from error
     for problem in found.problems:

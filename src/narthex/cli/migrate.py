@@ -9,6 +9,7 @@ import click
 from narthex.cli.inputs import cluster_of, mode_option, node_options_of, options_of_all_nodes, source_options
 from narthex.cli.options import output_option
 from narthex.cli.output import print_document
+from narthex.cli.progress import working
 from narthex.trace.program.inputs import InputError
 from narthex.trace.reports.migration import migration_document, text
 
@@ -35,7 +36,8 @@ def command(all_services: bool, output: str, **options: Any) -> None:
 
     cluster = cluster_of(options)
     try:
-        found = prospect(cluster, options["from"], options["to"], node_options_of(options))
+        with working(f"comparing {options['from']} and {options['to']}"):
+            found = prospect(cluster, options["from"], options["to"], node_options_of(options))
     except InputError as error:
         raise click.ClickException(str(error)) from error
     for problem in found.problems:

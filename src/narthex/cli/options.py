@@ -31,8 +31,16 @@ def _known_lab(_ctx: click.Context, _param: click.Parameter, value: str | None) 
     raise click.UsageError(f"which lab? Name it with --lab: {', '.join(labs)}" if labs else "--lab: there is no lab")
 
 
+def _labs(_ctx: click.Context, _param: click.Parameter, begin: str) -> list[str]:
+    """Return the labs whose names a shell completes."""
+    from narthex.lab.program.state import existing
+
+    return [name for name in existing() if name.startswith(begin)]
+
+
 lab_option = click.option(
     "--lab",
+    shell_complete=_labs,
     metavar="[NAME]",
     is_flag=False,
     flag_value="",

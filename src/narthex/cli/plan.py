@@ -9,6 +9,7 @@ import click
 from narthex.cli.inputs import inputs_of, options, source_options
 from narthex.cli.options import output_option
 from narthex.cli.output import print_document
+from narthex.cli.progress import working
 from narthex.proxy.plan.document import PlanDocument, plan_record
 from narthex.proxy.plan.show import table
 
@@ -24,7 +25,8 @@ def command(all_endpoints: bool, output: str, **given: Any) -> None:
     An asterisk marks an endpoint on this node.
     """
     inputs = inputs_of(given)
-    plans = [inputs.plan(family) for family in inputs.families]
+    with working("planning"):
+        plans = [inputs.plan(family) for family in inputs.families]
     document = PlanDocument(
         node=inputs.config.node_name, mode=inputs.mode, plans=tuple(plan_record(plan) for plan in plans)
     )

@@ -10,6 +10,7 @@ import msgspec
 from narthex.cli.inputs import inputs_of, options, source_options
 from narthex.cli.options import output_option
 from narthex.cli.output import print_document
+from narthex.cli.progress import working
 from narthex.model.net import IPFamily
 
 
@@ -39,6 +40,7 @@ def command(family: str, output: str, **given: Any) -> None:
     backend = BACKENDS.get(inputs.mode)
     if backend is None:
         raise click.ClickException(f"mode {inputs.mode} is not supported; use --mode with {' or '.join(BACKENDS)}")
-    texts = {each.label: backend.text(backend.render(inputs.plan(each))) for each in families}
+    with working("planning and rendering"):
+        texts = {each.label: backend.text(backend.render(inputs.plan(each))) for each in families}
     document = RenderDocument(node=inputs.config.node_name, mode=inputs.mode, rules=texts)
     print_document(document, output, lambda: "".join(text.removesuffix("\n") + "\n" for text in texts.values()))

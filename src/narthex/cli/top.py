@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from narthex.cli.inputs import cluster_of, has_source, no_namespace, source_options
-from narthex.cli.options import output_option
+from narthex.cli.inputs import cluster_of, has_source, no_namespace, node_of_lab, source_options
+from narthex.cli.options import lab_option, netns_option, output_option
 from narthex.cli.output import json_text
+from narthex.cli.progress import working
 from narthex.model.store import Snapshot
 from narthex.proxy.plan.show import visible
 from narthex.trace.names import AddressNames
@@ -37,7 +38,9 @@ _SORTS = ("rate", "total", "name")
 @click.option(
     "--bundle", type=click.Path(exists=True, path_type=Path), help="Bundle of a node, for its counters at that time."
 )
-@click.option("--netns", metavar="NAME", help="Named network namespace instead of the current one.")
+@lab_option
+@click.option("--node", default="", metavar="NAME", help="With --lab: the node. Default: the only one.")
+@netns_option
 @click.option("--sort", type=click.Choice(_SORTS), default="rate", show_default=True, help="Sort order.")
 @click.option(
     "--interval",
@@ -52,6 +55,8 @@ _SORTS = ("rate", "total", "name")
 @output_option
 def command(
     bundle: Path | None,
+    lab: str | None,
+    node: str,
     netns: str | None,
     sort: str,
     interval: float,
@@ -73,6 +78,10 @@ def command(
         narthex top --once -o json
     """
     cluster: ClusterObjects | None = cluster_of(given, pods=True) if has_source(given) else None
+    if lab is not None:
+        if cluster is not None or bundle is not None or netns is not None:
+            raise click.UsageError("a lab has its own nodes and objects: omit other sources")
+        netns, cluster = node_of_lab(lab, node)
     snapshot = cluster.snapshot if cluster is not None else Snapshot()
     names, addresses = names_of(snapshot), AddressNames(snapshot)
 
@@ -101,7 +110,8 @@ _Table = Callable[[CounterReading, CounterReading | None, float, str], tuple[Top
 def _live(
     looking: Callable[[], CounterReading], table: _Table, sort: str, interval: float, once: bool, output: str
 ) -> None:
-    before, at = looking(), time.monotonic()
+    with working("reading counters"):
+        before, at = looking(), time.monotonic()
     if not once and output == "text" and sys.stdout.isatty():
         _screen(looking, table, sort, interval, before, at)
         return

@@ -18,7 +18,9 @@ from narthex.cli.inputs import (
     viewed,
     views_of,
 )
+from narthex.cli.options import lab_option
 from narthex.cli.output import print_document
+from narthex.cli.progress import working
 from narthex.model.net import address
 from narthex.model.store import Snapshot
 from narthex.netfilter.dump.read import DumpError, read_dumps
@@ -55,9 +57,7 @@ output_option = click.option(
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST[:PORT][/PROTO]")
 @source_options
-@click.option(
-    "--lab", metavar="NAME", help="A running lab, with its live rules and routes, instead of a cluster's objects."
-)
+@lab_option
 @options
 @node_options
 @click.option(
@@ -111,6 +111,7 @@ def command(
         narthex trace outside worker-a:30001 --manifests DIR
         narthex trace outside shop/web --manifests DIR --mode ipvs --rules iptables.txt --rules ipset.txt --rules ipvs.txt
     """
+    given["live"] = given["live"] or given["netns"] is not None
     objects = _check_sources(given, lab, probe=probe)
     request = TraceRequest(
         source=source,
@@ -125,7 +126,8 @@ def command(
         if given["bundles"] or given["live"] or (given["dumps"] and not objects):
             result = _over_nodes(given, request, probe=probe)
         elif lab is not None:
-            result = _in_lab(lab, request, probe=probe)
+            with working(f"tracing in lab {lab}"):
+                result = _in_lab(lab, request, probe=probe)
         else:
             result = _by_objects(request, iif, given)
     except (TraceError, InputError, DumpError, BundleError) as error:
@@ -165,7 +167,8 @@ def _over_nodes(options: dict[str, Any], request: TraceRequest, *, probe: bool) 
         others=_OUTSIDE,
         node_ips=tuple(map(address, options["node_ips"])),
     )
-    path = travel(known, request)
+    with working("following the packet"):
+        path = travel(known, request)
     tried = None
     if probe:
         from narthex.trace.program.kernel_probe import send, sender_of

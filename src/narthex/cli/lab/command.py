@@ -24,6 +24,7 @@ from narthex.cli.lab.output import (
 )
 from narthex.cli.options import output_option
 from narthex.cli.output import print_document
+from narthex.cli.progress import working
 from narthex.cli.ui import port_option, show
 from narthex.lab.program import exec, labs
 from narthex.lab.program.state import LabError, kept
@@ -86,7 +87,8 @@ def up(
     """
     if directory is not None and directory.exists():
         _announce_programs(directory)
-    started = labs.up(name, directory, nodes, mode, overlay, pools, keep=keep)
+    with working(f"starting lab {name}"):
+        started = labs.up(name, directory, nodes, mode, overlay, pools, keep=keep)
     document = as_document(LabUpDocument, started.state, seconds=round(started.seconds, 3))
     print_document(document, output, lambda: lab_output.started(started) + "\n")
 
@@ -110,7 +112,8 @@ def _announce_programs(directory: Path) -> None:
 @report_lab_errors
 def status(name: str, output: str) -> None:
     """Show nodes, proxies, pods, and Services. Exit status 1 if something is unhealthy."""
-    found = labs.inspect_lab(name)
+    with working(f"reading the state of lab {name}"):
+        found = labs.inspect_lab(name)
     print_document(as_document(LabStatusDocument, found), output, lambda: lab_output.status(found) + "\n")
     if not found.healthy:
         raise SystemExit(1)
@@ -178,7 +181,8 @@ def scale(target: str, replicas: int, namespace: str, name: str, output: str) ->
     kind, slash, deployment = target.partition("/")
     if not slash or kind not in ("deployment", "deployments", "deploy", "deployment.apps"):
         raise click.UsageError(f"{target!r} is not deployment/NAME")
-    state = labs.scale(name, namespace, deployment, replicas)
+    with working(f"scaling {namespace}/{deployment}"):
+        state = labs.scale(name, namespace, deployment, replicas)
     scaled = f"Deployment {namespace}/{deployment} now has {replicas} replicas:\n\n"
     print_document(as_document(LabStateDocument, state), output, lambda: f"{scaled}{lab_output.pods(state)}\n")
 
@@ -208,7 +212,8 @@ def kill(node: str, name: str, output: str) -> None:
 @report_lab_errors
 def wait(name: str, output: str) -> None:
     """Wait until every proxy has synced the current manifests. For scripts that edit manifests."""
-    state = labs.settle(name)
+    with working("waiting for the proxies"):
+        state = labs.settle(name)
     print_document(
         as_document(LabStateDocument, state),
         output,
@@ -239,7 +244,8 @@ def ui(name: str, port: int) -> None:
 def down(name: str, all_labs: bool, forget: bool, output: str) -> None:
     """Remove a lab completely, including the remains of a crash."""
     names = sorted({*labs.all_names(), *(kept() if forget else ())}) if all_labs else [name]
-    done = tuple(RemovedLab(name=each, removed=labs.down(each, forget=forget)) for each in names)
+    with working(f"removing {', '.join(names) or 'labs'}"):
+        done = tuple(RemovedLab(name=each, removed=labs.down(each, forget=forget)) for each in names)
     print_document(LabDownDocument(labs=done), output, lambda: "".join(map(_down_line, done)) or "There is no lab.\n")
 
 

@@ -53,10 +53,7 @@ def trace_lab(
     sender, target, spec = ask(places, source, destination)
     announcement = _announcing(lab, cluster.snapshot, target) if lab.balancing and not sender.node else None
     node = _node(lab, node_name or sender.node or target.node or (announcement.holder if announcement else ""))
-    config_file = StateDirectory(lab.name).node(node.name).configuration
-    inputs = node_inputs(
-        cluster, NodeOptions(node=node.name, mode=lab.mode, config_file=config_file if config_file.exists() else None)
-    )
+    inputs = node_inputs(cluster, node_options_of(name, node.name))
     with in_namespace(node.namespace):
         own = tuple(each.address for each in own_addresses())
     host = Host(addresses=tuple(ip for ip in own if not contains(family_of(ip).loopback, ip)))
@@ -159,6 +156,13 @@ def known_of(name: str) -> KnownCluster:
     )
 
 
+def node_options_of(name: str, node: str) -> NodeOptions:
+    """Return the mode and the configuration of a node of a lab. Raises TraceError."""
+    lab = _open(name)
+    file = StateDirectory(lab.name).node(node).configuration
+    return NodeOptions(node=node, mode=lab.mode, config_file=file if file.exists() else None)
+
+
 def look_into_pods(name: str, known: KnownCluster, path: PacketPath) -> None:
     """Add routes and listeners of the pods at the ends of the path to the views of their nodes."""
     ends = [path.packet.source, *(leaf.end.address for leaf in path.leaves())]
@@ -172,6 +176,14 @@ def look_into_pods(name: str, known: KnownCluster, path: PacketPath) -> None:
                 view.pods = {**view.pods, key: _pod(key, pod.network_namespace)}
             except FileNotFoundError:
                 continue  # the pod was deleted in the meantime
+
+
+def namespace_of_node(name: str, node: str) -> str:
+    """Return the network namespace of a node, or of the only one if no name is given. Raises TraceError."""
+    lab = _open(name)
+    if not node and len(lab.nodes) > 1:
+        raise TraceError(f"which node of lab {name}? Choose one with --node: {', '.join(n.name for n in lab.nodes)}")
+    return _node(lab, node).namespace
 
 
 def namespace_of(name: str, what: str) -> str:

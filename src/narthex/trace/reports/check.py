@@ -124,7 +124,8 @@ def check(plan: Plan, view: NodeView, own: tuple[str, ...]) -> CheckReport:
         )
     there = frontends(held, plan.family, own)
     checker = _Checker(plan, view, own, there)
-    findings = [finding for service in plan.services.values() for finding in checker.service(service)]
+    services = sorted(plan.services.values(), key=lambda service: (str(service.name), service.name.protocol.value))
+    findings = [finding for service in services for finding in checker.service(service)]
     findings = [*checker.blocked(), *findings]
     findings += checker.extra()
     findings += checker.duplicates()
