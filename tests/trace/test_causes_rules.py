@@ -168,6 +168,20 @@ def test_comments_of_iptables_state_the_cause(destination: str, cause: str, serv
 
 
 @pytest.mark.parametrize(
+    ("rule", "cause"),
+    [
+        ("-A KUBE-SERVICES -d 10.96.0.77/32 -p tcp -m tcp --dport 80 -j REJECT", "no-endpoints"),
+        ("-A KUBE-SERVICES -d 10.96.0.77/32 -p tcp -m tcp --dport 80 -j DROP", "local-policy"),
+        ("-A KUBE-SERVICES -d 10.96.0.77/32 -j KUBE-PROXY-FIREWALL\n-A KUBE-PROXY-FIREWALL -j DROP", "source-range"),
+    ],
+)
+def test_a_chain_that_only_refuses_states_the_cause_without_a_comment(rule: str, cause: str) -> None:
+    text = IPTABLES.replace("-A INPUT", f"-A FORWARD -m conntrack --ctstate NEW -j KUBE-SERVICES\n{rule}\n-A INPUT", 1)
+    text = text.replace(":KUBE-EXT", ":KUBE-SERVICES - [0:0]\n:KUBE-EXT")
+    assert [each.cause.id for each in asked(text, "198.51.100.7", "10.96.0.77:80")[1]] == [cause]
+
+
+@pytest.mark.parametrize(
     ("text", "service"),
     [
         ("service-CSFNDQHX-shop/web/tcp/http", "shop/web:http"),

@@ -1,33 +1,36 @@
 """Causes of refusals that the rules of a Service proxy name themselves, for a path without the cluster's objects.
 
 kube-proxy writes the Service port into comments (iptables mode) and into chain names and comments of map elements (nftables
-mode). The chain and the map that refuse a packet say why.
+mode). The chain that refuses a packet says why.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from narthex.model.net import join_port
 from narthex.netfilter.ast import Goto, Jump
 from narthex.trace.causes.catalogue import CauseFinding
+from narthex.trace.causes.proxies import PROXY_TABLES, is_proxys
 from narthex.trace.causes.scene import DiagnosisContext, finding, rule_text
-from narthex.trace.model import PathLeaf, PathStep
+from narthex.trace.model import Fate, PathLeaf, PathStep
 from narthex.trace.names import service_of_chain
 
-_COMMENTS = {
-    "no local endpoints": "local-policy",
-    "no endpoints": "no-endpoints",
-    "traffic not accepted by": "source-range",
-    "invalid ports of ClusterIPs": "port-not-served",
-    "unallocated ClusterIPs": "no-such-service",
+_COMMENTS = {"no local endpoints": "local-policy", "no endpoints": "no-endpoints"}
+"""Words of the comments of kube-proxy's rules, by the cause that they state. Some tools do not print comments."""
+_WITHOUT_ENDPOINTS = ("no-endpoints", "local-policy")
+_REFUSING = {
+    "KUBE-SERVICES": _WITHOUT_ENDPOINTS,
+    "KUBE-EXTERNAL-SERVICES": _WITHOUT_ENDPOINTS,
+    "KUBE-NODEPORTS": _WITHOUT_ENDPOINTS,
+    "KUBE-PROXY-FIREWALL": ("", "source-range"),
+    "service-endpoints-check": _WITHOUT_ENDPOINTS,
+    "nodeport-endpoints-check": _WITHOUT_ENDPOINTS,
+    "cluster-ips-check": ("port-not-served", "no-such-service"),
 }
-"""Words of the comments of kube-proxy's rules, by the cause that they state."""
-_CHAINS = re.compile(r"KUBE-|cluster-ips|no-endpoint|service-endpoints-|nodeport-endpoints-|reject-chain|firewall-")
-_CHECKED = re.compile(r"no-endpoint-(?:services|nodeports) \{.*: (?:(?P<drop>drop)|.*reject.*) \}")
-"""An element of kube-proxy's maps for Services without endpoints: it refuses if the Service has none at all, and drops if a
-Local policy leaves none."""
+"""Chains of Service proxies that only refuse, each with the cause that a rejection has, and a drop."""
+_OF_SOURCE_RANGES = ("KUBE-FW-", "firewall-")
+_SERVICE_TABLES = ("filter", *PROXY_TABLES)
 _SERVED_PORTS = 8
 """Ports in the evidence at most."""
 
@@ -36,7 +39,7 @@ def of_rules(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     """Find why the Service proxy's own rules refuse the packet."""
     for leaf in scene.failing:
         step = scene.last_rule(leaf)
-        if step is None or not _CHAINS.match(step.chain):
+        if step is None or not is_proxys(step.table, step.chain):
             continue
         cause, step = _stated(leaf, step)
         if cause:
@@ -46,16 +49,16 @@ def of_rules(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 def _stated(leaf: PathLeaf, last: PathStep) -> tuple[str, PathStep]:
     """Return the cause that a rule states, and the step of this rule; an empty cause if none does."""
-    said = f"{last.rule} {last.why}"
-    for words, cause in _COMMENTS.items():
-        if words in said:
-            return cause, last
-    if last.chain.startswith(("KUBE-FW-", "firewall-")):
-        return "source-range", last
     for step in reversed(leaf.steps):
-        checked = _CHECKED.search(step.what) if step.chain else None
-        if checked:
-            return "local-policy" if checked["drop"] else "no-endpoints", step
+        if not is_proxys(step.table, step.chain):
+            continue
+        cause = next((cause for words, cause in _COMMENTS.items() if words in step.why), "")
+        if not cause and step.chain.startswith(_OF_SOURCE_RANGES):
+            cause = "source-range"
+        if not cause and step.chain in _REFUSING and step.table in _SERVICE_TABLES:
+            cause = _REFUSING[step.chain][leaf.end.fate is Fate.DROPPED]
+        if cause:
+            return cause, step
     return "", last
 
 
