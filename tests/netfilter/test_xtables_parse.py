@@ -66,7 +66,7 @@ TCP = Compare(Field.L4PROTO, ("tcp",))
         ("-s 10.0.0.0/255.0.255.0 -j DROP", (Unknown("-s 10.0.0.0/255.0.255.0"), DropPacket())),
         ("-i eth+ ! -o lo -j X", (Compare(Field.IIFNAME, ("eth*",)), Compare(Field.OIFNAME, ("lo",), True), Jump("X"))),
         ("-p tcp -m tcp --dport 80 -g Y", (TCP, Compare(Field.DPORT, (80,)), Goto("Y"))),
-        ("-m tcp -p tcp -d 10.0.0.1 --dport 80 -j Y", (TCP, Unknown("-d 10.0.0.1 --dport 80"), Jump("Y"))),
+        ("-m tcp -p tcp -d 10.0.0.1 --dport 80 -j Y", (Compare(Field.DADDR, ("10.0.0.1",)), TCP, Compare(Field.DPORT, (80,)), Jump("Y"))),
         ("-p tcp -m tcp --sport 1:5 ! --dport :9 -j Y", (TCP, PortRange(Field.SPORT, 1, 5), PortRange(Field.DPORT, 0, 9, True), Jump("Y"))),
         ("-p tcp -m multiport --dports 80,443 -j Y", (TCP, Compare(Field.DPORT, (80, 443)), Jump("Y"))),
         ("-p tcp -m multiport --dports 80:90,443 -j Y", (TCP, AnyOf(((PortRange(Field.DPORT, 80, 90),), (Compare(Field.DPORT, (443,)),))), Jump("Y"))),

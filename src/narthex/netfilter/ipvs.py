@@ -282,7 +282,8 @@ class IpvsadmListParser:
             persistence_seconds=seconds,
             hash_ports=any(flag.strip("()").endswith("-port") for flag in flags),
         )
-        self._reals.setdefault(key, [])
+        # A second listing shows the same servers at another time.
+        self._reals[key] = []
         self._current = key
 
     def servers(self) -> Mapping[ServerKey, VirtualServer]:

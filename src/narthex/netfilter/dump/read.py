@@ -11,9 +11,12 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from narthex.model.lines import MAX_LINE, BoundedProblems, long_lines_text, omitted_text, without_long_lines
 from narthex.model.net import IPFamily
-from narthex.netfilter.dump.dump import Dump, DumpProblem, DumpTable, Flavour, WalkInput, merge_dumps
+from narthex.netfilter.cuts import is_cut_mark
+from narthex.netfilter.dump.dump import Dump, DumpGap, DumpProblem, DumpTable, Flavour, GapKind, WalkInput, merge_dumps
 from narthex.netfilter.dump.loose_rules import LooseRules
 from narthex.netfilter.dump.transcript import ShellCommand, clean_lines, command_of
 from narthex.netfilter.ipset import IpsetListParser, parse_ipsets
@@ -28,9 +31,11 @@ from narthex.netfilter.xtables.parse import CHAIN_OR_RULE
 __all__ = [
     "Dump",
     "DumpError",
+    "DumpGap",
     "DumpProblem",
     "DumpTable",
     "Flavour",
+    "GapKind",
     "WalkInput",
     "merge_dumps",
     "read_dump",
@@ -89,6 +94,31 @@ def read_dumps(texts: Iterable[tuple[str, str]], family: IPFamily | None = None)
     return dump
 
 
+def _is_command(line: str) -> bool:
+    return command_of(line) is not None
+
+
+def _partial_gap(held: DumpTable) -> DumpGap:
+    """Return the gap of a table of which the text has only a part."""
+    table = held.table
+    cut = " is cut in " in table.partial
+    tool = "ip6tables" if table.family is IPFamily.IPV6 else "iptables"
+    command = f"{tool}-save -t {table.name}"
+    if held.flavour is Flavour.NFTABLES:
+        family = {None: "inet", IPFamily.IPV4: "ip", IPFamily.IPV6: "ip6"}[table.family]
+        command = f"nft list table {family} {table.name}" if "(" not in table.name else "nft list ruleset"
+    return DumpGap(
+        kind=GapKind.CUT if cut else GapKind.RULES,
+        family=table.family,
+        table=table.name,
+        flavour=held.flavour,
+        origin=held.origin,
+        line=held.line,
+        text=table.partial,
+        command=command,
+    )
+
+
 class _DumpReader:
     """Passes over the lines once and gives each to the reader of the tool that printed it."""
 
@@ -98,6 +128,10 @@ class _DumpReader:
         self._family = family
         self._command = ShellCommand()
         self._header_family: IPFamily | None = None
+        self._gaps: list[DumpGap] = []
+        self._complete: set[tuple[IPFamily, Flavour]] = set()
+        self._in_loose = False
+        """The line before belongs to loose rules, so that `...` is a cut in them."""
         self._flavour = Flavour.XTABLES
         self._tables: list[DumpTable] = []
         self._comments: list[str] = []
@@ -132,32 +166,55 @@ class _DumpReader:
 
     def _read_at(self, line: str, number: int) -> int:
         """Read what starts at a line. Return the index of the line after it."""
-        if line[0] == "#" and (command := command_of(line)) is None:
+        if line[0] == "#" and command_of(line) is None:
             self._read_comment(line)
             return number + 1
         if line[0] == "*" and _TABLE.match(line):
-            family = self._family_at(number + 1)
-            found = xtables_index.index(self._lines, number, family, self._flavour is Flavour.LEGACY)
-            return self._add(number, found, self._flavour)
+            return self._read_saved_table(number)
         if nft_index.HEAD.match(self._lines[number]):
-            return self._add(number, nft_index.index(self._lines, number), Flavour.NFTABLES)
+            return self._add(number, nft_index.index(self._lines, number, _is_command), Flavour.NFTABLES)
+        if nft_index.BARE_BLOCK.match(self._lines[number]):
+            return self._add(number, nft_index.index_bare_blocks(self._lines, number, _is_command), Flavour.NFTABLES)
         if listing.CHAIN.match(line):
             return self._read_listing(number)
+        was_loose, self._in_loose = self._in_loose, False
         if _IPVSADM.match(line):
             self._server_lines[number] = line
         elif _IPSET.match(line):
             self._set_lines[number] = line
         elif CHAIN_OR_RULE.match(line):
+            self._in_loose = True
             self._loose_rules.add_line(line, number, self._command)
         elif self._listed_sets.feed(line) or self._listed_servers.feed(line):
             pass
         elif (command := command_of(line)) is not None:
-            self._command = command
+            self._begin_command(command)
         elif self._command.chain and listing.is_rule_line(line):
             rule, after = listing.headless_rule(self._lines, number, self._family_at(number))
-            self._loose_rules.add_listed_rule(self._command.chain, rule, self._command.table)
+            self._loose_rules.add_listed_rule(self._command.chain, rule, self._command)
             return after
+        elif was_loose and is_cut_mark(line):
+            self._in_loose = True
+            self._loose_rules.add_cut(number)
         return number + 1
+
+    def _begin_command(self, command: ShellCommand) -> None:
+        """Begin the output of a command: what the one before said of its output no longer counts."""
+        self._command = command
+        self._header_family = None
+        self._flavour = Flavour(f"iptables-{command.flavour}") if command.flavour else Flavour.XTABLES
+
+    def _read_saved_table(self, number: int) -> int:
+        """Read a table of iptables-save."""
+        family, flavour = self._family_at(number + 1), self._flavour
+        found = xtables_index.index(self._lines, number, family, flavour is Flavour.LEGACY, _is_command)
+        filtered = self._command.filtered
+        if filtered and found.table is not None:
+            text = f"the input contains only what `{filtered}` selected of table {found.table.name}"
+            found = found._replace(table=replace(found.table, partial=found.table.partial or text))
+        if self._command.whole and self._command.family in (None, family):
+            self._complete.add((family, flavour))
+        return self._add(number, found, flavour)
 
     def _read_comment(self, line: str) -> None:
         self._comments.append(line)
@@ -186,11 +243,9 @@ class _DumpReader:
         return line.strip() == "COMMIT" or _V6.search(line, 0, MAX_LINE) is not None
 
     def _read_listing(self, number: int) -> int:
-        family, filtered = self._family_at(number), self._command.filtered
-        chain = listing.ChainListing(
-            self._lines, number, family, filtered=filtered, is_command=lambda line: command_of(line) is not None
-        )
-        self._loose_rules.add_listing(chain, self._command.table)
+        family, filtered = self._family_at(number), bool(self._command.filtered)
+        chain = listing.ChainListing(self._lines, number, family, filtered=filtered, is_command=_is_command)
+        self._loose_rules.add_listing(chain, self._command)
         return chain.next
 
     def _add(self, number: int, found: IndexedTable, flavour: Flavour) -> int:
@@ -204,7 +259,8 @@ class _DumpReader:
         return found.next
 
     def _dump(self) -> Dump:
-        for table, notes in self._loose_rules.tables(self._family_at(0), self._flavour, self._origin):
+        flavour = self._flavour if self._tables else Flavour.XTABLES
+        for table, notes in self._loose_rules.tables(self._header_family or self._family, flavour, self._origin):
             self._tables.append(table)
             self._notes.extend(DumpProblem(self._origin, line, text) for line, text in notes)
         sets = dict(self._parsed(parse_ipsets, self._set_lines) or {})
@@ -226,6 +282,8 @@ class _DumpReader:
             comments=tuple(self._comments),
             problems=tuple(self._problems),
             notes=tuple(self._notes),
+            gaps=(*self._gaps, *map(_partial_gap, (each for each in self._tables if each.table.partial))),
+            complete=frozenset(self._complete),
         )
 
     def _parsed(self, parse: Callable[[str], T], own: dict[int, str]) -> T | None:

@@ -1,4 +1,4 @@
-"""Bug reports around a tool's output: prompts, time stamps, carriage returns, and quote marks of mails and wikis."""
+"""Bug reports around a tool's output: prompts, prefixes of logs, carriage returns, and quote marks of mails and wikis."""
 
 from __future__ import annotations
 
@@ -8,30 +8,57 @@ import msgspec
 
 from narthex.model.net import IPFamily
 
-_TIME_STAMP = re.compile(
-    r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?", re.MULTILINE
+_LOG_PREFIX = re.compile(
+    r"^(?:\[[\w./-]++\] )?"
+    r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d++)?(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?"
+    r"|\w{1,9}\.? {1,2}\d{1,2} \d\d:\d\d:\d\d(?:\.\d++)? )"
+    r"(?:[\w.-]++ [\w./@-]++(?:\[\d++\])?: )?"
+    r"|^\[pods?/[\w./-]++\] ",
+    re.MULTILINE,
 )
-"""`kubectl logs --timestamps`, and the log files of container runtimes."""
+"""`kubectl logs --timestamps` and `--prefix`, the log files of container runtimes, and journald, short and with ISO time."""
 _QUOTE = re.compile(r"^> ?", re.MULTILINE)
+_HEAD = 4000
+"""Characters that show whether lines have a prefix."""
+_MAX_PROMPT = 160
 _PROMPT = re.compile(
-    r"^\**(?:\[[^\]]*\]\s*[#$%]|[\w.-]+@[\w.–-]+(?::[^\s]*)?\s*[#$%>]|[➜~]+(?:\s+~)?|[#$%>]|bash-[\d.]+[#$])\s+(?=\S)"
+    r"\**(?:\[[^\]]*+\]\s*+[#$%>]|\([^)\s]*+\)\s?[#$%>]|[➜~»❯]++(?:\s+~)?|[#$%>]|[^\s#$%>]*[\w~/\\)\]–-](?: ~)?\s?[#$%>]|\S*+ {1,2}~)\s+(?=\S)"
 )
-_TOOL = re.compile(r"\b(ip6?tables)(?:-nft|-legacy)?(-save)?\b([^|;&]*)")
-_TABLE_OPTION = re.compile(r"(?:-t|--table)[ =]?(raw|mangle|nat|filter|security)\b")
-_CHAIN = re.compile(r"(?:-\w*[LS]|--list|--list-rules)\s+([A-Z]\S*)")
-_KNOWN_TOOLS = re.compile(r"\b(?:ip6?tables|nft|ipset|ipvsadm|kubectl|docker|ip|cat|sudo|grep)\b")
+"""A prompt: `[user@node ~]$`, `(node)$`, `➜ ~`, `#`, `/ #`, `user@node:~$`, `sh-5.1#`, `node ~ #`."""
+_LOOSE_PROMPT = re.compile(
+    r"[^*|]{0,100}?[#$%>]\s+(?=(?:sudo (?:-\S+ )*)?(?:ip6?tables\S*|nft|ipset|ipvsadm|ip|kubectl|docker) )|[^*|]{0,100}?[#$%>]\s+(?=(?:sudo )?ip6?tables\S*-save$)"
+)
+"""Any other prompt, before a command that is known."""
+_RULE_LINE = ("-", ":", "|", "{", "}")
+_TOOL_NAME = r"(ip6?tables)(?:-(nft|legacy))?(-save)?"
+_TOOL = re.compile(rf"(?<![\w.-]){_TOOL_NAME}(?![\w.-])([^|;&#]*)")
+_BARE_COMMAND = re.compile(
+    r"(?:sudo )?(?:(?:kubectl|docker|podman|crictl|nerdctl|nsenter|minikube|oc|ssh) \S[^|;]*? (?:-- ?)?)?(?:ip6?tables(?:-nft|-legacy)?(?:-save(?:\s|$)| +-)|nft (?:-\S+ )*list |ipvsadm -|ipset (?:list|save|-L)|ip (?:-\S+ )*(?:a|addr|address|r|route|rule|l|link|neigh)(?:\s|$))"
+)
+"""A command without a prompt."""
+_TABLE_OPTION = re.compile(r"(?:-\w*t|--table)[ =]?\s*(raw|mangle|nat|filter|security)\b")
+_CHAIN = re.compile(r"(?:-\w*[LS]\w*|--list|--list-rules)\s+([A-Z]\S*)")
+_FILTER = re.compile(r"\|\s*(?:e?grep|head|tail|sed|awk)\b")
+_NFT_PART = re.compile(r"(?<![\w.-])nft\b[^|;&]*?\blist (?:table|chain|set|map)\b")
+_KNOWN_TOOLS = re.compile(r"(?<![\w.-])(?:ip6?tables\S*|nft|ipset|ipvsadm|kubectl|docker|ip|cat|sudo|grep)(?![\w.-])")
 
 
 class ShellCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """An iptables command at a prompt, as far as it affects the output."""
+    """A command at a prompt, as far as it affects the output."""
 
     table: str = ""
-    """Empty if it is not known, or if the command is not iptables."""
+    """Table of iptables. Empty if it is not known, or if the command is not iptables."""
     family: IPFamily | None = None
+    flavour: str = ""
+    """`nft` or `legacy`, if the name of the command says it."""
     chain: str = ""
     """The only chain that was requested."""
-    filtered: bool = False
-    """The output was filtered (`| grep`)."""
+    filtered: str = ""
+    """The filter of the output (`grep nginx`), if there is one."""
+    whole: bool = False
+    """The command prints all tables of its family: iptables-save without a table and without a filter."""
+    part: bool = False
+    """The command prints one table, chain, set, or map of nft."""
 
 
 def clean_lines(text: str) -> list[str]:
@@ -40,9 +67,10 @@ def clean_lines(text: str) -> list[str]:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.startswith("\ufeff"):
         text = text[1:]
-    head = text[:4000]
-    if _TIME_STAMP.search(head):
-        text = _TIME_STAMP.sub("", text)
+    head = text[:_HEAD]
+    if _LOG_PREFIX.search(head):
+        text = _LOG_PREFIX.sub("", text)
+        head = text[:_HEAD]
     if head.count("\n> ") > head.count("\n") // 2:
         text = _QUOTE.sub("", text)
     return text.split("\n")
@@ -50,26 +78,33 @@ def clean_lines(text: str) -> list[str]:
 
 def command_of(line: str) -> ShellCommand | None:
     """Return the command of a line with a prompt, or None for another line."""
-    prompt = _PROMPT.match(line)
+    if line.startswith(_RULE_LINE):
+        return None
+    prompt = _PROMPT.match(line, 0, _MAX_PROMPT) or _LOOSE_PROMPT.match(line)
     if prompt is None:
-        rest = line.removeprefix("sudo ")
-        if not re.match(r"ip6?tables(?:-nft|-legacy)?(?:-save(?: |$)| -)", rest):
+        if _BARE_COMMAND.match(line) is None:
             return None
+        rest = line
     else:
         rest = line[prompt.end() :]
-        if line.startswith("#") and not re.match(r"(?:sudo )?(?:ip6?tables|nft|ipset|ipvsadm)\b", rest):
-            return None
-        if not _KNOWN_TOOLS.search(rest):
-            return ShellCommand()
+        known = _KNOWN_TOOLS.match(rest) is not None
+        if not known and (
+            line.startswith("#") or rest[:1] in "/*|<>-=(" or _KNOWN_TOOLS.search(rest, 0, _MAX_PROMPT) is None
+        ):
+            # `#` begins remarks, too. Any other command ends the output of the one before.
+            return None if line.startswith("#") or not rest[:1].isalpha() else ShellCommand()
     tool = _TOOL.search(rest)
     if tool is None:
-        return ShellCommand()
-    table = _TABLE_OPTION.search(tool[3])
-    default_table = "" if tool[2] else "filter"
-    chain = _CHAIN.search(tool[3])
+        return ShellCommand(part=_NFT_PART.search(rest) is not None)
+    arguments = tool[4]
+    table = _TABLE_OPTION.search(arguments)
+    chain = _CHAIN.search(arguments)
+    filtered = _FILTER.search(rest, tool.end())
     return ShellCommand(
-        table=table[1] if table else default_table,
+        table=table[1] if table else "" if tool[3] else "filter",
         family=IPFamily.IPV6 if tool[1] == "ip6tables" else IPFamily.IPV4,
+        flavour=tool[2] or "",
         chain=chain[1] if chain else "",
-        filtered=bool(re.search(r"\|\s*(?:grep|head|tail|sed|awk)", rest)),
+        filtered=" ".join(rest[filtered.start() :].strip("| ").split())[:80] if filtered else "",
+        whole=bool(tool[3]) and not table and not filtered,
     )

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from narthex.netfilter.ast import Atom, Chain, ElementData, ElementKey, Goto, Jump, Set, Table
+from narthex.netfilter.cuts import CUT, gap_rule, is_cut_mark
 from narthex.netfilter.lazy import IndexedTable, LazyChains, LazyMapping
 from narthex.netfilter.nft.parse import FAMILIES, parse_chain, parse_ruleset, parse_set
 from narthex.netfilter.nft.statements import VERDICTS
@@ -31,30 +32,57 @@ class _Span(NamedTuple):
     end: int
 
 
-def index(lines: Sequence[str], start: int) -> IndexedTable:
+BARE_BLOCK = re.compile(r"\s*(?:chain|set|map) [^\s{]+ \{(?:\s*#.*)?\s*$")
+"""The first line of a chain, set, or map, which somebody may have copied without its table."""
+_KUBE_PROXY = re.compile(
+    r"^\s*(?:chain|set|map) (?:(?:service|endpoint|external|firewall|affinity)-[A-Z0-9]{8}|services |service-ips |service-nodeports |nodeport-ips |cluster-ips |mark-for-masquerade |masquerading |no-endpoint-|firewall-ips |nat-(?:prerouting|output|postrouting) )",
+    re.MULTILINE,
+)
+_ADDRESS_6 = re.compile(r"ip6 [sd]addr|ipv6_addr")
+
+
+class _Ends:
+    """Recognizes where a table without its last brace ends: at another table, a code fence, or a shell command."""
+
+    def __init__(self, lines: Sequence[str], is_command: Callable[[str], bool]) -> None:
+        self._lines = lines
+        self._is_command = is_command
+
+    def at(self, number: int) -> bool:
+        """Return True if something else begins at a line."""
+        line = self._lines[number]
+        if not line or line[0] == "\t":
+            return False
+        return HEAD.match(line) is not None or line.lstrip().startswith("```") or self._is_command(line.strip())
+
+
+def index(lines: Sequence[str], start: int, is_command: Callable[[str], bool] = lambda _line: False) -> IndexedTable:
     """Index the table that starts at a line that HEAD matches."""
+    ends = _Ends(lines, is_command)
     head = HEAD.match(lines[start])
     assert head is not None
     family, name = head[1] or "ip", head[2]
     chains: dict[str, _Span] = {}
     sets: dict[str, _Span] = {}
     number, count = start + 1, len(lines)
-    rules = 0
+    rules = cut = 0
     while number < count:
         line = lines[number]
         if line[:1] == "}":
-            table = _table(lines, family, name, chains, sets) if family in FAMILIES else None
+            table = _table(lines, family, name, chains, sets, cut) if family in FAMILIES else None
             return IndexedTable(table, rules, number + 1, [])
         block = _BLOCK.match(line)
         if block is None:
-            if line.strip() and not line.startswith(("\tcomment ", "\tflags ", "#", "\t#")):
-                return _parse_at_once(lines, start)
+            if is_cut_mark(line):
+                cut = cut or number + 1
+            elif line.strip() and not line.startswith(("\tcomment ", "\tflags ", "#", "\t#")):
+                return _parse_at_once(lines, start, ends)
             number += 1
             continue
         end = number + 1
         while end < count and lines[end] != "\t}":
-            if not lines[end].startswith("\t\t") and lines[end].strip():
-                return _parse_at_once(lines, start)
+            if not lines[end].startswith("\t\t") and lines[end].strip() and not is_cut_mark(lines[end]):
+                return _parse_at_once(lines, start, ends)
             end += 1
         if end >= count:
             break
@@ -66,7 +94,7 @@ def index(lines: Sequence[str], start: int) -> IndexedTable:
         elif kind in ("set", "map"):
             sets[block[2] or ""] = span
         number = end + 1
-    return _parse_at_once(lines, start)
+    return _parse_at_once(lines, start, ends)
 
 
 def _header_lines(lines: Sequence[str], span: _Span) -> int:
@@ -82,7 +110,12 @@ def _header_lines(lines: Sequence[str], span: _Span) -> int:
 
 
 def _table(
-    lines: Sequence[str], family: str, name: str, chain_spans: dict[str, _Span], set_spans: dict[str, _Span]
+    lines: Sequence[str],
+    family: str,
+    name: str,
+    chain_spans: dict[str, _Span],
+    set_spans: dict[str, _Span],
+    cut: int = 0,
 ) -> Table:
     def build_chain(chain: str) -> Chain:
         span = chain_spans[chain]
@@ -99,7 +132,11 @@ def _table(
     )
     chains = LazyChains(chain_spans, build_chain, bases, numbers, lambda number: lines[number - 1].strip())
     sets = LazyMapping(set_spans, lambda one: _set(lines, set_spans[one], one))
-    return Table(family=FAMILIES[family], name=name, chains=chains, sets=sets)
+    return Table(family=FAMILIES[family], name=name, chains=chains, sets=sets, partial=_cut_text(cut, name))
+
+
+def _cut_text(line: int, name: str) -> str:
+    return f"the text is cut in line {line}, in table {name}" if line else ""
 
 
 def _set(lines: Sequence[str], span: _Span, name: str) -> Set:
@@ -114,18 +151,65 @@ def _set(lines: Sequence[str], span: _Span, name: str) -> Set:
     return parse_set("\n".join(inside) + "\n}\n", name)
 
 
-def _parse_at_once(lines: Sequence[str], start: int) -> IndexedTable:
-    """Parse a table whose end is where its braces close."""
-    depth = 0
-    for number in range(start, len(lines)):
+def _parse_at_once(lines: Sequence[str], start: int, ends: _Ends) -> IndexedTable:
+    """Parse a table whose end is where its braces close, or where something else begins."""
+    depth = cut = 0
+    opened = ""
+    number = start
+    while number < len(lines) and not (number > start and ends.at(number)):
         bare = _QUOTED.sub("", lines[number]).partition("#")[0]
+        if depth == 1 and BARE_BLOCK.match(lines[number]):
+            opened = bare.split()[1]
         depth += bare.count("{") - bare.count("}")
+        if is_cut_mark(lines[number]) and depth < 2:
+            cut = cut or number + 1
         if depth <= 0:
             tables = parse_ruleset("\n".join(lines[start : number + 1])).tables
-            return IndexedTable(tables[0] if tables else None, _rule_count(tables), number + 1, [])
-    tables = parse_ruleset("\n".join(lines[start:])).tables
-    problem = (len(lines), f"the table that begins in line {start + 1} has no end: the dump is cut off")
-    return IndexedTable(tables[0] if tables else None, _rule_count(tables), len(lines), [problem])
+            table = _cut(tables[0], cut) if tables else None
+            return IndexedTable(table, _rule_count(tables), number + 1, [])
+        number += 1
+    tables = parse_ruleset("\n".join(lines[start:number])).tables
+    problem = (number, f"the table that begins in line {start + 1} has no end: the dump is cut off")
+    table = _cut(tables[0], number, opened if depth > 1 else "") if tables else None
+    return IndexedTable(table, _rule_count(tables), number, [problem])
+
+
+def _cut(table: Table, line: int, opened: str = "") -> Table:
+    """Return a table that is cut in a line, which is in the block `opened` or outside of all blocks."""
+    if not line:
+        return table
+    chains, sets = dict(table.chains), dict(table.sets)
+    if opened in chains:
+        chain = chains[opened]
+        # The last statement may be incomplete, so it is not what the kernel has.
+        chains[opened] = msgspec.structs.replace(chain, rules=(*chain.rules[:-1], gap_rule()))
+    elif opened:
+        sets[opened] = Set(name=opened, key=(), unsupported=CUT)
+    return msgspec.structs.replace(table, chains=chains, sets=sets, partial=_cut_text(line, table.name))
+
+
+def index_bare_blocks(
+    lines: Sequence[str], start: int, is_command: Callable[[str], bool] = lambda _line: False
+) -> IndexedTable:
+    """Parse chains, sets, and maps that somebody copied without their table. They belong to one table."""
+    ends = _Ends(lines, is_command)
+    depth, number, last = 0, start, start
+    while number < len(lines) and not ends.at(number):
+        if depth == 0 and lines[number].strip() and not BARE_BLOCK.match(lines[number]):
+            break
+        bare = _QUOTED.sub("", lines[number]).partition("#")[0]
+        depth += bare.count("{") - bare.count("}")
+        number += 1
+        if lines[number - 1].strip():
+            last = number
+    text = "\n".join(lines[start:last])
+    family = "ip6" if _ADDRESS_6.search(text) else "ip"
+    name = "kube-proxy" if _KUBE_PROXY.search(text) else "(not named)"
+    tables = parse_ruleset(f"table {family} {name.replace(' ', '-')} {{\n{text}\n" + "}" * (depth + 1)).tables
+    table = msgspec.structs.replace(
+        tables[0], name=name, partial=f"the input contains only a part of table {name}, from line {start + 1} on"
+    )
+    return IndexedTable(table, _rule_count(tables), max(last, start + 1), [])
 
 
 _QUOTED = re.compile(r'"[^"]*"')
@@ -183,7 +267,7 @@ def _plain_elements(text: str, data: str) -> dict[ElementKey, ElementData] | Non
 def _atom(word: str) -> Atom | None:
     if word.isdigit():
         return int(word)
-    if "-" in word or "*" in word:
+    if "-" in word or "*" in word or ".." in word:
         return None
     if ":" in word and "." in word:
         try:

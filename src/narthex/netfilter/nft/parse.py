@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from narthex.model.net import IPFamily, networks_between
 from narthex.netfilter import ast
+from narthex.netfilter.cuts import gap_rule, is_cut_mark
 from narthex.netfilter.nft.cursor import Lexer, TokenCursor, UnknownSyntax, canonical, duration
 from narthex.netfilter.nft.print import priority_number
 from narthex.netfilter.nft.rule import parse_rule
@@ -107,6 +108,8 @@ def _chain(lexer: Lexer, name: str) -> ast.Chain:
             hook = _hook(cursor.texts())
         elif first == "policy" and hook is not None:
             hook = ast.Hook(type=hook.type, hook=hook.hook, priority=hook.priority, policy=cursor.at(1))
+        elif first.startswith(("..", "…", "[..", "[…")) and is_cut_mark(" ".join(cursor.texts())):
+            rules.append(gap_rule())
         elif not (first == "comment" and not rules) and first != "flags":
             rules.append(parse_rule(cursor))
     return ast.Chain(name=name, rules=tuple(rules), hook=hook)
@@ -239,6 +242,9 @@ def _atoms(text: str) -> tuple[ast.Atom, ...]:
     if text.isdigit():
         return (int(text),)
     text = text.strip('"')
+    if ".." in text:
+        # Somebody cut the elements.
+        raise UnknownSyntax
     first, dash, last = text.partition("-")
     if dash and first.isdigit() and last.isdigit():
         return (text,)

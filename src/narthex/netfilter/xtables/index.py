@@ -7,11 +7,12 @@ of a rule are understood is known only when its chain is parsed.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from narthex.model.lines import MAX_LINE, BoundedProblems, omitted_text
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, Rule, Table, Unknown
+from narthex.netfilter.cuts import gap_rule, is_cut_mark
 from narthex.netfilter.lazy import IndexedTable, LazyChains, LineProblem
 from narthex.netfilter.xtables.lexer import SaveTextError
 from narthex.netfilter.xtables.parse import long_rule, read_rule
@@ -32,12 +33,29 @@ class RuleSpans:
         self.spans: dict[str, list[int]] = {}
         """Chain to [first, end, first, …], indexes of lines. The end is exclusive."""
         self.rules = 0
+        self.cut = 0
+        """Number of the first line, from 1, where the text is cut."""
+        self.after_cut = False
+        """The first rule after a cut has not been seen yet."""
+        self.open_end = ""
+        """The chain whose last rules may be missing, since the text ends after it."""
         self.problems: BoundedProblems[LineProblem] = BoundedProblems(lambda count: (0, omitted_text(count)))
 
     def add(self, chain: str, first: int, end: int) -> None:
         """Add consecutive rules of a chain."""
+        if self.after_cut and chain not in self.spans:
+            # Lines before the first one of this chain may be missing, too.
+            self.spans[chain] = [self.cut - 1, self.cut]
+        self.after_cut = False
         self.spans.setdefault(chain, []).extend((first, end))
         self.rules += end - first
+
+    def add_cut(self, chain: str, number: int) -> None:
+        """Add a line after a rule of a chain that says that lines were left out."""
+        if chain:
+            self.spans.setdefault(chain, []).extend((number, number + 1))
+        self.cut = number + 1
+        self.after_cut = True
 
     def check(self, line: str, number: int) -> None:
         """Report a rule with an open quote, or one that is truncated."""
@@ -60,27 +78,39 @@ class RuleSpans:
 
         def build(chain: str) -> Chain:
             rules = tuple(rule_or_text(self.lines[number - 1].strip(), family) for number in numbers(chain))
+            if self.cut and (not rules or chain == self.open_end):
+                rules = (*rules, gap_rule())
             return Chain(name=chain, rules=rules, hook=hook_of(name, chain, policies[chain]))
 
+        partial = f"the text is cut in line {self.cut}, in table {name}" if self.cut else ""
         bases = tuple(chain for chain in policies if hook_of(name, chain) is not None)
         chains = LazyChains(policies, build, bases, numbers, lambda number: self.lines[number - 1].strip())
-        return Table(family=family, name=name, chains=chains, legacy=legacy)
+        return Table(family=family, name=name, chains=chains, legacy=legacy, partial=partial)
 
 
 def rule_or_text(line: str, family: IPFamily) -> Rule:
     """Parse a rule. An invalid line becomes a rule with one `Unknown`."""
+    if is_cut_mark(line):
+        return gap_rule()
     try:
         return read_rule(line, family)
     except SaveTextError:
         return Rule((Unknown(line) if len(line) <= MAX_LINE else long_rule(line),))
 
 
-def index(lines: Sequence[str], start: int, family: IPFamily, legacy: bool = False) -> IndexedTable:
-    """Index the table that starts at a line such as `*nat`."""
-    name = lines[start].strip()[1:]
+def index(
+    lines: Sequence[str],
+    start: int,
+    family: IPFamily,
+    legacy: bool = False,
+    is_command: Callable[[str], bool] = lambda _line: False,
+) -> IndexedTable:
+    """Index the table that starts at a line such as `*nat`. It ends at COMMIT, at another table, or at a shell command."""
+    name = lines[start].strip()[1:].strip()
     spans = RuleSpans(lines)
     number, count = start + 1, len(lines)
     chain, first = "", number
+    latest = ""
     complete = False
     while number < count:
         line = lines[number]
@@ -98,7 +128,7 @@ def index(lines: Sequence[str], start: int, family: IPFamily, legacy: bool = Fal
             continue
         if chain:
             spans.add(chain, first, number)
-            chain = ""
+            latest, chain = chain, ""
         if line[:1] == ":" and " " in line:
             # `:KUBE-SVC-… - [0:0]`: a large dump has as many of these as chains.
             name_end = line.find(" ")
@@ -106,13 +136,19 @@ def index(lines: Sequence[str], start: int, family: IPFamily, legacy: bool = Fal
             spans.policies[line[1:name_end]] = line[name_end + 1 : policy_end if policy_end > 0 else None].strip()
             number += 1
             continue
-        complete, ended = _unusual_line(line, number, spans)
+        if is_cut_mark(line):
+            spans.add_cut(latest, number)
+            number += 1
+            continue
+        complete, ended = (False, True) if is_command(line.strip()) else _unusual_line(line, number, spans)
         number += complete or not ended
         if ended:
             break
     if chain:
         spans.add(chain, first, number)
     if not complete:
+        spans.cut = spans.cut or number
+        spans.open_end = chain or latest
         spans.problems.append((number, f"table {name} has no COMMIT: the dump is cut off"))
     return IndexedTable(
         spans.table(name, family, legacy), spans.rules, number, spans.problems.kept, spans.problems.omitted
@@ -127,7 +163,7 @@ def _unusual_line(line: str, number: int, spans: RuleSpans) -> tuple[bool, bool]
         spans.add((bare.split(None, 2)[1:2] or [""])[0], number, number + 1)
     elif bare == "COMMIT":
         return True, True
-    elif bare.startswith(("*", "# Completed", "# Generated")):
+    elif bare.startswith(("*", "# Completed", "# Generated", "```")):
         return False, True
     elif bare.startswith(":") and len(bare.split()) >= 2:
         words = bare[1:].split()

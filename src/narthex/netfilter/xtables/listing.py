@@ -16,9 +16,11 @@ from typing import NamedTuple
 from narthex.model.lines import MAX_LINE
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import TCP_FLAGS, OmittedMatch, Rule, Unknown
+from narthex.netfilter.cuts import gap_rule, is_cut_mark
 from narthex.netfilter.xtables.lexer import SaveTextError
 from narthex.netfilter.xtables.parse import long_rule, read_rule
 from narthex.netfilter.xtables.print import quoted
+from narthex.netfilter.xtables.values import port_named
 
 CHAIN = re.compile(r"\**+Chain\s++(\S++)\s++\((?:\s*+policy\s++(\w++)[^)]*+|(?=[^)]*?reference)[^)]*+)\)\s*+\**+$")
 """The first line of a chain."""
@@ -92,8 +94,9 @@ class ChainListing:
             is_rule = _split_columns(text, columns) is not None
             if _HEADER.match(text):
                 columns = ListingColumns(text)
-            elif _is_omission(text) and not is_rule:
+            elif not is_rule and is_cut_mark(text):
                 self.whole = False
+                self.rules.append(ListedRule(number + 1, text, gap_rule()))
             elif is_rule and not text.startswith("#"):
                 text, number = _with_comment_end(lines, number, text)
                 self.rules.append(ListedRule(number + 1, text, _parse_rule(text, columns, family)))
@@ -112,14 +115,6 @@ def headless_rule(lines: Sequence[str], number: int, family: IPFamily) -> tuple[
 def is_rule_line(text: str) -> bool:
     """Return True for a rule without the header of its chain."""
     return _split_columns(text, ListingColumns()) is not None
-
-
-def _is_omission(text: str) -> bool:
-    """Return True for a line that says that lines were left out: `...`, or a remark in parentheses."""
-    if text.endswith(("...", "…")):
-        return True
-    begin = text.find("(") + 1
-    return begin > 0 and text.endswith(")") and any(text.find(word, begin) >= 0 for word in ("omitted", "省略"))
 
 
 def _clean(line: str) -> str:
@@ -163,10 +158,11 @@ def _parse_rule(text: str, columns: ListingColumns, family: IPFamily) -> Rule:
         return Rule((long_rule(text),))
     try:
         translated = _translate(*parts)
-        rule = read_rule(f"-A X{translated.text}", family)
+        own = IPFamily.IPV6 if any(":" in each for each in parts[2]) else family
+        rule = read_rule(f"-A X{translated.text}", own)
     except (SaveTextError, ValueError):
         return Rule((Unknown(text),))
-    unknown = tuple(Unknown(each) for each in translated.unknown)
+    unknown = (Unknown(" ".join(translated.unknown)),) if translated.unknown else ()
     omitted = () if columns.interfaces else (OmittedMatch(_NO_INTERFACES),)
     target = rule.expressions[-1:] if parts[0] else ()
     matches = rule.expressions[: len(rule.expressions) - len(target)]
@@ -184,7 +180,15 @@ class _SaveSyntax(NamedTuple):
     """Parts without a translation."""
 
 
-_PORT_NAMES = {"domain": "53", "http": "80", "https": "443", "ssh": "22", "smtp": "25", "ntp": "123", "ftp": "21"}
+_ADDRESS_NAMES = {
+    "loopback/8": "127.0.0.0/8",
+    "localhost": "127.0.0.1",
+    "base-address.mcast.net/4": "224.0.0.0/4",
+    "link-local/16": "169.254.0.0/16",
+    "ip6-localhost": "::1",
+    "ip6-loopback": "::1",
+}
+"""Names that are in /etc/hosts or /etc/networks of most nodes."""
 _ANY = ("0.0.0.0/0", "::/0", "anywhere", "*", "any", "::/0 ")
 _PROTOCOL_NUMBERS = {"6": "tcp", "17": "udp", "132": "sctp", "1": "icmp", "58": "ipv6-icmp"}
 
@@ -197,9 +201,7 @@ def _negation(sign: str | None) -> str:
 
 def _ports(m: Match) -> str:
     sides = {"dpt": "--dport", "spt": "--sport", "dpts": "--dport", "spts": "--sport"}
-    value = ":".join(_PORT_NAMES.get(port, port) for port in m[4].split(":"))
-    if not value.replace(":", "").isdigit():
-        raise ValueError(f"the port {m[4]} is a name")
+    value = ":".join(str(port_named(port)) for port in m[4].split(":"))
     return f"-m {m[1]} {_negation(m[3])}{sides[m[2]]} {value}"
 
 
@@ -301,6 +303,11 @@ _MATCHES: list[tuple[re.Pattern[str], Callable[[Match], str]]] = [
     (re.compile(r"PKTTYPE (!?)= (\w+)"), lambda m: f"-m pkttype {_negation(m[1])}--pkt-type {m[2]}"),
     (re.compile(r"nfacct-name\s+(\S+)"), lambda m: f"-m nfacct --nfacct-name {m[1]}"),
     (re.compile(r"rpfilter((?: \w+)*)"), lambda m: "-m rpfilter" + "".join(f" --{word}" for word in m[1].split())),
+    (re.compile(r"(! )?ipvs(?=\s|$)"), lambda m: f"-m ipvs {_negation(m[1])}--ipvs"),
+    (
+        re.compile(r"(! )?(vproto|vaddr|vport) (\S+)"),
+        lambda m: f"-m ipvs {_negation(m[1])}--{m[2]} {_PROTOCOL_NUMBERS.get(m[3], m[3])}",
+    ),
     (re.compile(r"(?:tcp|udp|sctp)(?=\s|$)"), lambda _: ""),
 ]
 
@@ -359,10 +366,9 @@ _TARGETS: dict[str, list[tuple[re.Pattern[str], Callable[[Match], str]]]] = {
 
 
 def _translate(target: str, protocol: str, columns: list[str], rest: str) -> _SaveSyntax:
-    """Translate the columns of a rule. Raises ValueError for names instead of numbers."""
-    words = _translate_columns(protocol, columns)
+    """Translate the columns of a rule. Names instead of numbers, unless they are known, have no translation."""
+    words, unknown = _translate_columns(protocol, columns)
     target_options: list[str] = []
-    unknown: list[str] = []
     goto = "[goto]" in rest
     rest = rest.replace("[goto]", "").strip()
     own = _TARGETS.get(target, [])
@@ -376,7 +382,11 @@ def _translate(target: str, protocol: str, columns: list[str], rest: str) -> _Sa
             match = pattern.match(rest) if closed or pattern is not _LISTED_COMMENT else None
             if match is None or not match[0]:
                 continue
-            (target_options if number < len(own) else words).append(translate(match))
+            try:
+                (target_options if number < len(own) else words).append(translate(match))
+            except ValueError:
+                # A name that has several meanings, or none that is known.
+                unknown.append(match[0])
             rest = rest[match.end() :].strip()
             break
         else:
@@ -397,20 +407,22 @@ def _translate(target: str, protocol: str, columns: list[str], rest: str) -> _Sa
     return _SaveSyntax("".join(f" {word}" for word in words if word), tuple(unknown))
 
 
-def _translate_columns(protocol: str, columns: list[str]) -> list[str]:
-    """Translate the protocol, and the columns [in, out,] source, and destination."""
+def _translate_columns(protocol: str, columns: list[str]) -> tuple[list[str], list[str]]:
+    """Translate the protocol, and the columns [in, out,] source, and destination. Return what has no translation, too."""
     words: list[str] = []
+    unknown: list[str] = []
     options = ("-i", "-o", "-s", "-d")[-len(columns) :]
     for option, value in zip(options, columns, strict=True):
         negate, bare = value.startswith("!"), value.lstrip("! ")
         if bare in _ANY and not negate:
             continue
         if option in ("-s", "-d"):
-            bare = {"loopback/8": "127.0.0.0/8", "localhost": "127.0.0.1"}.get(bare, bare)
+            bare = _ADDRESS_NAMES.get(bare, bare)
             if not re.fullmatch(r"[0-9a-fA-F.:/]+", bare):
-                raise ValueError(f"{bare} is a name")
+                unknown.append(f"{option} {value}")
+                continue
         words.append(f"{'! ' if negate else ''}{option} {bare}")
     negate, bare = protocol.startswith("!"), protocol.lstrip("!")
     if bare not in ("all", "0"):
         words.append(f"{'! ' if negate else ''}-p {_PROTOCOL_NUMBERS.get(bare, bare)}")
-    return words
+    return words, unknown

@@ -9,7 +9,7 @@ from fractions import Fraction
 from narthex.model.net import networks_between
 from narthex.netfilter import ast
 from narthex.netfilter.xtables.lexer import NoEquivalentNode, Option, Options, extension_text
-from narthex.netfilter.xtables.values import ICMP_TYPES, kernel_probability, plain_network, value_and_mask
+from narthex.netfilter.xtables.values import ICMP_TYPES, kernel_probability, plain_network, port_named, value_and_mask
 
 _UNDECIDABLE: dict[str, tuple[str, bool, bool]] = {
     "limit": ("the number of earlier packets", True, True),
@@ -93,9 +93,9 @@ def _ports(option: Option) -> Iterator[ast.Expression]:
     field = _PORT_OPTIONS[option.name]
     first, colon, last = option.value.partition(":")
     if colon:
-        yield ast.PortRange(field, int(first or 0), int(last or 65535), option.negate)
+        yield ast.PortRange(field, port_named(first or "0"), port_named(last or "65535"), option.negate)
     else:
-        yield ast.Compare(field, tuple(int(port) for port in first.split(",")), option.negate)
+        yield ast.Compare(field, tuple(port_named(port) for port in first.split(",")), option.negate)
 
 
 _MULTIPORT_OPTIONS = {
@@ -113,7 +113,9 @@ def _multiport(option: Option) -> Iterator[ast.Expression]:
         for text in option.value.split(","):
             first, colon, last = text.partition(":")
             alternatives.append(
-                (ast.PortRange(field, int(first), int(last)) if colon else ast.Compare(field, (int(first),)),)
+                (ast.PortRange(field, port_named(first), port_named(last)),)
+                if colon
+                else (ast.Compare(field, (port_named(first),)),)
             )
     yield ast.AnyOf(tuple(alternatives), option.negate)
 

@@ -102,10 +102,20 @@ def long_rule(line: str) -> Unknown:
     return Unknown(f"{line[:120]}... (a rule of {len(line)} characters)")
 
 
+_REMARK = re.compile(r'(?:[^"#]++|"(?:[^"\\]++|\\.)*+"|(?<!\s)#)*+(?<=\s)#')
+
+
+def without_remark(line: str) -> str:
+    """Return a rule without the remark that a person wrote behind it: `-j ACCEPT  # the API server`."""
+    found = _REMARK.match(line) if " #" in line or "\t#" in line else None
+    return line[: found.end() - 1].rstrip() if found else line
+
+
 def read_rule(line: str, family: IPFamily) -> Rule:
     """Parse one `-A` line of a dump, with or without counters. Raises SaveTextError for an incomplete line."""
     if len(line) > MAX_LINE:
         raise SaveTextError(f"{line[:120]!r}: longer than {MAX_LINE} characters")
+    line = without_remark(line)
     if line.startswith("["):
         line = line.partition("]")[2].lstrip()
     try:
@@ -192,10 +202,14 @@ def _rule(words: list[str], family: IPFamily) -> Rule:
         # The word after `-m`, `-j` or `-s` is its argument, whatever it is; `-f` has none.
         end = _segment_end(words, position + (1 if word == "-f" else 2))
         if word in _FIELD_OPTIONS:
+            after = _options_start(words, position + 2, end)
             try:
-                compares.append(_compare(_FIELD_OPTIONS[word], words[position + 1 : end], negate))
+                compares.append(_compare(_FIELD_OPTIONS[word], words[position + 1 : after], negate))
             except ValueError:
-                rest.append(_unknown(words[position:end], negate))
+                rest.append(_unknown(words[position:after], negate))
+            if after < end:
+                # `-p tcp --dport 80` loads the match `tcp` by itself, wherever the options are.
+                rest += read_match(_protocol(compares, rest), split_options(words[after:end]))
         elif word in _MATCH:
             match = tuple(words[position + 1 : end])
             if match[0] == "comment":
@@ -229,6 +243,22 @@ _CACHED_WORDS = 16
 def _plain_match(words: tuple[str, ...]) -> tuple[Expression, ...]:
     """Parse a match without quoted words. Most matches of a large dump are the same few."""
     return tuple(read_match(words[0], split_options(list(words[1:]))))
+
+
+def _options_start(words: list[str], position: int, end: int) -> int:
+    """Return the position of the first option of a match in `words[position:end]`, or `end`."""
+    for at in range(position, end):
+        word = words[at]
+        if type(word) is str and word.startswith("--"):
+            return at - 1 if is_keyword(words[at - 1], ("!",)) else at
+    return end
+
+
+def _protocol(compares: list[Compare], rest: list[Expression]) -> str:
+    """Return the protocol that a rule matches, or ""."""
+    found = (each for each in (*compares, *rest) if isinstance(each, Compare))
+    values = next((each.values for each in found if each.field is Field.L4PROTO and not each.negate), ())
+    return str(values[0]) if len(values) == 1 else ""
 
 
 def _segment_end(words: list[str], position: int) -> int:

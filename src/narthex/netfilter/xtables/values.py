@@ -40,6 +40,122 @@ def hook_of(table: str, chain: str, policy: str = "ACCEPT") -> Hook | None:
     return Hook(type=kind, hook=chain.lower(), priority=priorities[chain], policy=policy.lower())
 
 
+_PORT_NAMES = {
+    name: tuple(map(int, ports.split("/")))
+    for name, _, ports in (
+        pair.partition(" ")
+        for pair in [
+            "ftp-data 20",
+            "ftp 21",
+            "ssh 22",
+            "telnet 23",
+            "smtp 25",
+            "time 37",
+            "tacacs 49",
+            "domain 53",
+            "bootps 67",
+            "bootpc 68",
+            "tftp 69",
+            "http 80",
+            "kerberos 88",
+            "kerberos-sec 88",
+            "pop3 110",
+            "sunrpc 111",
+            "auth 113",
+            "nntp 119",
+            "ntp 123",
+            "epmap 135",
+            "netbios-ns 137",
+            "netbios-dgm 138",
+            "netbios-ssn 139",
+            "imap 143",
+            "imap2 143",
+            "snmp 161",
+            "snmp-trap 162",
+            "snmptrap 162",
+            "bgp 179",
+            "ldap 389",
+            "svrloc 427",
+            "https 443",
+            "microsoft-ds 445",
+            "kpasswd 464",
+            "submissions 465",
+            "isakmp 500",
+            "login 513",
+            "shell 514",
+            "syslog 514",
+            "printer 515",
+            "route 520",
+            "dhcpv6-client 546",
+            "dhcpv6-server 547",
+            "rtsp 554",
+            "submission 587",
+            "ipp 631",
+            "ldaps 636",
+            "domain-s 853",
+            "rsync 873",
+            "imaps 993",
+            "pop3s 995",
+            "socks 1080",
+            "openvpn 1194",
+            "ms-sql-s 1433",
+            "ms-sql-m 1434",
+            "radius 1812",
+            "radius-acct 1813",
+            "mqtt 1883",
+            "nfs 2049",
+            "etcd-client 2379",
+            "etcd-server 2380",
+            "iscsi-target 3260",
+            "mysql 3306",
+            "ms-wbt-server 3389",
+            "stun 3478",
+            "epmd 4369",
+            "ipsec-nat-t 4500",
+            "sip 5060",
+            "sip-tls 5061",
+            "sips 5061",
+            "xmpp-client 5222",
+            "xmpp-server 5269",
+            "mdns 5353",
+            "postgres 5432",
+            "postgresql 5432",
+            "amqps 5671",
+            "amqp 5672",
+            "x11 6000",
+            "redis 6379",
+            "sun-sr-https 6443",
+            "syslog-tls 6514",
+            "ircd 6667",
+            "http-alt 8080/8008",
+            "webcache 8080",
+            "pcsync-https 8443",
+            "git 9418",
+            "webmin 10000",
+            "zabbix-agent 10050",
+            "zabbix-trapper 10051",
+            "memcache 11211",
+        ]
+    )
+}
+"""Names of ports that distributions agree on, and those that have different ports on different distributions."""
+
+
+def ports_named(text: str) -> tuple[int, ...]:
+    """Return the port that a number or a name stands for, several if distributions disagree. Raises ValueError."""
+    if text.isascii() and text.isdigit():
+        return (int(text),)
+    if text not in _PORT_NAMES:
+        raise ValueError(f"{text} is not the name of a port that is known")
+    return _PORT_NAMES[text]
+
+
+def port_named(text: str) -> int:
+    """Return the port that a number or a name stands for. Raises ValueError, also for a name that is ambiguous."""
+    (port,) = ports_named(text)
+    return port
+
+
 _SCALE = 2**31
 _PROBABILITY = re.compile(r"\d*\.?\d*(?:[eE][-+]?\d{1,2})?", re.ASCII)
 _LONGEST_PROBABILITY = 64
