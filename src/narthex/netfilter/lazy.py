@@ -40,6 +40,11 @@ class LazyMapping(Mapping[str, Item], Generic[Item]):
         self._built: dict[str, Item | None] = dict.fromkeys(names)
         self._build = build
 
+    def refine(self, change: Callable[[Item], Item]) -> None:
+        """Change every value that is built from now on."""
+        build = self._build
+        self._build = lambda name: change(build(name))
+
     def __getitem__(self, name: str) -> Item:
         item = self._built[name]
         if item is None:

@@ -12,7 +12,7 @@ from narthex.model.net import IPFamily, family_of
 from narthex.netfilter.ast import AnyOf, Expression, InlineVerdictMap, Ruleset, Table, Unknown
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.ipvs import ServerKey, VirtualServer
-from narthex.netfilter.lazy import LazyChains
+from narthex.netfilter.lazy import LazyChains, base_chains
 from narthex.netfilter.walk.state import KernelObjects
 from narthex.netfilter.xtables.values import TABLES, builtin_chains
 
@@ -138,7 +138,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
         bound = frozenset(ip for ip in (*named, *(key[0] for key in servers)) if family_of(ip) is family)
         objects = KernelObjects(sets=self.sets, servers=servers, bound=bound, marks=self.marks)
         tables = tuple(each for each in self.tables if each.table.family in (None, family))
-        ruleset = Ruleset(tuple(each.table for each in _without_duplicates(tables)))
+        ruleset = Ruleset(tuple(_without_duplicates(tables)))
         gaps = (*(each for each in self.gaps if each.family in (None, family)), *self._absent_tables(family))
         return WalkInput(ruleset=ruleset, objects=objects, comments=self.comments, gaps=gaps)
 
@@ -160,10 +160,11 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
 
     def locate(self, table: Table, chain: str, rule: int) -> tuple[str, int, str]:
         """Return origin, line, and text of a rule, given its number from 0. The line is 0 if it is not known."""
-        found = next((each for each in self.tables if each.table is table), None)
+        joined = table.chains.sources.get(chain) if isinstance(table.chains, JoinedChains) else None
+        found = joined or next((each for each in self.tables if each.table is table), None)
         if found is None:
             return "", 0, ""
-        return found.origin, *_located(table, chain, rule)
+        return found.origin, *_located(found.table, chain, rule)
 
     def check(self) -> tuple[DumpProblem, ...]:
         """Parse every rule and set. Return the problems and everything that is not understood, in text order."""
@@ -221,30 +222,75 @@ def _is_xtables(held: DumpTable) -> bool:
     return table.name in TABLES and not set(builtin_chains(table.name)).isdisjoint(table.chains)
 
 
-def _without_duplicates(tables: tuple[DumpTable, ...]) -> list[DumpTable]:
-    """Drop the tables that were printed twice, in kernel order.
+class JoinedChains(LazyChains):
+    """The chains of a table that was printed several times, each from the first print that has its rules."""
 
-    iptables-nft's tables are in both `iptables-save` and `nft list ruleset`. The former has more information.
+    def __init__(self, prints: tuple[DumpTable, ...]) -> None:
+        self.sources: dict[str, DumpTable] = {}
+        for each in prints:
+            for name in each.table.chains:
+                if name not in self.sources or (
+                    self.sources[name].table.partial and _longer(each, self.sources[name], name)
+                ):
+                    self.sources[name] = each
+        bases = dict.fromkeys(chain.name for each in prints for chain in base_chains(each.table.chains))
+        super().__init__(
+            self.sources, lambda name: self.sources[name].table.chains[name], tuple(bases), lambda _: [], str
+        )
+
+    def locate(self, chain: str, rule: int) -> tuple[int, str]:
+        """Return the line number and the text of a rule in the print that the chain is from."""
+        held = self.sources.get(chain)
+        return _located(held.table, chain, rule) if held is not None else (0, "")
+
+
+def _longer(one: DumpTable, other: DumpTable, chain: str) -> bool:
+    return len(one.table.chains[chain].rules) > len(other.table.chains[chain].rules)
+
+
+def _without_duplicates(tables: tuple[DumpTable, ...]) -> list[Table]:
+    """Return every table once, in kernel order.
+
+    Several tools, or one tool several times, may have printed a table of iptables. What iptables printed has more
+    information than what nft printed. A print that does not name its variant is of the variant that has the same chains.
     """
-    chosen: list[DumpTable] = []
+    prints: dict[tuple[object, ...], list[DumpTable]] = {}
     saved = {(each.table.family, each.table.name) for each in tables if each.flavour is not Flavour.NFTABLES}
-    seen: set[tuple[object, ...]] = set()
     for each in tables:
-        table = each.table
-        if each.flavour is Flavour.NFTABLES and (table.family, table.name) in saved and _is_xtables(each):
+        key = (each.table.family, each.table.name)
+        if each.flavour is Flavour.NFTABLES and key in saved and _is_xtables(each):
             continue
-        key = (table.family, table.name, each.flavour)
-        if each.whole and key in seen:
-            continue
-        if each.whole:
-            seen.add(key)
-        chosen.append(each)
+        prints.setdefault((*key, _variant(each, tables)), []).append(each)
     # nft lists all tables in the order of their creation, which decides whose chain is called first.
     created = {
         (each.table.family, each.table.name): number
         for number, each in enumerate(each for each in tables if each.flavour is Flavour.NFTABLES)
     }
-    return sorted(chosen, key=lambda each: created.get((each.table.family, each.table.name), -1))
+    joined = map(_joined, prints.values())
+    return sorted(joined, key=lambda table: created.get((table.family, table.name), -1))
+
+
+def _variant(held: DumpTable, tables: tuple[DumpTable, ...]) -> Flavour:
+    """Return the variant of iptables that has a table."""
+    if held.flavour is not Flavour.XTABLES:
+        return held.flavour
+    others = [
+        each
+        for each in tables
+        if each.flavour in (Flavour.LEGACY, Flavour.NFT)
+        and (each.table.family, each.table.name) == (held.table.family, held.table.name)
+    ]
+    alike = max(others, key=lambda each: len(set(each.table.chains) & set(held.table.chains)), default=held)
+    return alike.flavour
+
+
+def _joined(prints: list[DumpTable]) -> Table:
+    """Return the table that several prints show."""
+    if len(prints) == 1:
+        return prints[0].table
+    ordered = tuple(sorted(prints, key=lambda each: bool(each.table.partial)))
+    sets = {name: one for each in reversed(ordered) for name, one in each.table.sets.items()}
+    return msgspec.structs.replace(ordered[0].table, chains=JoinedChains(ordered), sets=sets)
 
 
 def _unknown(expressions: tuple[Expression, ...]) -> Iterable[str]:

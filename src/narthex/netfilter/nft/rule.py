@@ -279,10 +279,24 @@ def _mark(cursor: TokenCursor) -> Expressions:
     return nft_matches.mark(cursor)
 
 
+def _xt(cursor: TokenCursor) -> Expressions:
+    """Read an extension of iptables that this nft could not decode: `xt match "recent"`, `xt target DNAT`."""
+    cursor.expect("xt")
+    kind, name = cursor.take(), cursor.take().strip('"')
+    if kind not in ("match", "target", "watcher"):
+        raise UnknownSyntax
+    if (kind, name) == ("match", "comment"):
+        return ()
+    return (
+        ast.Undecoded(f"the nft that printed the rules could not decode the {kind} {name} of iptables in this rule"),
+    )
+
+
 _READERS: dict[str, Callable[[TokenCursor], Expressions]] = {
     **nft_matches.READERS,
     **nft_statements.READERS,
     "ct": _ct,
+    "xt": _xt,
     "meta": _meta,
     "mark": _mark,
     "tcp": _transport,
