@@ -255,12 +255,16 @@ def _without_duplicates(tables: tuple[DumpTable, ...]) -> list[Table]:
     information than what nft printed. A print that does not name its variant is of the variant that has the same chains.
     """
     prints: dict[tuple[object, ...], list[DumpTable]] = {}
+    variants: dict[tuple[object, ...], dict[Flavour, DumpTable]] = {}
+    for each in tables:
+        if each.flavour in (Flavour.LEGACY, Flavour.NFT):
+            variants.setdefault((each.table.family, each.table.name), {}).setdefault(each.flavour, each)
     saved = {(each.table.family, each.table.name) for each in tables if each.flavour is not Flavour.NFTABLES}
     for each in tables:
         key = (each.table.family, each.table.name)
         if each.flavour is Flavour.NFTABLES and key in saved and _is_xtables(each):
             continue
-        prints.setdefault((*key, _variant(each, tables)), []).append(each)
+        prints.setdefault((*key, _variant(each, variants.get(key, {}))), []).append(each)
     # nft lists all tables in the order of their creation, which decides whose chain is called first.
     created = {
         (each.table.family, each.table.name): number
@@ -270,18 +274,13 @@ def _without_duplicates(tables: tuple[DumpTable, ...]) -> list[Table]:
     return sorted(joined, key=lambda table: created.get((table.family, table.name), -1))
 
 
-def _variant(held: DumpTable, tables: tuple[DumpTable, ...]) -> Flavour:
-    """Return the variant of iptables that has a table."""
-    if held.flavour is not Flavour.XTABLES:
+def _variant(held: DumpTable, variants: Mapping[Flavour, DumpTable]) -> Flavour:
+    """Return the variant of iptables that has a table. `variants` are the prints of it that name their variant."""
+    if held.flavour is not Flavour.XTABLES or not variants:
         return held.flavour
-    others = [
-        each
-        for each in tables
-        if each.flavour in (Flavour.LEGACY, Flavour.NFT)
-        and (each.table.family, each.table.name) == (held.table.family, held.table.name)
-    ]
-    alike = max(others, key=lambda each: len(set(each.table.chains) & set(held.table.chains)), default=held)
-    return alike.flavour
+    if len(variants) == 1:
+        return next(iter(variants))
+    return max(variants, key=lambda one: len(set(variants[one].table.chains) & set(held.table.chains)))
 
 
 def _joined(prints: list[DumpTable]) -> Table:
