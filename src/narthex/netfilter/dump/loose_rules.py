@@ -114,7 +114,7 @@ class _Block:
 
     def evident_table(self) -> str:
         """Return the only table that has the declared built-in chains and fits the rules, or ""."""
-        # `security` has the chains of `filter`, and nobody uses it.
+        # `security` has the chains of `filter`, and hardly any program uses it.
         exact = [name for name in TABLES if self.bases == set(builtin_chains(name))]
         if exact:
             return exact[0]
@@ -230,7 +230,7 @@ class LooseRules:
         """Assign a family to every block.
 
         Blocks form rounds, in each of which no table is printed twice. A round without any address that repeats the tables of
-        the round before is of IPv6: nobody prints the tables of IPv4 twice, and most nodes have no rules of IPv6.
+        the round before is of IPv6: people do not print the tables of IPv4 twice.
         """
         rounds: list[list[_Block]] = []
         printed: set[tuple[str, ...]] = set()

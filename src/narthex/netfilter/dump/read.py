@@ -19,8 +19,8 @@ from narthex.model.net import IPFamily
 from narthex.netfilter.cuts import is_cut_mark
 from narthex.netfilter.dump.dump import Dump, DumpGap, DumpProblem, DumpTable, Flavour, GapKind, WalkInput, merge_dumps
 from narthex.netfilter.dump.loose_rules import LooseRules
-from narthex.netfilter.dump.standard import refined
 from narthex.netfilter.dump.transcript import ShellCommand, clean_lines, command_of
+from narthex.netfilter.dump.undecoded import refined
 from narthex.netfilter.ipset import IpsetListParser, parse_ipsets
 from narthex.netfilter.ipvs import IpvsadmListParser, IpvsadmRules, parse_ipvsadm
 from narthex.netfilter.lazy import IndexedTable

@@ -33,7 +33,7 @@ class _Span(NamedTuple):
 
 
 BARE_BLOCK = re.compile(r"\s*(?:chain|set|map) [^\s{]+ \{(?:\s*#.*)?\s*$")
-"""The first line of a chain, set, or map, which somebody may have copied without its table."""
+"""The first line of a chain, set, or map, which a user may have copied without its table."""
 _KUBE_PROXY = re.compile(
     r"^\s*(?:chain|set|map) (?:(?:service|endpoint|external|firewall|affinity)-[A-Z0-9]{8}|services |service-ips |service-nodeports |nodeport-ips |cluster-ips |mark-for-masquerade |masquerading |no-endpoint-|firewall-ips |nat-(?:prerouting|output|postrouting) )",
     re.MULTILINE,
@@ -191,7 +191,7 @@ def _cut(table: Table, line: int, opened: str = "") -> Table:
 def index_bare_blocks(
     lines: Sequence[str], start: int, is_command: Callable[[str], bool] = lambda _line: False
 ) -> IndexedTable:
-    """Parse chains, sets, and maps that somebody copied without their table. They belong to one table."""
+    """Parse chains, sets, and maps that a user copied without their table. They belong to one table."""
     ends = _Ends(lines, is_command)
     depth, number, last = 0, start, start
     while number < len(lines) and not ends.at(number):

@@ -243,7 +243,7 @@ def _atoms(text: str) -> tuple[ast.Atom, ...]:
         return (int(text),)
     text = text.strip('"')
     if ".." in text:
-        # Somebody cut the elements.
+        # A user cut the elements.
         raise UnknownSyntax
     first, dash, last = text.partition("-")
     if dash and first.isdigit() and last.isdigit():

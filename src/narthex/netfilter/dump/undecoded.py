@@ -1,15 +1,15 @@
-"""What kube-proxy writes in each of its chains, in every version since 1.12, and where a dump shows less.
+"""Rules of kube-proxy that the printing tool could not decode.
 
-kube-proxy never writes an endpoint chain without DNAT, a rule for a Service without its port, or a spread whose
-probabilities do not add up. A dump with such a chain was printed by a tool that could not decode the rules of a newer one,
-or lines are missing. The rule gets an `Undecoded`, or the chain a `RuleGap`, so that no conclusion is drawn from it.
+An older iptables or nft prints rules of a newer one without the parts that it does not know: an endpoint chain without DNAT,
+a `RETURN` for all packets in KUBE-POSTROUTING, a rule for a Service without its port. kube-proxy, in every version since
+1.12, never writes such a rule. It gets an `Undecoded`, so that no conclusion is drawn from it. (Rules that are missing as a
+whole are the business of `netfilter.walk.standard`.)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,12 +18,10 @@ from narthex.netfilter.lazy import LazyMapping
 from narthex.netfilter.xtables.values import TABLES, builtin_chains
 
 Rules = list[ast.Rule]
-Node = TypeVar("Node")
 
 _NOT_DECODED = (
     "the tool that printed the rules could not decode {} of this rule of chain {}, which kube-proxy always writes"
 )
-_LINES_MISSING = "rules of chain {} are missing: kube-proxy always writes {}"
 _INTERFACE = "iptables -L without -v does not show the interface that this rule of chain {} matches"
 _SERVICE = re.compile(r"KUBE-(?:SVC|SVL|EXT|XLB|FW)-")
 _STATEMENTS = (
@@ -53,27 +51,20 @@ _STATEMENTS = (
     ast.IgnoredStatement,
 )
 _OPAQUE = (ast.Unknown, ast.Undecoded, ast.RuleGap)
-_PROBABILITY_ERROR = 5.1e-6
-"""kube-proxy before 1.19 rounded probabilities to five decimals."""
 
 
 def refined(table: ast.Table, *, by_nft: bool = False) -> ast.Table:
-    """Return a table whose chains are compared with what kube-proxy writes when they are accessed.
+    """Return a table of iptables whose rules are compared with what kube-proxy writes when their chain is accessed.
 
     Args:
         table: A table of a dump.
         by_nft: nft printed the table. nft prints nothing for some targets of iptables.
     """
-    xtables = table.name in TABLES and not (by_nft and set(builtin_chains(table.name)).isdisjoint(table.chains))
-    if not xtables and not (by_nft and table.name == "kube-proxy"):
+    if table.name not in TABLES or (by_nft and set(builtin_chains(table.name)).isdisjoint(table.chains)):
         return table
 
     def refine(chain: ast.Chain) -> ast.Chain:
-        rules = list(chain.rules)
-        if xtables:
-            rules = _of_xtables(table.name, chain, rules, by_nft=by_nft)
-        else:
-            rules = _of_nftables(chain.name, rules)
+        rules = _of_chain(table.name, chain, by_nft=by_nft)
         return chain if rules == list(chain.rules) else msgspec.structs.replace(chain, rules=tuple(rules))
 
     if isinstance(table.chains, LazyMapping):
@@ -83,7 +74,8 @@ def refined(table: ast.Table, *, by_nft: bool = False) -> ast.Table:
     return msgspec.structs.replace(table, chains=chains)
 
 
-def _of_xtables(table: str, chain: ast.Chain, rules: Rules, *, by_nft: bool) -> Rules:
+def _of_chain(table: str, chain: ast.Chain, *, by_nft: bool) -> Rules:
+    rules = list(chain.rules)
     ours = chain.name.startswith("KUBE-")
     if by_nft or ours:
         rules = [_with_target(rule, chain.name) for rule in rules]
@@ -101,10 +93,6 @@ def _kind(chain: str) -> str:
 
 
 # ---- rules ---------------------------------------------------------------------------------------------------------
-
-
-def _find(rule: ast.Rule, kind: type[Node]) -> Node | None:
-    return next((each for each in rule.expressions if type(each) is kind), None)
 
 
 def _has(rule: ast.Rule, *kinds: type) -> bool:
@@ -152,55 +140,21 @@ def _each(rules: Rules, wrong: Callable[[ast.Rule], str], chain: str) -> Rules:
     ]
 
 
-def _gap(chain: str, what: str, *matches: ast.Expression) -> ast.Rule:
-    return ast.Rule((*matches, ast.RuleGap(_LINES_MISSING.format(chain, what))))
-
-
-def _gapped(rules: Iterable[ast.Rule]) -> bool:
-    return any(_opaque(rule) for rule in rules)
-
-
 # ---- chains of iptables ----------------------------------------------------------------------------------------------
 
 
-def _endpoint(chain: str, rules: Rules) -> Rules:
-    nat = [rule for rule in rules if _has(rule, ast.Dnat, ast.DnatRange)]
-    if not nat:
-        return rules if _gapped(rules) else [*rules, _gap(chain, "a rule with DNAT")]
-    if not any(_compares(rule, ast.Field.SADDR) for rule in rules) and not _gapped(rules):
-        target = _find(nat[-1], ast.Dnat)
-        source = (ast.Compare(ast.Field.SADDR, (target.address,)),) if target is not None else ()
-        return [_gap(chain, "a rule for packets of the endpoint itself", *source), *rules]
-    return rules
-
-
 def _spread(chain: str, rules: Rules) -> Rules:
-    """Compare the probabilities of a Service's chain with those of an equal spread."""
-    masked = [_cluster_ip_mark(chain, rule) for rule in rules]
+    """Find rules for endpoints without a probability, except for the last one."""
     ways = [
-        (number, _find(rule, ast.RandomMatch))
+        number
         for number, rule in enumerate(rules)
         if _jump(rule).startswith("KUBE-SEP-") and not _has(rule, ast.RecentCheck, *_OPAQUE)
     ]
-    if not ways:
-        onward = any(_jump(rule).startswith("KUBE-") and "MARK" not in _jump(rule) for rule in rules)
-        return masked if onward or _gapped(rules) else [*masked, _gap(chain, "a rule for each endpoint")]
-    if any(match is None for _, match in ways[:-1]):
-        plain = {number for number, match in ways[:-1] if match is None}
-        return [
-            _without_match(rule, "the probability", chain) if number in plain else rule
-            for number, rule in enumerate(masked)
-        ]
-    if ways[-1][1] is not None:
-        return masked if _gapped(rules) else [*masked, _gap(chain, "a last rule without probability")]
-    for left, (_, match) in zip(range(len(ways), 1, -1), ways, strict=False):
-        assert match is not None
-        probability = float(match.probability)
-        # Without one of its rules, every probability before it is too small. What is too large was written so.
-        if probability < 1 / left - _PROBABILITY_ERROR and not _gapped(rules):
-            first = ways[0][0]
-            return [*masked[:first], _gap(chain, "as many rules as the probabilities say"), *masked[first:]]
-    return masked
+    plain = {number for number in ways[:-1] if not _has(rules[number], ast.RandomMatch, ast.EveryNth)}
+    return [
+        _without_match(rule, "the probability", chain) if number in plain else _cluster_ip_mark(chain, rule)
+        for number, rule in enumerate(rules)
+    ]
 
 
 def _cluster_ip_mark(chain: str, rule: ast.Rule) -> ast.Rule:
@@ -224,8 +178,6 @@ _SENDERS = ("pod traffic", "pods trying", "LOCAL traffic", "from cluster")
 
 
 def _external(chain: str, rules: Rules) -> Rules:
-    if not rules:
-        return [_gap(chain, "a rule for each kind of sender")]
     found: Rules = []
     for rule in rules:
         made = rule
@@ -270,15 +222,7 @@ def _postrouting(chain: str, rules: Rules) -> Rules:
         plain = not _has(rule, *_MARKS) and not _compares(rule, *ast.Field)
         return "the match of the mark" if decides and plain else ""
 
-    found = _each(rules, wrong, chain)
-    if not any(_has(rule, ast.Masquerade, ast.Snat) for rule in found) and not _gapped(found):
-        return [*found, _gap(chain, "a rule that masquerades")]
-    return found
-
-
-def _mark(chain: str, rules: Rules) -> Rules:
-    marks = any(_has(rule, ast.MarkOr, ast.SetMark, ast.MarkXor) for rule in rules)
-    return rules if marks or _gapped(rules) else [*rules, _gap(chain, "a rule that sets the mark")]
+    return _each(rules, wrong, chain)
 
 
 def _forward(chain: str, rules: Rules) -> Rules:
@@ -303,7 +247,6 @@ def _firewall(chain: str, rules: Rules) -> Rules:
 
 
 _CHECKS: dict[tuple[str, str], Callable[[str, Rules], Rules]] = {
-    ("nat", "SEP"): _endpoint,
     ("nat", "SVC"): _spread,
     ("nat", "SVL"): _spread,
     ("nat", "EXT"): _external,
@@ -314,31 +257,6 @@ _CHECKS: dict[tuple[str, str], Callable[[str, Rules], Rules]] = {
     ("filter", "PROXY-FIREWALL"): _services,
     ("", "NODEPORTS"): _node_ports,
     ("nat", "POSTROUTING"): _postrouting,
-    ("nat", "MARK-MASQ"): _mark,
-    ("nat", "MARK-DROP"): _mark,
     ("filter", "FORWARD"): _forward,
     ("filter", "FIREWALL"): _firewall,
 }
-
-
-# ---- chains of nftables ----------------------------------------------------------------------------------------------
-
-
-def _of_nftables(chain: str, rules: Rules) -> Rules:
-    if _gapped(rules):
-        return rules
-    if chain.startswith("endpoint-"):
-        return _endpoint(chain, rules)
-    if chain == "mark-for-masquerade":
-        return _mark(chain, rules)
-    if chain == "masquerading":
-        return _postrouting(chain, rules)
-    if chain.startswith(("service-", "external-", "firewall-")) and not chain.endswith("-check"):
-        onward = (ast.RandomGoto, ast.RandomMap, ast.Goto, ast.VerdictMap, ast.InlineVerdictMap, ast.DropPacket)
-        spread = next((each for rule in rules for each in rule.expressions if type(each) is ast.RandomMap), None)
-        covered = sum(last - first + 1 for first, last, _ in spread.arms) if spread is not None else 0
-        if not any(_has(rule, *onward) for rule in rules) or (spread is not None and covered < spread.mod):
-            return [*rules, _gap(chain, "a rule that leads to every endpoint")]
-    if chain in ("services", "nat-prerouting", "nat-output", "nat-postrouting") and not rules:
-        return [_gap(chain, "a rule that leads to the Services")]
-    return rules
