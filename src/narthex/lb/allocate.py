@@ -15,9 +15,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from narthex.lb.pools import AddressPool, Pools, address_text, may_contain, pool_containing
-from narthex.lb.requests import AddressRequest, SharingProfile, address_request, sharing_conflict, sharing_profile
+from narthex.lb.requests import AddressRequest, address_request
 from narthex.lb.resources import pool_serves
 from narthex.lb.service_status import AllocationDecision, Refusal, is_served, pool_of, status_addresses
+from narthex.lb.sharing import SharingProfile, sharing_conflict, sharing_profile
 from narthex.model.net import IPFamily, address_key, family_of
 from narthex.model.objects import Labels, NamespacedName, Service
 

@@ -11,8 +11,8 @@ import msgspec
 from narthex.lb.allocate import AllocationInput, allocate
 from narthex.lb.ledger import UNCONFIRMED_SECONDS, AllocationLedger
 from narthex.lb.pools import validate_pools
-from narthex.lb.requests import sharing_conflict, sharing_profile
 from narthex.lb.service_status import PREFIX, is_served, required_changes, status_addresses
+from narthex.lb.sharing import sharing_conflict, sharing_profile
 from narthex.model.net import IPFamily, Protocol, family_of
 from narthex.model.objects import (
     IPAddressPool,

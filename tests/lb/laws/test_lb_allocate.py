@@ -11,8 +11,8 @@ from tests.lb.laws.address_histories import ADDRESSES, FATES, FOREIGN, NAMES, Hi
 
 from narthex.lb.allocate import AllocationInput, allocate
 from narthex.lb.pools import validate_pools
-from narthex.lb.requests import sharing_conflict, sharing_profile
 from narthex.lb.service_status import PREFIX, is_served, status_addresses
+from narthex.lb.sharing import sharing_conflict, sharing_profile
 from narthex.model.objects import LoadBalancerIngress, Service
 
 keys = st.sampled_from(NAMES)

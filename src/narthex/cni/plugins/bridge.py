@@ -102,7 +102,7 @@ def read(request: CniRequest) -> BridgeConfig:
         fields.flag(config, "enabledad"),
         down,
         through_node,
-        mac_of(request),
+        pod.mac_of(request),
     )
 
 
@@ -112,31 +112,6 @@ def masquerade_of(request: CniRequest) -> str:
     if backend not in ("nftables", "iptables"):
         raise fields.wrong("ipMasqBackend", f"{backend[:32]!r} is neither nftables nor iptables")
     return backend if fields.flag(request.config, "ipMasq") else ""
-
-
-def mac_of(request: CniRequest) -> bytes | None:
-    """Return the requested MAC address: from runtimeConfig, args, or CNI_ARGS, in this order."""
-    config = request.config
-    cni = fields.part(fields.part(config, "args"), "cni", "args.")
-    for text in (
-        fields.text(fields.part(config, "runtimeConfig"), "mac", "runtimeConfig."),
-        fields.text(cni, "mac", "args.cni."),
-        request.args.get("MAC", ""),
-    ):
-        if text:
-            return _mac(text)
-    return None
-
-
-def _mac(text: str) -> bytes:
-    parts = text.replace("-", ":").split(":")
-    try:
-        mac = bytes(int(part, 16) for part in parts if len(part) == 2)
-    except ValueError:
-        mac = b""
-    if len(mac) != 6 or len(parts) != 6 or mac[0] & 1:
-        raise CniError(INVALID_CONFIG, f"mac: {text[:32]!r} is not a hardware address of one interface")
-    return mac
 
 
 def completed(config: BridgeConfig, given: CniResult, dns_of: CniRequest) -> CniResult:

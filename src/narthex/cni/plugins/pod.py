@@ -1,13 +1,16 @@
-"""What every plugin with a veth pair configures inside the pod: sysctls, addresses, and routes."""
+"""What every plugin with a veth pair configures inside the pod: sysctls, addresses, routes, and the MAC address."""
 
 from __future__ import annotations
 
+from narthex.cni import fields
+from narthex.cni.errors import INVALID_CONFIG, CniError
 from narthex.cni.plan import SysctlSetting
 from narthex.model.links import AddAddress, AddRoute, SetUp
 from narthex.model.values import Network, ip_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from narthex.cni.request import CniRequest
     from narthex.cni.result import IPConfig, PodRoute
     from narthex.model.links import LinkChange
 
@@ -75,3 +78,28 @@ def forwarding(ips: tuple[IPConfig, ...]) -> tuple[SysctlSetting, ...]:
     paths = {4: "net/ipv4/ip_forward", 6: "net/ipv6/conf/all/forwarding"}
     families = sorted({ip_version(ip.network.address) for ip in ips})
     return tuple(SysctlSetting(paths[family], "1", required=True) for family in families)
+
+
+def mac_of(request: CniRequest) -> bytes | None:
+    """Return the requested MAC address: from runtimeConfig, args, or CNI_ARGS, in this order."""
+    config = request.config
+    cni = fields.part(fields.part(config, "args"), "cni", "args.")
+    for text in (
+        fields.text(fields.part(config, "runtimeConfig"), "mac", "runtimeConfig."),
+        fields.text(cni, "mac", "args.cni."),
+        request.args.get("MAC", ""),
+    ):
+        if text:
+            return _mac(text)
+    return None
+
+
+def _mac(text: str) -> bytes:
+    parts = text.replace("-", ":").split(":")
+    try:
+        mac = bytes(int(part, 16) for part in parts if len(part) == 2)
+    except ValueError:
+        mac = b""
+    if len(mac) != 6 or len(parts) != 6 or mac[0] & 1:
+        raise CniError(INVALID_CONFIG, f"mac: {text[:32]!r} is not a hardware address of one interface")
+    return mac

@@ -11,9 +11,9 @@ from narthex.cni.kernel import locks, records
 from narthex.cni.kernel.records import STATE, Records
 from narthex.cni.kernel.tables import PodTable
 from narthex.cni.plugins import masquerade as masquerade_plugin
-from narthex.cni.plugins import portmap
+from narthex.cni.plugins import portmap as portmap_plugin
 from narthex.cni.plugins.host_local import DATA_DIR
-from narthex.cni.program import masquerade, pods, ports
+from narthex.cni.program import masquerade, pods, portmap
 from narthex.cni.program.elements import ElementKind, remove_orphans, remove_unused
 from narthex.cni.program.ipam import IpamLeases
 from narthex.cni.program.node import NodeContext
@@ -71,7 +71,7 @@ class _Collector:
             if not self._dry_run:
                 self._close(attachment, names)
         elements = [*self._elements(self._node.masquerade, masquerade.ELEMENTS, masquerade_plugin.TABLE)]
-        elements += self._elements(self._node.ports, ports.ELEMENTS, portmap.TABLE)
+        elements += self._elements(self._node.ports, portmap.ELEMENTS, portmap_plugin.TABLE)
         reservations = self._reservations(names)
         for attachment in gone:
             if not self._dry_run:
@@ -103,7 +103,7 @@ class _Collector:
             masquerade.close(self._node, attachment)
         with self._node.exclusive(locks.PORTS, attachment):
             if self._is_gone(attachment, names):
-                ports.close(self._node, attachment)
+                portmap.close(self._node, attachment)
 
     def _forget(self, attachment: str, names: frozenset[str]) -> None:
         with self._node.exclusive(locks.PODS, attachment):

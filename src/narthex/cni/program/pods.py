@@ -68,7 +68,7 @@ def add_ptp(node: NodeContext, request: CniRequest) -> CniResult:
 
 
 def _add_ptp(node: NodeContext, request: CniRequest, config: PtpConfig, ipam: IpamConfig | None) -> CniResult:
-    veth = _new_veth(bridge.mac_of(request))
+    veth = _new_veth(pod.mac_of(request))
     allocated = _allocate(node, request, ipam, veth)
     try:
         result = ptp.completed(allocated, request)

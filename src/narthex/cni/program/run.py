@@ -107,7 +107,7 @@ _STANDARD = {"ADD": "add", "DEL": "remove", "CHECK": "check", "GC": "collect", "
 COMMAND_HANDLERS = {
     "bridge": ("pods", _STANDARD | {"ADD": "add_bridge"}),
     "ptp": ("pods", _STANDARD | {"ADD": "add_ptp"}),
-    "portmap": ("ports", _STANDARD),
+    "portmap": ("portmap", _STANDARD),
     "host-local": ("ipam", _STANDARD),
     "loopback": ("pods", {"ADD": "add_loopback", "DEL": "remove_loopback", "CHECK": "check_loopback"}),
 }
