@@ -172,7 +172,7 @@ def test_comments_of_iptables_state_the_cause(destination: str, cause: str, serv
     [
         ("-A KUBE-SERVICES -d 10.96.0.77/32 -p tcp -m tcp --dport 80 -j REJECT", "no-endpoints"),
         ("-A KUBE-SERVICES -d 10.96.0.77/32 -p tcp -m tcp --dport 80 -j DROP", "local-policy"),
-        ("-A KUBE-SERVICES -d 10.96.0.77/32 -j KUBE-PROXY-FIREWALL\n-A KUBE-PROXY-FIREWALL -j DROP", "source-range"),
+        ("-A KUBE-PROXY-FIREWALL -d 10.96.0.77/32 -p tcp -m tcp --dport 80 -j DROP", "source-range"),
     ],
 )
 def test_a_chain_that_only_refuses_states_the_cause_without_a_comment(rule: str, cause: str) -> None:
@@ -185,6 +185,7 @@ def test_a_chain_that_only_refuses_states_the_cause_without_a_comment(rule: str,
     ("text", "service"),
     [
         ("service-CSFNDQHX-shop/web/tcp/http", "shop/web:http"),
+        ("local-CSFNDQHX-shop/web/tcp/http", "shop/web:http"),
         ("external-CSFNDQHX-shop/web/udp/", "shop/web"),
         ("endpoint-WFQ3BF5P-a/b/sctp/__10.244.1.6/80", "a/b"),
         ("endpoint-WFQ3BF5P-a/b/tcp/dns-tcp__fd00..1/53", "a/b:dns-tcp"),

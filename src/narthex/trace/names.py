@@ -16,7 +16,7 @@ _NAME = r"[a-z0-9-]+/[a-z0-9.-]+"
 _COMMENT = re.compile(rf"(?:[A-Za-z ]+ (?:for|to) )?({_NAME}(?::[a-z0-9-]*)?)(?: [A-Za-z>-].*)?$")
 """A comment of kube-proxy that names a Service port: "shop/web:http cluster IP", "masquerade traffic for shop/web:http …"."""
 _CHAIN = re.compile(
-    rf"\b(?:service|external|firewall|endpoint)-[A-Z0-9]{{8}}-({_NAME})/(?:tcp|udp|sctp)/([a-z0-9-]*?)(?=__|[^a-z0-9-]|$)"
+    rf"\b(?:service|local|external|firewall|endpoint)-[A-Z0-9]{{8}}-({_NAME})/(?:tcp|udp|sctp)/([a-z0-9-]*?)(?=__|[^a-z0-9-]|$)"
 )
 """kube-proxy's chains of a Service port in nftables mode."""
 _OF_ELEMENTS = ("service-endpoints-check", "nodeport-endpoints-check")
