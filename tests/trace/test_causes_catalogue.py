@@ -12,7 +12,8 @@ from narthex.trace.causes.catalogue import CAUSES
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference" / "causes"
-TESTS = [ROOT / "tests" / "trace" / "kernel" / "test_causes.py", Path(__file__).with_name("test_causes_found.py")]
+KERNEL = ROOT / "tests" / "trace" / "kernel"
+TESTS = [KERNEL / "test_causes.py", KERNEL / "test_lab_law.py", Path(__file__).with_name("test_causes_found.py")]
 HEADINGS = ["Symptoms", "Cause", "Evidence", "What to do", "Reproduction"]
 
 

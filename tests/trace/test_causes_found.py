@@ -1,13 +1,27 @@
 """Causes that cannot be built in a network namespace, and what only a dump shows: found in data made by hand."""
 
+from fractions import Fraction
+
+import msgspec
 import pytest
 
 from narthex.model.net import IPFamily
+from narthex.model.objects import EndpointPort, EndpointSlice, Node, Service, ServicePort, SliceEndpoint
+from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.netfilter.ast import Accept, Chain, DropPacket, Hook, Rule, Ruleset, Table
 from narthex.netfilter.walk.state import KernelObjects
 from narthex.trace.causes.catalogue import CAUSES, CauseFinding
 from narthex.trace.causes.find import find
-from narthex.trace.follow.views import FdbEntry, LinkAddress, NextHop, NodeLink, NodeNeighbour, NodeRoute, NodeView
+from narthex.trace.follow.views import (
+    FdbEntry,
+    Impairment,
+    LinkAddress,
+    NextHop,
+    NodeLink,
+    NodeNeighbour,
+    NodeRoute,
+    NodeView,
+)
 from narthex.trace.model import Fate, Header, PacketPath, Party, PathBranch, PathEnd, PathStep, Stage
 from narthex.trace.program.places import name_not_found
 
@@ -152,3 +166,54 @@ def test_two_iptables_need_rules_in_both(policy: str) -> None:
 def test_a_journey_of_which_nothing_else_is_known() -> None:
     assert find(journey(end=PathEnd(fate=Fate.UNKNOWN, reason="nothing is known")), {}) == []
     assert find(journey(end=PathEnd(fate=Fate.LOST, reason="no route")), {}) == []
+
+
+def endpoint_elsewhere(ready: bool) -> Snapshot:
+    """A Service whose only endpoint is on a node that is `ready`, or not."""
+    port = ServicePort(name="http", port=80, target_port=8080)
+    store = Store()
+    for each in (
+        Service(namespace="shop", name="web", ports=(port,), selector=(("app", "web"),), cluster_ips=("10.96.0.10",),
+                ip_families=(IPFamily.IPV4,)),
+        EndpointSlice(
+            namespace="shop", name="web-1", service_name="web", family=IPFamily.IPV4,
+            ports=(EndpointPort(name="http", port=8080),),
+            endpoints=(SliceEndpoint(address="10.244.2.7", node_name="worker-b", ready=ready, serving=ready,
+                                     target="web-7"),),
+        ),
+        Node(name="worker-a", internal_ips=("10.0.0.1",)),
+        Node(name="worker-b", internal_ips=("10.0.0.2",), ready=ready),
+    ):  # fmt: skip
+        store.apply(Upsert(each))
+    store.apply(Synced())
+    return store.snapshot
+
+
+REFUSED = PathEnd(fate=Fate.REJECTED, node="worker-a", reason="no endpoints")
+
+
+def test_a_node_that_is_not_ready_is_behind_missing_endpoints() -> None:
+    found = find(journey(STEP, end=REFUSED), {}, endpoint_elsewhere(ready=False))
+    assert [each.cause.id for each in found] == ["node-not-ready", "endpoints-not-ready"]
+    check(found[:1], cause="node-not-ready")
+    assert found[0].node == "worker-b"
+
+
+def test_a_fault_is_behind_missing_endpoints_of_its_node() -> None:
+    fault = Impairment(
+        cause="fault-partition", places=frozenset({"worker-b"}), text="partition at worker-b", lost=Fraction(1)
+    )
+    found = find(journey(STEP, end=REFUSED), {}, endpoint_elsewhere(ready=False), [fault])
+    assert [each.cause.id for each in found] == ["fault-partition", "endpoints-not-ready"]
+    assert found[0].evidence == ("EndpointSlice web-1: 10.244.2.7 on worker-b is not ready",)
+
+
+def test_a_delay_is_told_of_though_nothing_is_lost() -> None:
+    delay = Impairment(
+        cause="fault-delay", places=frozenset({"worker-a"}), text="delay of 50 ms at worker-a", advice="End it."
+    )
+    found = find(journey(STEP, end=ARRIVED), {}, None, [delay])
+    check(found, cause="fault-delay")
+    assert not found[0].explains
+    elsewhere = msgspec.structs.replace(delay, places=frozenset({"worker-c"}))
+    assert find(journey(STEP, end=ARRIVED), {}, None, [elsewhere]) == []

@@ -179,24 +179,16 @@ def _over_nodes(options: dict[str, Any], request: TraceRequest, *, probe: bool) 
 
 
 def _in_lab(name: str, request: TraceRequest, *, probe: bool) -> TraceResult:
-    """Follow the packet over the lab's nodes, and compare the live rules with the plan."""
-    from narthex.lab.program.trace import known_of, look_into_pods, namespace_of, trace_lab
+    """Follow the packet through the lab, and compare the live rules with the plan."""
+    from narthex.lab.program.trace import namespace_of, trace_lab
     from narthex.trace.program.kernel_probe import send
 
-    followed: list[tuple[KnownCluster, str]] = []
-
-    def follow(node: str) -> PacketPath:
-        followed.append((known_of(name), node))
-        return travel(followed[0][0], msgspec.structs.replace(request, node=node))
-
-    path = trace_lab(name, request.source, request.destination, request.node, request.iif or None, follow)
-    known, node = followed[0]
-    look_into_pods(name, known, path)
+    traced = trace_lab(name, request)
     tried = None
     if probe:
-        sender = namespace_of(name, path.packet.source)
-        tried = send(path, sender=sender, node=namespace_of(name, node), node_name=node)
-    return TraceResult(path=path, findings=_findings(path, known), tried=tried)
+        sender = namespace_of(name, traced.path.packet.source)
+        tried = send(traced.path, sender=sender, node=namespace_of(name, traced.node), node_name=traced.node)
+    return TraceResult(path=traced.path, findings=traced.findings, tried=tried)
 
 
 def _by_objects(request: TraceRequest, iif: str | None, options: dict[str, Any]) -> TraceResult:

@@ -113,10 +113,9 @@ def rules(faults: Sequence[InjectedFault], places: Mapping[str, FaultTarget]) ->
         found.setdefault(place.namespace, (place.node, {}))[1].setdefault(chain, []).append(line)
 
     for fault in faults:
-        verdict = {
-            FaultKind.LOSS: f"numgen random mod 100 < {fault.percent} counter drop",
-            FaultKind.PARTITION: "counter drop",
-        }.get(fault.kind)
+        # The kernel refuses a comparison with 100, which would always hold.
+        some = f"numgen random mod 100 < {fault.percent} " if fault.percent < 100 else ""
+        verdict = {FaultKind.LOSS: f"{some}counter drop", FaultKind.PARTITION: "counter drop"}.get(fault.kind)
         if verdict is None:
             continue
         there = [places[target] for target in fault.targets]

@@ -42,7 +42,7 @@ API_PORT = 6443
 
 OUTSIDE = "outside"
 OUTSIDE_ADDRESSES = ("192.0.2.2", "fd00:192:0:2::2")
-_FABRIC = "fabric"
+FABRIC = "fabric"
 _UNDERLAY = "underlay"
 _FABRIC_ADDRESSES = ("192.168.49.1/24", "fd00:192:168:49::1/64")
 _UNDERLAY_CIDRS = ("192.168.49.0/24", "fd00:192:168:49::/64")
@@ -102,7 +102,7 @@ def _node(lab: str, index: int) -> LabNode:
 
 def fabric_namespace(lab: str) -> str:
     """Return the namespace of the network between the nodes."""
-    return f"{_PREFIX}{lab}-{_FABRIC}"
+    return f"{_PREFIX}{lab}-{FABRIC}"
 
 
 def outside_namespace(lab: str) -> str:
@@ -135,12 +135,12 @@ def owns(lab: str, namespace: str) -> bool:
     if namespace.startswith(f"{_PREFIX}{lab}."):
         return True
     part = namespace.removeprefix(f"{_PREFIX}{lab}-")
-    return part != namespace and (part in (_FABRIC, OUTSIDE) or re.fullmatch(r"node-[1-9]\d*", part) is not None)
+    return part != namespace and (part in (FABRIC, OUTSIDE) or re.fullmatch(r"node-[1-9]\d*", part) is not None)
 
 
 def lab_of(namespace: str) -> str | None:
     """Return the lab that a namespace belongs to, None if there is none."""
-    match = re.fullmatch(rf"{_PREFIX}([a-z0-9-]+?)(\..+|-{_FABRIC}|-{OUTSIDE}|-node-[1-9]\d*)", namespace)
+    match = re.fullmatch(rf"{_PREFIX}([a-z0-9-]+?)(\..+|-{FABRIC}|-{OUTSIDE}|-node-[1-9]\d*)", namespace)
     return match[1] if match and owns(match[1], namespace) else None
 
 

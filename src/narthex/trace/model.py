@@ -55,6 +55,8 @@ class Stage(enum.Enum):
     """Encapsulation or decapsulation (VXLAN)."""
     MTU = "mtu"
     NEXT_NODE = "next node"
+    FAULT = "fault"
+    """Something beyond the nodes' configuration: a fault of a lab, or a dead node."""
     DELIVERY = "delivery"
     REPLY = "reply"
     """Reverse translation of a reply packet."""
@@ -142,7 +144,9 @@ class PathStep(msgspec.Struct, frozen=True, kw_only=True):
     stage: Stage
     node: str = ""
     namespace: str = ""
-    """`NAMESPACE/NAME` of the pod in whose network namespace it happens; empty for the node's own."""
+    """`NAMESPACE/NAME` of the pod in whose network namespace it happens; `outside` or `fabric` for those of a lab; empty for the
+    node's own.
+    """
     what: str = ""
     """One line for people."""
     why: str = ""
@@ -373,7 +377,14 @@ def map_ends(branch: PathBranch, change: Callable[[PathEnd], PathBranch]) -> Pat
 
 
 def rule_step(
-    step: WalkStep, node: str, before: Header, after: Header | None = None, *, rule: str = "", place: str = ""
+    step: WalkStep,
+    node: str,
+    before: Header,
+    after: Header | None = None,
+    *,
+    namespace: str = "",
+    rule: str = "",
+    place: str = "",
 ) -> PathStep:
     """Return a step of a walk as a step of a path; `rule` and `place` are its text and position in a dump."""
     hook, *names = step.where.split(" ")
@@ -386,6 +397,7 @@ def rule_step(
     return PathStep(
         stage=stage,
         node=node,
+        namespace=namespace,
         what=step.what if stage is not Stage.PLAN else f"{step.where}: {step.what}",
         why=step.why or (f"in the {hook} hook" if stage is Stage.IPVS else ""),
         table=table,

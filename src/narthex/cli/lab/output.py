@@ -104,7 +104,11 @@ def status(found: LabStatus) -> str:
 
 
 def _health(node: LabNodeStatus) -> str:
-    return "healthy" if node.healthy else "running, NOT healthy" if node.running else "NOT RUNNING"
+    if not node.running:
+        return "NOT RUNNING" if node.ready else "NOT RUNNING, NOT READY"
+    if node.healthy:
+        return "healthy"
+    return "running, NOT healthy" if node.ready else "running, NOT READY"
 
 
 def labs(found: Sequence[LabStatus]) -> str:

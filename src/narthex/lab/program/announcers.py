@@ -15,12 +15,13 @@ def states(lab: LabState) -> dict[str, AnnouncerStatus]:
     return {name: state for name, state in found.items() if state is not None}
 
 
-def holder(states: States, address: str) -> str:
-    """Return the node that answers for an address, empty if none does."""
+def answering(states: States) -> dict[str, tuple[str, ...]]:
+    """Return the nodes that answer for each address. Nodes that are cut off from each other may both do."""
+    found: dict[str, tuple[str, ...]] = {}
     for node, state in states.items():
-        if any(each.address == address and each.answers for each in state.addresses):
-            return node
-    return ""
+        for each in state.addresses:
+            found[each.address] = (*found.get(each.address, ()), *((node,) if each.answers else ()))
+    return found
 
 
 def why_lab(name: str, service: str) -> ServiceExplanation:

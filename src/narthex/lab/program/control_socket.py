@@ -5,6 +5,7 @@
     {"kill": {"node": "node-2"}}                                        kill a node
     {"fault": {...}}                                                    see `FaultRequests.handle`
     {"record": {"begin": PATH}}  {"record": {"end": true}}              start or stop recording the history
+    {"objects": true}                                                   return the API's objects
     {"close": true}                                                     write kept objects before the process ends
 
 The response is a line of JSON, too: `{}`, a result, or `{"error": "..."}`.
@@ -22,6 +23,7 @@ from typing import Any
 import msgspec
 
 from narthex.lab.program.lab_process import LabProcess
+from narthex.lab.program.shared_registry import registered_objects
 from narthex.lab.program.state import LabError, StateDirectory
 
 Object = dict[str, Any]
@@ -60,6 +62,13 @@ def _record(lab: LabProcess, request: Any) -> Object:
     return {"path": str(path)}
 
 
+def _objects(lab: LabProcess, request: Any) -> Object:
+    # By this way a trace has the objects while the API server is away.
+    del request
+    with lab.parts.registry.held() as registry:
+        return {"objects": registered_objects(registry)}
+
+
 _HANDLERS: Mapping[str, Callable[[LabProcess, Any], Object]] = {
     "settle": _settle,
     "scale": _scale,
@@ -67,6 +76,7 @@ _HANDLERS: Mapping[str, Callable[[LabProcess, Any], Object]] = {
     "close": _close,
     "fault": lambda lab, request: lab.faults.handle(request),
     "record": _record,
+    "objects": _objects,
 }
 
 

@@ -41,9 +41,11 @@ class LabNodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     running: bool
     healthy: bool
-    """All parts of the process report that they work."""
+    """All parts of the process report that they work, and the node is ready."""
     killed: bool = False
     """By `lab kill`."""
+    ready: bool = True
+    """The condition Ready of its Node object is True."""
 
 
 class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,8 +109,10 @@ def inspect_lab(name: str) -> LabStatus:
     for node in state.nodes:
         running = node.name in recorded and is_alive(recorded[node.name])
         healthy = running and is_node_healthy(node.namespace)
-        killed = node.name in state.killed
-        nodes.append(LabNodeStatus(node=node.name, running=running, healthy=healthy, killed=killed))
+        killed, ready = node.name in state.killed, node.name not in state.not_ready
+        nodes.append(
+            LabNodeStatus(node=node.name, running=running, healthy=healthy and ready, killed=killed, ready=ready)
+        )
     runs = is_running(state)
     return LabStatus(
         running=runs, healthy=runs and all(node.healthy for node in nodes), nodes=tuple(nodes), state=state

@@ -42,6 +42,7 @@ def describe_state(
     )
     return msgspec.structs.replace(
         state,
+        not_ready=tuple(sorted(node.name for node in snapshot.nodes.values() if not node.ready)),
         pods=pods,
         services=services,
         scales=tuple(_scales(parts, snapshot)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -131,6 +131,21 @@ class RegistrySnapshot:
             self._store.apply(event)
         self._version = registry.version
         return self._store.snapshot
+
+
+def registered_objects(registry: Registry) -> list[dict[str, Any]]:
+    """Return all objects that a Snapshot is made of. The caller holds the registry's lock."""
+    return [raw for kind in _REGISTERED for raw in registry.list(kind)]
+
+
+def snapshot_of(objects: Iterable[dict[str, Any]]) -> Snapshot:
+    """Return the Snapshot of objects; those that cannot be decoded are left out."""
+    store = Store()
+    for raw in objects:
+        for event in _event("", ("", ""), raw):
+            store.apply(event)
+    store.apply(Synced())
+    return store.snapshot
 
 
 def _event(kind: str, key: tuple[str, str], raw: dict[str, Any] | None) -> list[Event]:

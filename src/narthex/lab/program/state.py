@@ -129,6 +129,8 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     """The API's objects outlive the lab."""
     killed: tuple[str, ...] = ()
     """Nodes ended by `lab kill`."""
+    not_ready: tuple[str, ...] = ()
+    """Nodes whose condition Ready is not True."""
     pods: tuple[PodRecord, ...] = ()
     services: tuple[ServiceRecord, ...] = ()
     scales: tuple[ScaleRecord, ...] = ()

@@ -3,89 +3,95 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 
+from narthex.lab.faults import TABLE
+from narthex.lab.program import labs
+from narthex.lab.program.announcers import answering, states
+from narthex.lab.program.impairments import impairments
 from narthex.lab.program.labs import open_lab
+from narthex.lab.program.shared_registry import snapshot_of
 from narthex.lab.program.state import LabError, LabState, StateDirectory
-from narthex.lab.topology import OUTSIDE_ADDRESSES, LabNode
+from narthex.lab.topology import API_ADDRESS, FABRIC, OUTSIDE, OUTSIDE_ADDRESSES, LabNode, fabric_namespace
+from narthex.lb.program.inspection import announcers
 from narthex.linux.addresses import own_addresses
 from narthex.linux.namespaces import in_namespace
+from narthex.linux.processes import is_alive
 from narthex.linux.run import CommandError, run
-from narthex.model.net import IPFamily, address, contains, family_of
+from narthex.model.net import FAMILIES, IPFamily, address, contains, family_of
 from narthex.model.packet import Host
-from narthex.model.store import Snapshot
-from narthex.trace.follow.views import NodeView
+from narthex.trace.causes.catalogue import CauseFinding
+from narthex.trace.causes.find import find
+from narthex.trace.follow.views import NodeView, RelayTable
 from narthex.trace.model import PacketPath
 from narthex.trace.names import AddressName, AddressNames
 from narthex.trace.node.layout import CNI_FILE, PARTS
 from narthex.trace.node.view import view_of_bundle
 from narthex.trace.program.bundle import gather
-from narthex.trace.program.inputs import ClusterObjects, NodeOptions, node_inputs, read_server
+from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
 from narthex.trace.program.places import AddressOwner, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import answer, ask, question
-from narthex.trace.program.travel import KnownCluster, live
-
-if TYPE_CHECKING:
-    from narthex.lb.announce import NodeAnnouncerState
+from narthex.trace.program.travel import KnownCluster, TraceRequest, live, travel
 
 
-def trace_lab(
-    name: str,
-    source: str,
-    destination: str,
-    node_name: str = "",
-    iif: str | None = None,
-    follow: Callable[[str], PacketPath] | None = None,
-) -> PacketPath:
-    """Explain a packet of a running lab by its live rules and the plan. Raises TraceError, InputError.
+class LabTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """A packet's path in a lab, and why it fails."""
 
-    `follow` returns the packet's path over all nodes from the named one on; without it, only that node's rules are walked.
-    """
-    try:
-        lab = open_lab(name)
-    except LabError as error:
-        raise TraceError(str(error)) from error
+    path: PacketPath
+    findings: list[CauseFinding]
+    node: str
+    """The node whose plan is compared with its rules, and whose kernel a probe watches."""
+
+
+def trace_lab(name: str, request: TraceRequest) -> LabTrace:
+    """Follow a packet through a running lab from its sender on, by live rules and routes. Raises TraceError, InputError."""
+    lab = _open(name)
     cluster = cluster_of(lab)
     places = OwnerIndex(cluster.snapshot, OUTSIDE_ADDRESSES, pods_of(lab))
-    sender, target, spec = ask(places, source, destination)
-    announcement = _announcing(lab, cluster.snapshot, target) if lab.balancing and not sender.node else None
-    node = _node(lab, node_name or sender.node or target.node or (announcement.holder if announcement else ""))
-    inputs = node_inputs(cluster, node_options_of(name, node.name))
-    with in_namespace(node.namespace):
-        own = tuple(each.address for each in own_addresses())
-    host = Host(addresses=tuple(ip for ip in own if not contains(family_of(ip).loopback, ip)))
-    others = names_of(lab)
-    names = AddressNames(cluster.snapshot, others)
-    return answer(
-        question(places, sender, target, spec, inputs, host, iif),
+    sender, target, spec = ask(places, request.source, request.destination, request.domain)
+    statuses = states(lab) if lab.balancing else {}
+    answers = answering(statuses)
+    broken = impairments(lab, running_nodes(lab), time.time())
+    holder = next((node for ip in target.addresses for node in answers.get(ip, ())), "")
+    node = _node(lab, request.node or sender.node or target.node or holder)
+    known = msgspec.structs.replace(
+        _known(lab, cluster, sender), beyond=tuple(_beyond(lab)), impairments=broken, answering=answers, whole=True
+    )
+    path = travel(known, msgspec.structs.replace(request, node=node.name))
+    inputs, host = _plan_inputs(lab, cluster, node)
+    names = AddressNames(cluster.snapshot, known.others)
+    path = answer(
+        question(places, sender, target, spec, inputs, host, request.iif or None),
         inputs,
         host,
-        others=others,
+        others=known.others,
         live_rules=lambda family: _rules(lab.mode, family, node.namespace),
         live_route=lambda ip: route_text(next_hop(ip, node.namespace), names),
-        announcers=announcement.known if announcement else None,
-        path=follow(node.name) if follow is not None else None,
+        announcers=announcers(cluster.snapshot, statuses) if lab.balancing else None,
+        path=path,
     )
+    _look_into_pods(lab, known, path)
+    views = {view.name: view for view in (*known.views, *known.beyond)}
+    return LabTrace(path=path, findings=find(path, views, known.snapshot, broken), node=node.name)
 
 
-class _Announcing(NamedTuple):
-    """The announcers of load balancer addresses."""
-
-    holder: str
-    """The node that answers for the packet's destination; empty if none does."""
-    known: dict[str, NodeAnnouncerState]
+def running_nodes(lab: LabState) -> frozenset[str]:
+    """Return the names of the nodes whose process runs."""
+    return frozenset(each.node for each in lab.processes if is_alive(each.process))
 
 
-def _announcing(lab: LabState, snapshot: Snapshot, target: AddressOwner) -> _Announcing:
-    from narthex.lab.program.announcers import holder, states
-    from narthex.lb.program.inspection import announcers
-
-    statuses = states(lab)
-    found = next(filter(None, (holder(statuses, ip) for ip in target.addresses)), "")
-    return _Announcing(found, announcers(snapshot, statuses))
+def _plan_inputs(lab: LabState, cluster: ClusterObjects, node: LabNode) -> tuple[NodeInputs, Host]:
+    inputs = node_inputs(cluster, node_options_of(lab.name, node.name))
+    with in_namespace(node.namespace):
+        own = tuple(each.address for each in own_addresses())
+    return inputs, Host(addresses=tuple(ip for ip in own if not contains(family_of(ip).loopback, ip)))
 
 
 def _rules(mode: str, family: IPFamily, namespace: str) -> Any:
@@ -103,8 +109,12 @@ def _node(lab: LabState, name: str) -> LabNode:
 
 
 def cluster_of(lab: LabState) -> ClusterObjects:
-    """Return the lab's current objects. Raises InputError."""
-    return read_server(str(lab.kubeconfig), "", pods=True)
+    """Return the lab's current objects, also while its API server is away. Raises TraceError."""
+    try:
+        found = labs.request(lab.name, {"objects": True})
+    except LabError as error:
+        raise TraceError(str(error)) from error
+    return ClusterObjects(snapshot=snapshot_of(found["objects"]))
 
 
 def pods_of(lab: LabState) -> list[AddressOwner]:
@@ -123,6 +133,7 @@ def names_of(lab: LabState) -> dict[str, AddressName]:
         names.update({ip: AddressName("pod", f"{pod.namespace}/{pod.name}", pod.node) for ip in pod.addresses})
     for node in lab.nodes:
         names.update({ip: AddressName("node", node.name) for ip in (*node.addresses, *node.gateways)})
+    names[API_ADDRESS] = AddressName("API server", "")
     return names
 
 
@@ -140,20 +151,49 @@ def route_text(hop: RouteHop, names: AddressNames) -> str:
 
 _OF_A_POD = ("net/links.json", "net/addresses.json", "net/routes-4.json", "net/routes-6.json", "net/listeners.txt")
 _NOT_OF_A_POD = frozenset({CNI_FILE, *(part.path for part in PARTS)} - set(_OF_A_POD))
+_NOT_OF_A_SENDER = _NOT_OF_A_POD - {
+    "rules/iptables-nft.txt", "rules/ip6tables-nft.txt", "rules/nft.txt", "net/policies-4.json", "net/policies-6.json",
+    "net/sysctls.txt",
+}  # fmt: skip
 _MOST_PODS = 8
+_AT_ONCE = 4
+"""Nodes that are read in parallel; most of the time is spent in programs."""
 
 
 def known_of(name: str) -> KnownCluster:
-    """Return the views of all nodes of a lab. Raises TraceError or InputError."""
+    """Return the views of all nodes of a lab, and its objects. Raises TraceError."""
     lab = _open(name)
+    return _known(lab, cluster_of(lab))
+
+
+def _known(lab: LabState, cluster: ClusterObjects, sender: AddressOwner | None = None) -> KnownCluster:
     return KnownCluster(
-        views=tuple(live(node.name, node.namespace) for node in lab.nodes),
-        snapshot=cluster_of(lab).snapshot,
+        views=_views_of(lab, sender),
+        snapshot=cluster.snapshot,
         has_objects=True,
         others=names_of(lab),
         pods=tuple(pods_of(lab)),
         outside=OUTSIDE_ADDRESSES,
     )
+
+
+def _views_of(lab: LabState, sender: AddressOwner | None) -> tuple[NodeView, ...]:
+    """Return the views of all nodes, that of the sender with the sender's own namespace."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        views = {view.name: view for view in pool.map(lambda node: live(node.name, node.namespace), lab.nodes)}
+    if lab.mode == "userspace":
+        for node in lab.nodes:
+            views[node.name].relay = _relay(node.namespace)
+    sent_from = set(sender.addresses) if sender is not None and sender.kind != "node" else set()
+    found = next((pod for pod in lab.pods if sent_from & set(pod.addresses)), None)
+    if found is not None and found.network_namespace and found.node in views:
+        view = views[found.node]
+        key = f"{found.namespace}/{found.name}"
+        # A pod that shares its node's namespace has the node's rules.
+        if not set(found.addresses) & set(view.own_addresses()):
+            with suppress(FileNotFoundError):  # the pod was deleted in the meantime
+                view.pods = {key: _view_beyond(key, found.node, found.network_namespace)}
+    return tuple(views.values())
 
 
 def node_options_of(name: str, node: str) -> NodeOptions:
@@ -163,19 +203,51 @@ def node_options_of(name: str, node: str) -> NodeOptions:
     return NodeOptions(node=node, mode=lab.mode, config_file=file if file.exists() else None)
 
 
-def look_into_pods(name: str, known: KnownCluster, path: PacketPath) -> None:
+def _beyond(lab: LabState) -> Iterator[NodeView]:
+    """Yield the views of the client outside and of the network between the nodes."""
+    yield _view_beyond(OUTSIDE, "", lab.outside)
+    yield _view_beyond(FABRIC, "", fabric_namespace(lab.name))
+
+
+def _view_beyond(name: str, node: str, namespace: str) -> NodeView:
+    """Return the view of a namespace that is no node's, without the rules of faults: these are known as impairments."""
+    gathered = gather(name, namespace, without=_NOT_OF_A_SENDER)
+    rules = gathered.parts.get("rules/nft.txt", "")
+    parts = {**gathered.parts, "rules/nft.txt": _FAULT_RULES.sub("", rules)}
+    view = view_of_bundle(parts, gathered.table, "live")
+    view.on = node
+    return view
+
+
+_FAULT_RULES = re.compile(rf"^table inet {TABLE} \{{$.*?^\}}$", re.MULTILINE | re.DOTALL)
+
+
+def _relay(namespace: str) -> RelayTable:
+    """Return the table of the relay in a node's namespace."""
+    endpoints: dict[tuple[IPFamily, str, int], tuple[tuple[str, int], ...]] = {}
+    mark = 0
+    for family in FAMILIES:
+        rules = _rules("userspace", family, namespace)
+        if rules is not None:
+            mark = rules.mark
+            for (protocol, port), listener in rules.listeners.items():
+                endpoints[family, protocol.lower, port] = listener.endpoints
+    return RelayTable(endpoints=endpoints, mark=mark)
+
+
+def _look_into_pods(lab: LabState, known: KnownCluster, path: PacketPath) -> None:
     """Add routes and listeners of the pods at the ends of the path to the views of their nodes."""
-    ends = [path.packet.source, *(leaf.end.address for leaf in path.leaves())]
-    spec = set(list(dict.fromkeys(ends))[: _MOST_PODS + 1])
+    ends = [leaf.end.address for leaf in path.leaves()]
+    spec = set(list(dict.fromkeys(ends))[:_MOST_PODS])
     views = {view.name: view for view in known.views}
-    for pod in _open(name).pods:
+    for pod in lab.pods:
         if spec & set(pod.addresses) and pod.network_namespace and pod.node in views:
             view = views[pod.node]
             key = f"{pod.namespace}/{pod.name}"
-            try:
+            if key in view.pods:
+                continue
+            with suppress(FileNotFoundError):  # the pod was deleted in the meantime
                 view.pods = {**view.pods, key: _pod(key, pod.network_namespace)}
-            except FileNotFoundError:
-                continue  # the pod was deleted in the meantime
 
 
 def namespace_of_node(name: str, node: str) -> str:

@@ -13,7 +13,8 @@ from narthex.lab.program.labs import access_of, open_lab
 from narthex.lab.program.state import LabState
 from narthex.lab.program.trace import trace_lab
 from narthex.lab.ui.board import Board, ConnectionCounts
-from narthex.lab.ui.path import Tracer, source_of
+from narthex.lab.ui.path import TracedPath, Tracer, source_of
+from narthex.trace.program.travel import TraceRequest
 
 _AT_ONCE = 16
 
@@ -23,7 +24,12 @@ def board_of(name: str) -> tuple[Board, Tracer]:
     lab = open_lab(name)
     title = f"lab {lab.name}, {lab.mode} mode"
     board = Board(title, source_of(access_of(lab)), partial(connections, lab))
-    return board, partial(trace_lab, name)
+    return board, partial(_trace, name)
+
+
+def _trace(name: str, source: str, destination: str) -> TracedPath:
+    found = trace_lab(name, TraceRequest(source=source, destination=destination))
+    return TracedPath(found.path, found.findings)
 
 
 def connections(lab: LabState) -> ConnectionCounts | None:

@@ -5,9 +5,9 @@ Paths follow the rules that the objects result in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,8 @@ from narthex.kube.manifests import ManifestSource
 from narthex.lab.ui.board import Board
 from narthex.model.net import join_port
 from narthex.model.store import Snapshot
+from narthex.trace.causes.catalogue import CauseFinding, finding_records, findings_text
+from narthex.trace.causes.find import find
 from narthex.trace.model import Fate, PacketPath, fraction_text
 from narthex.trace.names import AddressName
 from narthex.trace.program.inputs import ClusterObjects, InputError, NodeOptions, node_inputs
@@ -29,11 +31,19 @@ if TYPE_CHECKING:
 _DISPOSITIONS = {Fate.LEAVES: "not-ours", Fate.UNKNOWN: "unsupported"}
 """Names that the page uses for ends of rules."""
 
-Tracer = Callable[[str, str], PacketPath]
+
+class TracedPath(NamedTuple):
+    """A packet's path, and why it fails."""
+
+    path: PacketPath
+    findings: Sequence[CauseFinding]
+
+
+Tracer = Callable[[str, str], TracedPath]
 """Called with source and destination, as `narthex trace` takes them. Raises TraceError or InputError."""
 
 
-def planned(snapshot: Snapshot, source: str, destination: str, mode: str = "") -> PacketPath:
+def planned(snapshot: Snapshot, source: str, destination: str, mode: str = "") -> TracedPath:
     """Trace a packet by the rules that the objects result in. Raises TraceError, InputError.
 
     The nodes are not asked.
@@ -43,13 +53,14 @@ def planned(snapshot: Snapshot, source: str, destination: str, mode: str = "") -
     node = sender.node or target.node or next(iter(sorted(key.name for key in snapshot.nodes)), "")
     inputs = node_inputs(ClusterObjects(snapshot=snapshot), NodeOptions(node=node, mode=mode))
     asked = question(places, sender, target, spec, inputs, inputs.host, None)
-    return answer(asked, inputs, inputs.host, others={ip: AddressName("outside", "") for ip in OUTSIDE})
+    found = answer(asked, inputs, inputs.host, others={ip: AddressName("outside", "") for ip in OUTSIDE})
+    return TracedPath(found, find(found, {}, snapshot))
 
 
 def path(trace: Tracer, snapshot: Snapshot, source: str, destination: str) -> dict[str, Any]:
     """Return a path as JSON values, with `error` alone if it cannot be traced."""
     try:
-        found = trace(source, destination)
+        found, findings = trace(source, destination)
     except (TraceError, InputError) as error:
         return {"error": str(error)}
     places = OwnerIndex(snapshot)
@@ -66,7 +77,8 @@ def path(trace: Tracer, snapshot: Snapshot, source: str, destination: str) -> di
         "rules": found.plan.rules if found.plan else "",
         "service": service.rpartition(":")[0] if ":" in service else service,
         "agree": found.plan is None or found.plan.agree,
-        "text": text(found),
+        "text": findings_text(findings) + text(found),
+        "findings": msgspec.to_builtins(finding_records(findings)),
         "ends": [
             {
                 "probability": float(end.probability),
@@ -109,7 +121,7 @@ def source_of(access: Access) -> KubeSource:
 
 
 def _tracer(board: Board, mode: str) -> Tracer:
-    def trace(source: str, destination: str) -> PacketPath:
+    def trace(source: str, destination: str) -> TracedPath:
         return planned(board.snapshot, source, destination, mode)
 
     return trace

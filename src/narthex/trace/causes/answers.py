@@ -34,7 +34,7 @@ def _deaf(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
         return
     address, port = leaf.end.address, leaf.end.port
     places = [(f"pod {pod.name}", pod) for view in scene.views.values() for pod in view.pods.values()]
-    places += [(node_words(name), view) for name, view in scene.views.items()]
+    places += [(view.words if view.name else node_words(name), view) for name, view in scene.views.items()]
     held = next(((words, view) for words, view in places if view.own(address) is not None), None)
     if held is None or held[1].listeners is None:
         return

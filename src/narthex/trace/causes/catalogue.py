@@ -27,6 +27,17 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 _GROUPS: dict[str, dict[str, str]] = {
+    "What is broken, or never begins": {
+        "node-dead": "A node of the lab is dead",
+        "fault-partition": "A fault of the lab cuts a node or a pod off",
+        "fault-loss": "A fault of the lab loses packets",
+        "fault-delay": "A fault of the lab delays packets",
+        "fault-api": "A fault of the lab keeps the API server down",
+        "pod-not-running": "No container of the pod runs",
+        "node-process-down": "The node's own process does not run",
+        "node-not-ready": "A node with the Service's endpoints is not ready",
+        "sender-no-route": "The sender has no route to the destination",
+    },
     "The name and the cluster's objects": {
         "dns-name": "The name is not found",
         "wrong-family": "The Service has no endpoint of the packet's IP family",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from narthex.model.net import IPFamily, contains, family_of, network
+from narthex.model.net import IPFamily, contains, family_of, join_port, network
 from narthex.trace.causes.catalogue import CauseFinding
-from narthex.trace.causes.scene import DiagnosisContext, finding, node_words
+from narthex.trace.causes.scene import CLUSTER_IP, DiagnosisContext, finding, node_words
 from narthex.trace.follow.routing import RouteDecision, RouteQuery, forwards, look_up
 from narthex.trace.follow.views import ClusterMap, NextHop, NodeLink, NodeView
 from narthex.trace.model import Fate, PathLeaf, PathStep, Stage
@@ -39,12 +39,13 @@ def of_routes(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 def _lost(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
     step = leaf.steps[-1] if leaf.steps else None
-    view = scene.views.get(leaf.end.node) or scene.view
+    view = scene.views.get((step.namespace if step else "") or leaf.end.node) or scene.view
     if step is None or view is None:
         return
     to, _ = scene.place_of(leaf)
     where = node_words(leaf.end.node)
-    where = f"pod {step.namespace}" if step.namespace else where
+    if step.namespace:
+        where = f"pod {step.namespace}" if "/" in step.namespace else step.namespace
     reason = leaf.end.reason
     if step.stage is Stage.RP_FILTER:
         yield finding(
@@ -98,6 +99,8 @@ def _no_way(
             "node has.",
             node=leaf.end.node,
         )
+    elif "no route" in reason and step.namespace and "/" not in step.namespace:
+        yield _sender_without_route(scene, step)
     elif "no route" in reason:
         down = _through_down(view, to)
         if down is not None:
@@ -112,6 +115,38 @@ def _no_way(
             "controller), and that the Node has a podCIDR.",
             node=leaf.end.node,
         )
+
+
+def _sender_without_route(scene: DiagnosisContext, step: PathStep) -> CauseFinding:
+    """Name an address of the Service that a sender outside the cluster can reach."""
+    to, front = scene.packet.destination, scene.front
+    what = f"{step.namespace} has no route to {to}"
+    if front is not None and front.kind == CLUSTER_IP:
+        what += f", the cluster IP of {front.name}: only nodes and pods know the way to cluster IPs"
+    reachable = tuple(_ways_in(scene))
+    advice = (
+        f"From {step.namespace}, ask {' or '.join(reachable)}."
+        if reachable
+        else "Ask from a pod or a node, or make the Service one of type NodePort or LoadBalancer."
+    )
+    return finding("sender-no-route", what, evidence=(*step.evidence, f"routes of {step.namespace}: none holds {to}"),
+                   advice=advice)  # fmt: skip
+
+
+def _ways_in(scene: DiagnosisContext) -> Iterator[str]:
+    """Yield addresses at which a Service is reached from outside: of the load balancer, and node ports."""
+    front, cluster = scene.front, scene.cluster
+    if front is None or cluster is None or front.port is None:
+        return
+    balancers = (each.ip for each in front.service.ingress if each.ip and family_of(each.ip) is scene.family)
+    for address in balancers:
+        yield f"{join_port(address, front.port.port)} (load balancer address)"
+    ready = sorted((node for node in cluster.nodes.values() if node.ready), key=lambda node: node.name)
+    nodes = (node for node in ready if any(family_of(ip) is scene.family for ip in node.internal_ips))
+    node = next(nodes, None)
+    if node is not None and front.port.node_port:
+        address = next(ip for ip in node.internal_ips if family_of(ip) is scene.family)
+        yield f"{join_port(address, front.port.node_port)} (node port of {node.name})"
 
 
 def _through_down(view: NodeView, to: str) -> NodeLink | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -14,7 +14,7 @@ from narthex.model.store import Snapshot
 from narthex.netfilter.ast import Table
 from narthex.proxy.plan.select import HEADLESS_LABEL
 from narthex.trace.causes.catalogue import CAUSES, CauseFinding
-from narthex.trace.follow.views import NodeRules, NodeView, TrackedConnection
+from narthex.trace.follow.views import Impairment, NodeRules, NodeView, TrackedConnection
 from narthex.trace.model import Fate, PacketPath, PathLeaf, PathStep, Stage, branch_ends
 
 BAD = frozenset({Fate.DROPPED, Fate.REJECTED, Fate.LOST})
@@ -60,17 +60,25 @@ class ServiceEndpoint(msgspec.Struct, frozen=True):
     port: EndpointPort | None
     where: str
     """The name of the EndpointSlice."""
+    where_namespace: str = ""
 
 
 class DiagnosisContext:
     """A path, the views of its nodes, and the cluster's objects."""
 
-    def __init__(self, path: PacketPath, views: Mapping[str, NodeView], cluster: Snapshot | None) -> None:
-        """Combine a path with the views by node name, and the objects if they are known."""
+    def __init__(
+        self,
+        path: PacketPath,
+        views: Mapping[str, NodeView],
+        cluster: Snapshot | None,
+        impairments: Sequence[Impairment] = (),
+    ) -> None:
+        """Combine a path with the views by node name, the objects if they are known, and what is known to be broken."""
         self.path = path
         self.packet = path.packet
         self.views = views
         self.cluster = cluster
+        self.impairments = tuple(impairments)
         self.leaves: tuple[PathLeaf, ...] = path.leaves()
         self.explained = False
         """Something that comes earlier explains the failure already."""
@@ -193,7 +201,10 @@ class DiagnosisContext:
             port = next(fitting, None)
             # A slice for names alone is no proxy's business.
             if each.family is not None and each.label(HEADLESS_LABEL) is None:
-                held += [ServiceEndpoint(endpoint, each.family, port, each.name) for endpoint in each.endpoints]
+                held += [
+                    ServiceEndpoint(endpoint, each.family, port, each.name, each.namespace)
+                    for endpoint in each.endpoints
+                ]
         return tuple(held)
 
     @cached_property

@@ -180,7 +180,7 @@ class NodeHooks:
         last = extended.steps[-1] if extended.steps else None
         why = f" ({last.why})" if last is not None and last.why else ""
         reason = end.note or _REASONS.get(end.disposition, "") + why
-        return extended, PathEnd(fate=FATES[end.disposition], node=self._view.name, reason=reason)
+        return extended, PathEnd(fate=FATES[end.disposition], node=self._view.node, reason=reason)
 
     def _extended(
         self, path: PartialPath, branch: Branch, before: Header, place: HookPoint, near: Near | None = None
@@ -201,7 +201,8 @@ class NodeHooks:
 
     def _step(self, met: Met, before: Header) -> PathStep:
         place, rule = self._place(met.table, met.chain, met.rule, met.what)
-        return rule_step(met, self._view.name, before, rule=rule, place=place)
+        view = self._view
+        return rule_step(met, view.node, before, namespace=view.namespace, rule=rule, place=place)
 
 
 def unsure_end(node: str, branch: Branch, fate: Fate) -> PathEnd:

@@ -7,12 +7,22 @@ from fractions import Fraction
 
 import msgspec
 
-from narthex.model.net import family_of, join_port
+from narthex.model.net import family_of
 from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption, possible_end
 from narthex.trace.follow.hooks import PartialPath, Steps
 from narthex.trace.follow.routing import RouteQuery, look_up
+from narthex.trace.follow.steps import (
+    accepted_reply,
+    fails,
+    fault_step,
+    final_ends,
+    is_uplink,
+    relayed_packets,
+    rewritten,
+    view_step,
+)
 from narthex.trace.follow.traversal import NatBinding, NodeTraversal, TraversalExit
-from narthex.trace.follow.views import ClusterMap, NextHop, NodeLink, NodeView, bridge_calls_rules
+from narthex.trace.follow.views import ClusterMap, LinkAddress, NextHop, NodeLink, NodeView, bridge_calls_rules
 from narthex.trace.model import (
     Alternative,
     Fate,
@@ -23,6 +33,7 @@ from narthex.trace.model import (
     PathStep,
     PossibleEnd,
     Stage,
+    branch_ends,
     branch_tree,
 )
 
@@ -81,7 +92,7 @@ class _Departure(msgspec.Struct, frozen=True, kw_only=True):
 
     def step(self, stage: Stage, what: str, *evidence: str) -> PathStep:
         """Return a step on this node."""
-        return PathStep(stage=stage, node=self.view.name, what=what, evidence=evidence)
+        return view_step(self.view, stage, what, *evidence)
 
 
 class PathFollower:
@@ -130,7 +141,7 @@ class PathFollower:
     def _follow(self, view: NodeView, header: Header, entry: NodeEntry, steps: Steps, flow: _Flow) -> list[Alternative]:
         if flow.depth > _MOST_NODES:
             reason = f"routing loop: it has passed {_MOST_NODES} nodes"
-            return [(Fraction(1), steps, PathEnd(fate=Fate.LOST, node=view.name, reason=reason))]
+            return [(Fraction(1), steps, PathEnd(fate=Fate.LOST, node=view.node, reason=reason))]
         bindings = reversed(flow.bindings) if flow.is_reply else ()
         undo = next((each for each in bindings if each.node == view.name), None)
         traversal = NodeTraversal(
@@ -175,12 +186,15 @@ class PathFollower:
         self, view: NodeView, came: Header, entry: NodeEntry, exit: TraversalExit, flow: _Flow
     ) -> list[Alternative]:
         """Continue after the hooks of a node."""
-        if not flow.is_reply and _rewritten(came, exit.header):
+        if not flow.is_reply and rewritten(came, exit.header):
             binding = NatBinding(node=view.name, before=came, after=exit.header)
             flow = msgspec.structs.replace(flow, bindings=(*flow.bindings, binding))
         if exit.end is not None:
             end = exit.end
             if end.fate is Fate.DELIVERED:
+                relayed = self._relayed(view, exit, flow)
+                if relayed is not None:
+                    return relayed
                 end = self._delivered(view, exit.header, flow, CREATED_HERE)
             return [(exit.path.branch.probability, exit.path.steps, end)]
         assert exit.egress is not None
@@ -198,7 +212,7 @@ class PathFollower:
         """Return the end for a received packet; `back` is how its reply enters the node."""
         end = self._end(Fate.DELIVERED, view, header)
         if flow.asked is not None:
-            return _accepted(end, header, flow.asked)
+            return accepted_reply(end, header, flow.asked)
         return msgspec.structs.replace(end, reply=self._reply(view, header, flow, back))
 
     def _reply(self, view: NodeView, header: Header, flow: _Flow, back: NodeEntry) -> PathBranch | None:
@@ -214,11 +228,27 @@ class PathFollower:
             port=header.source_port or 0,
         )
         unknown = "" if header.source_port else "the client's port: rules that match on it are assumed not to match"
-        start = PathStep(stage=Stage.START, node=view.name, what=f"the reply: {reply}", before=reply, unknown=unknown)
+        start = view_step(view, Stage.START, f"the reply: {reply}")
+        start = msgspec.structs.replace(start, before=reply, unknown=unknown)
         if back.link is not None:
             back = self._over_bridge(view, header.destination, header.source, back.link)
         flow = msgspec.structs.replace(flow, asked=first)
         return branch_tree(self._follow(view, reply, back, (start,), flow))
+
+    def _relayed(self, view: NodeView, exit: TraversalExit, flow: _Flow) -> list[Alternative] | None:
+        """Continue with the connections that a userspace relay opens; None if none of its listeners gets the packet."""
+        endpoints = [] if flow.is_reply else relayed_packets(view, exit.header)
+        accepted = self._reply(view, exit.header, flow, CREATED_HERE) if endpoints else None
+        if accepted is None or fails(branch_ends(accepted)):
+            return None
+        onward = _Flow(depth=flow.depth + 1)
+        opened = [self._follow(view, each, CREATED_HERE, (), onward) for each in endpoints]
+        if exit.header.protocol == "tcp":
+            # The relay tries another endpoint if one does not answer.
+            opened = [each for each in opened if not fails(final_ends(each))] or opened
+        step = view_step(view, Stage.RELAY, f"the relay accepts it and connects to one of {len(endpoints)} endpoints")
+        share = exit.path.branch.probability / len(opened)
+        return [(share * part, (*exit.path.steps, step, *steps), end) for each in opened for part, steps, end in each]
 
     # ---- bridges ---------------------------------------------------------------------------------------------------
 
@@ -231,13 +261,13 @@ class PathFollower:
             return None
         name = "net.bridge.bridge-nf-call-iptables"
         what = f"from port to port of {link}: no rule sees it"
-        step = PathStep(stage=Stage.BRIDGE, node=view.name, what=what, evidence=(f"{name} is not 1",))
+        step = view_step(view, Stage.BRIDGE, what, f"{name} is not 1")
         if calls is None:
             self._missing.setdefault((view.name, "sysctls"), view.absent.get("sysctls", ""))
             step = msgspec.structs.replace(step, evidence=(), unknown=name)
             if rewritten_here:
                 reason = f"whether frames over {link} pass the rules that would rewrite the reply: {name} is not known"
-                return [(Fraction(1), (*steps, step), PathEnd(fate=Fate.UNKNOWN, node=view.name, reason=reason))]
+                return [(Fraction(1), (*steps, step), PathEnd(fate=Fate.UNKNOWN, node=view.node, reason=reason))]
         return [(Fraction(1), (*steps, step), self._delivered(view, header, flow, NodeEntry(link=link)))]
 
     def _over_bridge(self, view: NodeView, source: str, destination: str, link: str) -> NodeEntry:
@@ -245,6 +275,7 @@ class PathFollower:
         held = view.link(link)
         near = self._cluster.link_towards(view, destination)
         on_it = near is not None and near.link == link and destination not in self._cluster.own(view)
+        on_it = on_it and not self._cluster.through_node
         bridged = on_it and held is not None and held.kind == "bridge" and source != destination
         return NodeEntry(link=link, bridged=bridged)
 
@@ -254,9 +285,11 @@ class PathFollower:
         """Continue behind the output interface: each check either decides what happens or returns None."""
         checks = (
             self._blocked_by_link,
+            self._out_of_pod,
             self._over_vxlan,
             self._without_neighbour,
             self._to_next_node,
+            self._to_nobody,
             self._to_pod,
             self._to_sender,
         )
@@ -276,7 +309,7 @@ class PathFollower:
     def _end(self, fate: Fate, view: NodeView, header: Header, reason: str = "") -> PathEnd:
         return PathEnd(
             fate=fate,
-            node=view.name,
+            node=view.node,
             address=header.destination,
             port=header.port,
             name=self._cluster.name_of(header.destination),
@@ -286,14 +319,33 @@ class PathFollower:
         )
 
     def _continue(
-        self, departure: _Departure, view: NodeView, header: Header, link: str, steps: Sequence[PathStep]
+        self, departure: _Departure, view: NodeView, entry: NodeEntry, steps: Sequence[PathStep], *inside: PathStep
     ) -> list[Alternative]:
+        """Continue in another namespace; `steps` come before its border, `inside` after it."""
+        lost, left = self._lost_at_border(departure, view.name, steps)
+        if not left:
+            return lost
         path = departure.path
         flow = msgspec.structs.replace(departure.flow, depth=departure.flow.depth + 1)
-        return [
-            (path.branch.probability * share, (*path.steps, *steps, *more), end)
-            for share, more, end in self._follow(view, header, NodeEntry(link=link), (), flow)
+        # A packet's mark doesn't leave its kernel.
+        header = msgspec.structs.replace(departure.header, mark=0)
+        return lost + [
+            (path.branch.probability * left * share, (*path.steps, *steps, *inside, *more), end)
+            for share, more, end in self._follow(view, header, entry, (), flow)
         ]
+
+    def _lost_at_border(
+        self, departure: _Departure, to: str, steps: Sequence[PathStep]
+    ) -> tuple[list[Alternative], Fraction]:
+        """Return what impairments lose on the way to a neighbouring place, and the share that passes."""
+        lost: list[Alternative] = []
+        path, left = departure.path, Fraction(1)
+        for impairment, share in self._cluster.losses(departure.view.name, to):
+            step = msgspec.structs.replace(fault_step(departure.view, impairment), probability=share)
+            end = self._end(Fate.LOST, departure.view, departure.header, impairment.text)
+            lost.append((path.branch.probability * left * share, (*path.steps, *steps, step), end))
+            left *= 1 - share
+        return lost, left
 
     def _blocked_by_link(self, departure: _Departure) -> list[Alternative] | None:
         link = departure.link
@@ -301,6 +353,8 @@ class PathFollower:
             return None
         if not link.up:
             return self._ends(departure, Fate.LOST, f"the link {link.name} is down")
+        if not link.carrier and link.kind != "bridge":
+            return self._ends(departure, Fate.LOST, f"the link {link.name} has no carrier: its other end is down")
         if 0 < link.mtu < self._size:
             step = departure.step(Stage.MTU, f"{self._size} bytes do not fit through {link.name}")
             reason = f"{self._size} bytes with DF set do not fit through {link.name} (mtu {link.mtu})"
@@ -309,6 +363,9 @@ class PathFollower:
 
     def _without_neighbour(self, departure: _Departure) -> list[Alternative] | None:
         to, link = departure.to, departure.hop.link
+        if self._cluster.complete:
+            # Who is there is known, and the kernel asks again for a neighbour that has failed.
+            return None
         neighbour = self._cluster.neighbour(departure.view, to, link)
         if neighbour is None or neighbour.state not in ("FAILED", "INCOMPLETE"):
             return None
@@ -317,45 +374,79 @@ class PathFollower:
         return self._ends(departure, Fate.LOST, f"{what} (neighbour {neighbour.state})", step)
 
     def _to_next_node(self, departure: _Departure) -> list[Alternative] | None:
-        view = self._cluster.holder(departure.to, departure.view)
+        view = self._cluster.receiver(departure.to, departure.view)
         if view is None:
             return None
-        own = view.own(departure.to)
-        what = f"over {departure.hop.link} to node {view.name}, which has {departure.to}"
+        own = view.own(departure.to) or self._facing(departure, view)
+        has = "has" if view.own(departure.to) is not None or own is None else "answers for"
+        what = f"over {departure.hop.link} to {view.words}, which {has} {departure.to}"
         step = departure.step(Stage.NEXT_NODE, what)
         if own is None:
-            reason = f"continues on node {view.name}, whose links are not known"
+            reason = f"continues on {view.words}, whose links are not known"
             return self._ends(departure, Fate.LEAVES, reason, step)
-        # A packet's mark doesn't leave its kernel.
-        header = msgspec.structs.replace(departure.header, mark=0)
-        return self._continue(departure, view, header, own.link, (step,))
+        return self._continue(departure, view, NodeEntry(link=own.link), (step,))
+
+    def _facing(self, departure: _Departure, view: NodeView) -> LinkAddress | None:
+        """Return the address of another node in the network of the link that the packet leaves by."""
+        held = (each for each in departure.view.addresses or () if each.link == departure.hop.link)
+        found = (self._cluster.link_towards(view, each.address) for each in held)
+        return next((each for each in found if each is not None), None)
+
+    def _to_nobody(self, departure: _Departure) -> list[Alternative] | None:
+        """Lose a packet for an address that is known to be nobody's."""
+        to, link = departure.to, departure.hop.link
+        if not self._cluster.complete or self._cluster.pod_of(to):
+            return None
+        what = f"nobody on {link} has {to}"
+        return self._ends(departure, Fate.LOST, what, departure.step(Stage.NEIGHBOUR, what))
+
+    def _out_of_pod(self, departure: _Departure) -> list[Alternative] | None:
+        """Continue on the node of a pod."""
+        view, header = departure.view, departure.header
+        node = self._cluster.view(view.on) if view.on else None
+        if node is None:
+            return None
+        entry, why = self.entry_of(node, departure.came.source, header.destination)
+        if entry is None:
+            return self._ends(departure, Fate.UNKNOWN, f"the link of {node.words} to {view.words} is not known: {why}")
+        if departure.hop.via:
+            entry = NodeEntry(link=entry.link)
+        step = departure.step(Stage.POD_LINK, f"over {departure.hop.link} to {node.words}, in by {entry.link}")
+        return self._continue(departure, node, entry, (step,))
 
     def _to_pod(self, departure: _Departure) -> list[Alternative] | None:
         view, header, path = departure.view, departure.header, departure.path
         if not self._is_here(view, departure.link, departure.hop.via, header.destination):
             return None
-        lost = self._bridge_hairpin(departure)
-        if lost:
-            return self._ends(departure, Fate.LOST, lost)
+        stuck = self._bridge_hairpin(departure)
+        if stuck:
+            return self._ends(departure, Fate.LOST, stuck)
         link = departure.hop.link
         step = departure.step(Stage.POD_LINK, f"over {link} to {self._cluster.name_of(departure.to) or departure.to}")
+        pod = self._cluster.pod_view(header.destination)
+        own = pod.own(header.destination) if pod is not None and pod.rules is not None else None
+        if pod is not None and own is not None:
+            return self._continue(departure, pod, NodeEntry(link=own.link), (step,))
+        lost, left = self._lost_at_border(departure, self._cluster.pod_of(header.destination), (step,))
+        if not left:
+            return lost
         end = self._delivered(view, header, departure.flow, NodeEntry(link=link))
-        return [(path.branch.probability, (*path.steps, step), end)]
+        return [*lost, (path.branch.probability * left, (*path.steps, step), end)]
 
     def _to_sender(self, departure: _Departure) -> list[Alternative] | None:
         """Deliver a reply to a sender of which no more than the address is known."""
         asked, header, path = departure.flow.asked, departure.header, departure.path
         if asked is None or header.destination != asked.source:
             return None
-        end = PathEnd(fate=Fate.DELIVERED, node=departure.view.name, address=header.destination, source=header.source)
-        return [(path.branch.probability, path.steps, _accepted(end, header, asked))]
+        end = PathEnd(fate=Fate.DELIVERED, node=departure.view.node, address=header.destination, source=header.source)
+        return [(path.branch.probability, path.steps, accepted_reply(end, header, asked))]
 
     def _is_here(self, view: NodeView, link: NodeLink | None, via: str, destination: str) -> bool:
         if via:
             return False
         if self._cluster.node_of(destination) == view.name and view.name:
             return True
-        return link is not None and link.kind in ("bridge", "veth") and not _is_uplink(view, link)
+        return link is not None and link.kind in ("bridge", "veth") and not is_uplink(view, link)
 
     def _bridge_hairpin(self, departure: _Departure) -> str:
         """Return why a frame can't leave by the bridge port that it came in by; empty if it can."""
@@ -428,8 +519,8 @@ class PathFollower:
         if far is None:
             reason = f"node {view.name} has no VXLAN {link.vxlan_id}"
             return self._ends(departure, Fate.LOST, reason, *steps)
-        out = PathStep(stage=Stage.OVERLAY, node=view.name, what=f"taken out of it, in by {far.name}")
-        return self._continue(departure, view, departure.header, far.name, (*steps, out))
+        out = view_step(view, Stage.OVERLAY, f"taken out of it, in by {far.name}")
+        return self._continue(departure, view, NodeEntry(link=far.name), steps, out)
 
     def _outer_fault(self, view: NodeView, outer: Header, link: str | None, flow: _Flow) -> PathEnd | None:
         """Return how the outer packet ends on a node if it doesn't get through; `link` is None where it is created."""
@@ -444,30 +535,3 @@ def _supposing(end: PathEnd, supposing: tuple[str, ...]) -> PathEnd:
     if not supposing:
         return end
     return msgspec.structs.replace(end, supposing=tuple(dict.fromkeys((*supposing, *end.supposing))))
-
-
-def _is_uplink(view: NodeView, link: NodeLink) -> bool:
-    """Return True if routers are behind the link: then its neighbours are machines, not pods."""
-    routes = view.routes or ()
-    default = ("0.0.0.0/0", "::/0")
-    return any(
-        hop.link == link.name and (hop.via or (route.destination in default and route.kind == "unicast"))
-        for route in routes
-        for hop in route.hops
-    )
-
-
-def _rewritten(before: Header, after: Header) -> bool:
-    return (before.source, before.destination, before.port) != (after.source, after.destination, after.port)
-
-
-def _accepted(end: PathEnd, header: Header, asked: Header) -> PathEnd:
-    """Return the end of a reply: lost unless the sender recognizes it as the reply to its packet."""
-    if header.destination == asked.source and header.source == asked.destination:
-        return end
-    expected = join_port(asked.destination, asked.port) if asked.port else asked.destination
-    reason = (
-        f"the sender asked {expected} and is answered by {header.source}: "
-        "the rewriting is not undone on the path of the reply"
-    )
-    return msgspec.structs.replace(end, fate=Fate.LOST, reason=reason)

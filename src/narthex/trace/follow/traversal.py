@@ -208,7 +208,7 @@ class NodeTraversal:
     ) -> list[tuple[PartialPath, NextHop | None]]:
         """Return the alternatives of a route lookup, each with its next hop, or None for the node itself; record those that end."""
         header = self._hooks.header(path, iif="" if iif == "lo" else iif)
-        step = PathStep(stage=Stage.ROUTING, node=self._view.name, before=header, evidence=found.evidence)
+        step = msgspec.structs.replace(self._step(Stage.ROUTING, "", evidence=found.evidence), before=header)
         if found.kind == "local":
             decided = msgspec.structs.replace(step, what=f"{header.destination} is this node's own", verdict="local")
             return [(path.then(decided), None)]
@@ -246,11 +246,12 @@ class NodeTraversal:
         for one in self._hook(place, paths, nat=nat, span=AFTER_INPUT):
             one = self._undo_source(one)
             header = self._hooks.header(one, iif=iif)
-            step = PathStep(stage=Stage.DELIVERY, node=self._view.name, what="to a process of this node", before=header)
+            who = "this node" if self._view.on is None else self._view.words
+            step = msgspec.structs.replace(self._step(Stage.DELIVERY, f"to a process of {who}"), before=header)
             if one.branch.unsure and not one.branch.dnat:
-                self._put(one.then(step), header, unsure_end(self._view.name, one.branch, Fate.DELIVERED))
+                self._put(one.then(step), header, unsure_end(self._view.node, one.branch, Fate.DELIVERED))
                 continue
-            end = PathEnd(fate=Fate.DELIVERED, node=self._view.name, address=header.destination, port=header.port)
+            end = PathEnd(fate=Fate.DELIVERED, node=self._view.node, address=header.destination, port=header.port)
             self._put(one.then(step), header, end)
         for one in away:
             self._again(one)
@@ -386,7 +387,14 @@ class NodeTraversal:
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def _step(self, stage: Stage, what: str, verdict: str = "", evidence: tuple[str, ...] = ()) -> PathStep:
-        return PathStep(stage=stage, node=self._view.name, what=what, verdict=verdict, evidence=evidence)
+        return PathStep(
+            stage=stage,
+            node=self._view.node,
+            namespace=self._view.namespace,
+            what=what,
+            verdict=verdict,
+            evidence=evidence,
+        )
 
     def _lost(self, path: PartialPath, stage: Stage, reason: str, evidence: tuple[str, ...]) -> None:
         header = self._hooks.header(path)
@@ -394,7 +402,7 @@ class NodeTraversal:
         self._finish(path.then(step), header, Fate.LOST, reason)
 
     def _finish(self, path: PartialPath, header: Header, fate: Fate, reason: str) -> None:
-        self._put(path, header, PathEnd(fate=fate, node=self._view.name, reason=reason))
+        self._put(path, header, PathEnd(fate=fate, node=self._view.node, reason=reason))
 
     def _ended(self, ended: list[tuple[PartialPath, PathEnd]]) -> None:
         for path, end in ended:

@@ -6,6 +6,7 @@ Every part may be None: not known, which is different from empty. Addresses and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Protocol as Shape
 
 import msgspec
@@ -26,6 +27,8 @@ class NodeLink(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""
     """`veth`, `bridge`, `vxlan`, `dummy`, …; empty for hardware, and if not known."""
     up: bool = True
+    carrier: bool = True
+    """False: it is up, but its other end is down or gone."""
     mtu: int = 0
     """0: not known."""
     master: str = ""
@@ -199,6 +202,8 @@ class NodeView(msgspec.Struct, kw_only=True):
 
     name: str = ""
     """Name of the node, or `NAMESPACE/NAME` of a pod; empty if not known."""
+    on: str | None = None
+    """For a namespace that is no node's: the node that it is on, empty if it is on none. None: it is a node's own."""
     origin: str = ""
     """What it was read from: `bundle node-1.tgz`, `live`, `rules nat.txt`."""
     rules: Mapping[IPFamily, NodeRules] | None = None
@@ -219,6 +224,25 @@ class NodeView(msgspec.Struct, kw_only=True):
     """Why a part is None, by field name."""
     pods: Mapping[str, NodeView] = {}
     """The network namespaces of pods on this node, as far as they are known, by `NAMESPACE/NAME`."""
+    relay: RelayTable | None = None
+    """The listeners of a userspace relay on this node."""
+
+    @property
+    def node(self) -> str:
+        """The name of the node; empty if the namespace is on none."""
+        return self.name if self.on is None else self.on
+
+    @property
+    def namespace(self) -> str:
+        """The name of the namespace, as in `PathStep.namespace`; empty if it is a node's own."""
+        return "" if self.on is None else self.name
+
+    @property
+    def words(self) -> str:
+        """`node worker-a`, `pod shop/web-1`, `outside`, or `this node`."""
+        if self.on is None:
+            return f"node {self.name}" if self.name else "this node"
+        return f"pod {self.name}" if "/" in self.name else self.name
 
     def link(self, name: str) -> NodeLink | None:
         """Return a link by name."""
@@ -238,6 +262,35 @@ class NodeView(msgspec.Struct, kw_only=True):
         return None if self.sysctls is None else self.sysctls.get(name)
 
 
+class RelayTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a userspace relay connects to."""
+
+    endpoints: Mapping[tuple[IPFamily, str, int], tuple[tuple[str, int], ...]]
+    """Addresses and ports of endpoints, by IP family, protocol (`tcp`, `udp`), and port of a listener."""
+    mark: int = 0
+    """The packet mark of its own connections."""
+
+
+class Impairment(msgspec.Struct, frozen=True, kw_only=True):
+    """Something beyond a node's configuration that keeps nodes or pods from working: a fault of a lab, or a dead node."""
+
+    cause: str
+    """Id of the cause."""
+    places: frozenset[str]
+    """Names of nodes, and `NAMESPACE/NAME` of pods."""
+    text: str
+    """What it is, as its tool shows it: "partition at node-2 (fault 1)"."""
+    advice: str = ""
+    lost: Fraction = Fraction(0)
+    """Share of the packets that are lost at the border of each of the places, in each direction."""
+    together: bool = False
+    """Packets between two of the places pass."""
+    unserved: bool = False
+    """Nothing in these places accepts connections."""
+    stale: bool = False
+    """The nodes' rules do not follow the cluster; empty `places` stand for all nodes."""
+
+
 def _no_name(_address: str) -> str:
     return ""
 
@@ -251,16 +304,40 @@ class ClusterMap:
         *,
         name_of: Callable[[str], str] = _no_name,
         node_of: Callable[[str], str] = _no_name,
+        pod_of: Callable[[str], str] = _no_name,
         node_addresses: Mapping[str, tuple[str, ...]] | None = None,
+        impairments: Sequence[Impairment] = (),
+        answering: Mapping[str, Sequence[str]] | None = None,
+        complete: bool = False,
+        through_node: bool = False,
     ) -> None:
         """Index the views.
 
-        `name_of` returns the owner of an address, `node_of` the node it is on; `node_addresses` are those of Node objects.
+        Args:
+            views: What is known of nodes, and of other machines on their links.
+            name_of: Returns the owner of an address.
+            node_of: Returns the node that an address is on.
+            pod_of: Returns `NAMESPACE/NAME` of the pod that has an address.
+            node_addresses: The addresses of Node objects.
+            impairments: What keeps nodes and pods from working.
+            answering: Nodes that answer for load balancer addresses.
+            complete: All machines on the nodes' links are among the views, and all pods are known.
+            through_node: Pods of a node reach each other by its routing, not by frames over its bridge.
         """
         self.views = tuple(views)
         self.name_of = name_of
         self.node_of = node_of
+        self.pod_of = pod_of
+        self.complete = complete
+        self.through_node = through_node
         self._of_objects = dict(node_addresses or {})
+        self._impairments = tuple(impairments)
+        self._answering = dict(answering or {})
+
+    def pod_view(self, address: str) -> NodeView | None:
+        """Return the view of the pod that has an address, if its namespace is known."""
+        held = (pod for view in self.views for pod in view.pods.values() if pod.own(address) is not None)
+        return next(held, None)
 
     def view(self, name: str) -> NodeView | None:
         """Return a view by the node's name; the only view if it has no name."""
@@ -279,6 +356,25 @@ class ClusterMap:
     def holder(self, address: str, besides: NodeView | None = None) -> NodeView | None:
         """Return the node that has an address."""
         return next((view for view in self.views if view is not besides and address in self.own(view)), None)
+
+    def receiver(self, address: str, besides: NodeView) -> NodeView | None:
+        """Return who gets packets for an address on a link: the node that answers for it, or who has it."""
+        if address not in self._answering:
+            return self.holder(address, besides)
+        named = [view for view in map(self.view, self._answering[address]) if view is not None and view is not besides]
+        reached = (view for view in named if not any(share == 1 for _, share in self.losses(besides.name, view.name)))
+        return next(reached, named[0] if named else None)
+
+    def losses(self, one: str, other: str) -> list[tuple[Impairment, Fraction]]:
+        """Return what loses packets between two neighbouring places, each with the share that it loses."""
+        found = []
+        # Between a pod and its node, only the pod's own border is crossed.
+        border = [place for place in (one, other) if "/" in place] or [one, other]
+        for each in self._impairments:
+            ends = sum(place in each.places for place in border)
+            if each.lost and ends and not (each.together and ends == 2):
+                found.append((each, 1 - (1 - each.lost) ** ends))
+        return found
 
     def node_named(self, address: str) -> str:
         """Return the name of the node that an address is on or belongs to; empty if not known."""

@@ -33,6 +33,7 @@ def _link(entry: dict[str, Any]) -> NodeLink:
         name=str(entry["ifname"]),
         kind=kind,
         up="UP" in entry.get("flags", ()),
+        carrier="NO-CARRIER" not in entry.get("flags", ()),
         mtu=int(entry.get("mtu", 0)),
         master=str(entry.get("master", "")),
         vxlan_id=int(data.get("id", 0)),

@@ -35,7 +35,7 @@ DEADLINE = 30.0
 """Seconds to wait for the monitor's start, and for the packet's first trace."""
 _READ_SECONDS = 0.25
 """Timeout of one read of the monitor's output."""
-_ANSWER = 3.0
+ANSWER_SECONDS = 3.0
 """Seconds to wait for a response to the packet."""
 _SOCKETS = {IPFamily.IPV4: socket.AF_INET, IPFamily.IPV6: socket.AF_INET6}
 _LOOPBACK = {IPFamily.IPV4: "127.0.0.1", IPFamily.IPV6: "::1"}
@@ -75,8 +75,14 @@ class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """`connected`, `answered`, `refused`, `unreachable`, or `nothing`."""
 
 
-def probe(asked: KernelProbe, deadline: float = DEADLINE) -> ProbeOutcome:
-    """Send one packet and follow it. `deadline` is the timeout of each wait, in seconds. Raises KernelProbeError."""
+def probe(asked: KernelProbe, deadline: float = DEADLINE, patience: float = ANSWER_SECONDS) -> ProbeOutcome:
+    """Send one packet and follow it. Raises KernelProbeError.
+
+    Args:
+        asked: The packet.
+        deadline: Timeout of each wait for the kernel's tracing, in seconds.
+        patience: Seconds to wait for a response to the packet.
+    """
     family = family_of(asked.destination)
     with in_namespace(asked.sender):
         sender = _Sender(asked, family)
@@ -84,8 +90,8 @@ def probe(asked: KernelProbe, deadline: float = DEADLINE) -> ProbeOutcome:
         rules = _rules(asked, family, sender.port)
         with _tables(rules, asked.node), closing(_Monitor(asked.node, family, deadline)) as monitor:
             sender.send()
-            answer = sender.answer(_ANSWER)
-            trace = monitor.first(deadline if answer in ("connected", "answered") else min(deadline, _ANSWER))
+            answer = sender.answer(patience)
+            trace = monitor.first(deadline if answer in ("connected", "answered") else min(deadline, patience))
     port = f":{sender.port}" if sender.port and ":" not in asked.source else ""
     to = join_port(asked.destination, asked.port) if asked.port else asked.destination
     return ProbeOutcome(flow=f"{asked.protocol.lower} {asked.source}{port} -> {to}", trace=trace, answer=answer)
@@ -281,11 +287,18 @@ class ProbeComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def send(
-    path: PacketPath, *, sender: str | None, node: str | None, node_name: str = "", deadline: float = DEADLINE
+    path: PacketPath,
+    *,
+    sender: str | None,
+    node: str | None,
+    node_name: str = "",
+    deadline: float = DEADLINE,
+    patience: float = ANSWER_SECONDS,
 ) -> ProbeComparison:
     """Send the path's packet. Raises TraceError.
 
     `sender` and `node` are named network namespaces, None the current one; `node_name` says which node's part of the path is compared.
+    `deadline` and `patience` are those of `probe`.
     """
     packet = path.packet
     asked = KernelProbe(
@@ -297,7 +310,7 @@ def send(
         node=node,
     )
     try:
-        probed = probe(asked, deadline)
+        probed = probe(asked, deadline, patience)
     except KernelProbeError as error:
         raise TraceError(f"the probe: {error}") from error
     return ProbeComparison(probed=probed, alignment=align.align(path, probed.trace, node_name))

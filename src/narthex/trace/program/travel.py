@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,10 +15,11 @@ from narthex.trace.follow.ask import next_command
 from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption, follow_all
 from narthex.trace.follow.path import CREATED_HERE, NodeEntry, PathFollower
 from narthex.trace.follow.routing import RouteQuery, look_up
-from narthex.trace.follow.views import ClusterMap, NodeView
+from narthex.trace.follow.steps import view_step
+from narthex.trace.follow.views import ClusterMap, Impairment, NodeView
 from narthex.trace.model import Header, PacketPath, Party, PathBranch, PathStep, Stage, branch_steps, branch_tree
 from narthex.trace.names import AddressName, AddressNames, service_of_steps
-from narthex.trace.node.layout import OBJECTS
+from narthex.trace.node.layout import CNI_FILE, OBJECTS, PARTS
 from narthex.trace.node.view import view_of_bundle, view_of_files
 from narthex.trace.program.bundle import read_bundle
 from narthex.trace.program.inputs import ClusterObjects
@@ -40,6 +41,15 @@ class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):
     outside: tuple[str, ...] = OUTSIDE
     node_ips: tuple[str, ...] = ()
     """Addresses of the node, if neither its kernel nor an object has them."""
+    beyond: tuple[NodeView, ...] = ()
+    """Views of machines that are no nodes: a client outside, and the network between the nodes."""
+    impairments: tuple[Impairment, ...] = ()
+    answering: Mapping[str, tuple[str, ...]] = {}
+    """Nodes that answer for load balancer addresses."""
+    whole: bool = False
+    """All machines and pods are known, and pods reach each other by their node's routing, as in a lab."""
+    unseen_sender: str = ""
+    """Why the routes of a sender that is a pod are not known."""
 
     def places(self) -> OwnerIndex:
         """Return what a user may name as sender or destination."""
@@ -56,7 +66,7 @@ class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):
     def atlas(self) -> ClusterMap:
         """Return the map for following packets."""
         names = AddressNames(self.snapshot, self.others)
-        own = {view.name: view for view in self.views if view.name}
+        own = {view.words: view for view in (*self.views, *self.beyond) if view.name}
         of_objects = {key.name: (*node.internal_ips, *node.external_ips) for key, node in self.snapshot.nodes.items()}
 
         if self.node_ips:
@@ -67,13 +77,18 @@ class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):
             if name:
                 return name
             holder = next((name for name, view in own.items() if view.own(address) is not None), "")
-            return f"node {holder}" if holder and not contains(family_of(address).loopback, address) else ""
+            return "" if contains(family_of(address).loopback, address) else holder
 
         return ClusterMap(
-            self.views,
+            (*self.views, *self.beyond),
             name_of=name_of,
             node_of=lambda address: _node_of(names, self.snapshot, address),
+            pod_of=lambda address: _pod_of(names, address),
             node_addresses=of_objects,
+            impairments=self.impairments,
+            answering=self.answering,
+            complete=self.whole,
+            through_node=self.whole,
         )
 
 
@@ -84,6 +99,11 @@ def _node_of(names: AddressNames, snapshot: Snapshot, address: str) -> str:
     return next(
         (node.name for node in snapshot.nodes.values() if any(contains(cidr, address) for cidr in node.pod_cidrs)), ""
     )
+
+
+def _pod_of(names: AddressNames, address: str) -> str:
+    named = names.named(address)
+    return named.name if named is not None and named.kind == "pod" else ""
 
 
 def from_bundles(paths: Sequence[Path]) -> tuple[tuple[NodeView, ...], ClusterObjects | None]:
@@ -124,7 +144,12 @@ def live(node: str, namespace: str | None = None) -> NodeView:
     """Return the current view of this node, or of a named network namespace."""
     from narthex.trace.program.bundle import gather
 
-    gathered = gather(node, namespace, without=frozenset(("rules/nft.json", "rules/ipvs-stats.txt", "about/cni.txt")))
+    unused = (
+        "rules/nft.json",
+        "rules/ipvs-stats.txt",
+        *(part.path for part in PARTS if part.path.startswith("about/")),
+    )
+    gathered = gather(node, namespace, without=frozenset((*unused, CNI_FILE)))
     return view_of_bundle(gathered.parts, gathered.table, "live")
 
 
@@ -170,7 +195,7 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
             address=header.source, name=atlas.name_of(sent_from) or ("outside" if source.kind == "outside" else "")
         ),
         destination=Party(address=header.destination, name=atlas.name_of(header.destination)),
-        start=view.name,
+        start=view.node,
         service=_service(places, known, header) or service_of_steps(branch_steps(tree)),
         tree=tree,
         lookup=target.lookup,
@@ -216,14 +241,18 @@ def _start(
     if own is None and (loopback or source.kind == "node"):
         own = _named(known, atlas, request.node or source.node)
     if own is not None and not request.iif:
-        return own, CREATED_HERE, _begin(own, header, "made on this node")
+        made = "made on this node" if own.on is None else f"made by {own.words}"
+        return own, CREATED_HERE, _begin(own, header, made)
+    pod = atlas.pod_view(header.source)
+    if pod is not None and pod.rules is not None and not request.iif:
+        return pod, CREATED_HERE, _begin(pod, header, f"made in {pod.words}")
     here = atlas.node_of(header.source) or source.node
     if here and source.kind != "outside":
         view = _named(known, atlas, here)
-        return _from_neighbour(view, follower, header, request, _BRIDGE, f"from a pod of node {here}")
+        return _from_pod(known, view, follower, header, request, f"from a pod of node {here}")
     near = next((view for view in known.views if _is_pod_of(view, header.source)), None)
     if near is not None:
-        return _from_neighbour(near, follower, header, request, _BRIDGE, "from a pod of this node")
+        return _from_pod(known, near, follower, header, request, "from a pod of this node")
     view = _arrival(known, atlas, header, request)
     return _from_neighbour(view, follower, header, request, _UPLINK, "from outside")
 
@@ -262,6 +291,17 @@ def _named(known: KnownCluster, atlas: ClusterMap, name: str) -> NodeView:
     raise TraceError(f"it begins on node {name}, of which nothing is known here: give its bundle; there is {have}")
 
 
+def _from_pod(
+    known: KnownCluster, view: NodeView, follower: PathFollower, header: Header, request: TraceRequest, how: str
+) -> tuple[NodeView, NodeEntry, PathStep]:
+    """Begin on the node of a pod whose own routes are not known."""
+    view, entry, step = _from_neighbour(view, follower, header, request, _BRIDGE, how)
+    if known.unseen_sender:
+        unseen = f"the pod's own routes and rules: {known.unseen_sender}"
+        step = msgspec.structs.replace(step, unknown="; ".join(filter(None, (unseen, step.unknown))))
+    return view, entry, step
+
+
 def _from_neighbour(
     view: NodeView, follower: PathFollower, header: Header, request: TraceRequest, guess: str, how: str
 ) -> tuple[NodeView, NodeEntry, PathStep]:
@@ -276,4 +316,4 @@ def _from_neighbour(
 
 
 def _begin(view: NodeView, header: Header, what: str, unknown: str = "") -> PathStep:
-    return PathStep(stage=Stage.START, node=view.name, what=what, before=header, unknown=unknown)
+    return msgspec.structs.replace(view_step(view, Stage.START, what), before=header, unknown=unknown)

@@ -221,7 +221,8 @@ class _Layout:
 
 def _place(node: str, namespace: str) -> str:
     if namespace:
-        return f"pod {namespace}" + (f" on {node}" if node else "")
+        kind = "pod " if "/" in namespace else ""
+        return f"{kind}{namespace}" + (f" on {node}" if node else "")
     return f"node {node}" if node else "this node"
 
 

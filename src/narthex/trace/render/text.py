@@ -65,8 +65,8 @@ def text(path: PacketPath, *, every: bool = False) -> str:
         below.append(_Line("plan and rules agree"))
     elif path.plan is not None:
         below.append(_Line("plan and rules DIFFER", [_Line(line) for line in path.plan.differences]))
-    node = path.start or (path.plan.node if path.plan is not None else "")
-    where = f" on node {node}" if node else " on node (no name)" if path.plan is not None else ""
+    node = path.start or (path.plan.node if path.plan is not None and not path.sources else "")
+    where = f" on node {node}" if node else " on node (no name)" if path.plan is not None and not path.sources else ""
     return "\n".join(visible(line) for line in _drawn(_Line(f"{path.packet}{where}", below))) + "\n"
 
 
@@ -125,9 +125,9 @@ class _Tree:
         return _without_detours(branch.steps, {each.steps[0].chain for each in branch.branches if each.steps})
 
     def _step(self, step: PathStep) -> _Line:
-        where = " ".join(filter(None, (step.stage.value, step.table, step.chain)))
+        said = " ".join(filter(None, (step.stage.value, step.table, step.chain)))
         place = f" [{step.place}]" if step.place and self._every else ""
-        line = f"{where}: {step.what}" + (f"  # {step.why}" if step.why else "") + place
+        line = f"{said}: {step.what}" + (f"  # {step.why}" if step.why else "") + place
         below = [_Line(each) for each in step.evidence if each not in step.what]
         if step.after is not None and step.before is not None:
             below.append(_Line(f"{step.before} becomes {step.after}"))
@@ -135,7 +135,10 @@ class _Tree:
             below.append(_Line(f"not known: {step.unknown}"))
         if self._every:
             below += [_Line(f"nearly: {each.rule or each.chain}: {each.missing}") for each in step.near[:_MOST_NEAR]]
-        return _Line(f"node {step.node}: {line}" if step.node and self._many_nodes else line, below)
+        where = f"node {step.node}" if step.node and self._many_nodes else ""
+        if step.namespace:
+            where = f"pod {step.namespace}" if "/" in step.namespace else step.namespace
+        return _Line(f"{where}: {line}" if where else line, below)
 
     def _details(self, end: PathEnd) -> list[_Line]:
         below = [_Line(possible_text(each)) for each in end.may]
