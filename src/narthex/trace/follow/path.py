@@ -289,7 +289,7 @@ class PathFollower:
             self._over_vxlan,
             self._without_neighbour,
             self._to_next_node,
-            self._to_nobody,
+            self._to_no_machine,
             self._to_pod,
             self._to_sender,
         )
@@ -392,12 +392,12 @@ class PathFollower:
         found = (self._cluster.link_towards(view, each.address) for each in held)
         return next((each for each in found if each is not None), None)
 
-    def _to_nobody(self, departure: _Departure) -> list[Alternative] | None:
-        """Lose a packet for an address that is known to be nobody's."""
+    def _to_no_machine(self, departure: _Departure) -> list[Alternative] | None:
+        """Lose a packet for an address that is known to be free."""
         to, link = departure.to, departure.hop.link
         if not self._cluster.complete or self._cluster.pod_of(to):
             return None
-        what = f"nobody on {link} has {to}"
+        what = f"no machine on {link} has {to}"
         return self._ends(departure, Fate.LOST, what, departure.step(Stage.NEIGHBOUR, what))
 
     def _out_of_pod(self, departure: _Departure) -> list[Alternative] | None:
