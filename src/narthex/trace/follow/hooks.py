@@ -176,7 +176,7 @@ class NodeHooks:
     ) -> tuple[PartialPath, PathEnd]:
         extended = self._extended(path, branch, before, place, near)
         if self._walk.is_unsure(branch, end.disposition):
-            return extended, unsure_end(self._view.name, branch, FATES[end.disposition])
+            return extended, unsure_end(self._view.node, branch, FATES[end.disposition])
         last = extended.steps[-1] if extended.steps else None
         why = f" ({last.why})" if last is not None and last.why else ""
         reason = end.note or _REASONS.get(end.disposition, "") + why

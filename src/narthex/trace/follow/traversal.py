@@ -276,7 +276,7 @@ class NodeTraversal:
     def _out(self, path: PartialPath, hop: NextHop) -> None:
         for one in self._hook(HookPoint("postrouting", oif=hop.link or self._assumed.link or None), [path]):
             if one.branch.unsure and not one.branch.dnat:
-                self._put(one, self._hooks.header(one), unsure_end(self._view.name, one.branch, Fate.LEAVES))
+                self._put(one, self._hooks.header(one), unsure_end(self._view.node, one.branch, Fate.LEAVES))
                 continue
             self._resolve_source(one, hop)
             one = self._undo_source(self._as_known_source(one))
