@@ -293,7 +293,8 @@ def judge(traced: LabTrace, tried: ProbeComparison, fault: Fault, well: bool) ->
         return f"no cause: {said}"
     if fails and well and fault.causes and causes[0] not in fault.causes:
         return f"first cause {causes[0]} instead of {fault.causes}: {said}"
-    if not fails and causes:
+    # Of several endpoints, one that nothing listens at is a cause also if another one answered.
+    if not fails and causes and ("not-listening" not in causes or alone(traced)):
         return f"a cause of a healthy path: {causes} ({said})"
     return ""
 
