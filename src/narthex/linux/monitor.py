@@ -206,6 +206,8 @@ class NftablesMonitor:
         the ruleset reveals afterwards whether others wrote too.
         """
         own, before = OwnTransactions(), self._netlink.generation()
+        # A change by others that is counted already must not notify after the subscription has ended.
+        self._netlink.wait_for_transaction()
         self._member(False)
         try:
             yield own

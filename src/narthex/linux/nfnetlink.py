@@ -94,6 +94,17 @@ class NfNetlink(Netlink):
                 if sequence == last:
                     return
 
+    def wait_for_transaction(self) -> None:
+        """Wait until listeners were notified of every transaction that `generation` counts.
+
+        The kernel counts a transaction first and notifies of it last, and holds a lock meanwhile. An empty batch takes
+        this lock, and has no other effect.
+        """
+        header = struct.pack(">BBH", socket.AF_UNSPEC, 0, _SUBSYSTEM)
+        kinds = enumerate((_BATCH_BEGIN, _BATCH_END), self._sequence + 1)
+        self._send(b"".join(HEADER.pack(_OVERHEAD, kind, NLM_F_REQUEST, number, 0) + header for number, kind in kinds))
+        self._sequence += 2
+
     def dump_elements(self, family: int, table: str, name: str) -> Iterator[tuple[bytes, int, int]]:
         """Yield all elements of a set, as (buffer, start, end) of each NFTA_SET_ELEM_LIST_ELEMENTS payload.
 

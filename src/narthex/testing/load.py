@@ -25,6 +25,8 @@ PATIENCE = 20.0
 """Seconds that a connection or an answer may take before it counts as failed."""
 PAUSE = 0.004
 """Seconds between two new connections of a stream, as a rule."""
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 2))
+"""Seconds after which an endpoint looks for a client whose end was lost on the way, and how often."""
 _TOTAL_RETRANS = 100
 """Offset of `tcpi_total_retrans` in linux/tcp.h's `struct tcp_info`."""
 
@@ -94,6 +96,9 @@ class EchoEndpoints:
             while True:
                 taken, _ = self._listeners[name].accept()
                 taken.setblocking(True)
+                taken.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in _KEEP_ALIVE:
+                    taken.setsockopt(socket.IPPROTO_TCP, option, value)
                 self._taken[name].add(taken)
                 self._selector.register(taken, selectors.EVENT_READ, lambda taken=taken: self._echo(name, taken))
                 # A client that is gone already is noticed when its end is read.

@@ -1,5 +1,6 @@
 """What the lab's file keeps: all of it after an end, a whole moment after a crash, and versions that go on."""
 
+import logging
 import random
 import shutil
 import threading
@@ -8,7 +9,9 @@ import pytest
 
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import ObjectStore
+from narthex.lab.server import database
 from narthex.lab.server.database import ObjectDatabase, UnreadableDatabase
+from narthex.testing.load import until
 
 from .registries import World, thing
 
@@ -101,6 +104,26 @@ def test_a_crash_leaves_a_moment_that_was(tmp_path):
     found = contents(reloaded(copies / "lab.sqlite"))
     assert found in ({}, contents(registry))
     keeper.close()
+
+
+def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path, caplog, monkeypatch):
+    """A limit of pages stands for the disk. Changes that could not be written are tried again without another one."""
+    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
+    monkeypatch.setattr(database, "_RETRY", 0.05)
+    registry, lock = world(), threading.RLock()
+    keeper = ObjectDatabase(tmp_path / "lab.sqlite")
+    keeper._file.execute("PRAGMA max_page_count = 20")
+    keeper.follow(registry, lock)
+    with lock:
+        registry.create("ConfigMap", thing("large", data={"text": "x" * 200_000}))
+    keeper.wake()
+    until(lambda: keeper.trouble, "the report of the full disk")
+    assert "database or disk is full" in caplog.text
+    keeper._file.execute("PRAGMA max_page_count = 100000")
+    until(lambda: not keeper.trouble, "the end of the trouble")
+    assert "objects are saved again" in caplog.text
+    keeper.close()
+    assert contents(reloaded(tmp_path / "lab.sqlite")) == contents(registry)
 
 
 def test_a_file_that_is_something_else_is_refused(tmp_path):

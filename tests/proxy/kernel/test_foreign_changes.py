@@ -308,6 +308,36 @@ def test_the_monitor_names_what_others_touched(namespace):
     monitor.close()
 
 
+def test_a_change_that_is_under_way_when_we_begin_to_write_is_noticed(namespace):
+    """The kernel counts a transaction before it notifies of it: with thousands of rules, milliseconds before."""
+    monitor, netlink = NftablesMonitor(RuleScope(tables=frozenset(("nat",))), FAMILIES, namespace), NfNetlink(namespace)
+    chains = "".join(f":KUBE-SVC-{number} - [0:0]\n" for number in range(1000))
+    rules = "".join(
+        f"-A KUBE-SVC-{number // 4} -p tcp -m tcp --dport {number} -j ACCEPT\n" for number in range(1, 4000)
+    )
+    seen = []
+
+    def noticed():
+        for _ in range(20):
+            monitor._drain()
+        return bool(monitor.look())
+
+    for _ in range(8):
+        run(["iptables-restore"], stdin=f"*nat\n{chains}{rules}COMMIT\n", namespace=namespace)
+        assert noticed() and not noticed()
+        before = netlink.generation()
+        with in_namespace(namespace):
+            flush = subprocess.Popen(["iptables", "-t", "nat", "-F"])
+        while netlink.generation() == before:
+            assert flush.poll() is None or netlink.generation() > before
+        with monitor.writing():
+            flush.wait(60)
+        seen.append(noticed())
+    monitor.close()
+    netlink.close()
+    assert all(seen), f"{seen.count(False)} of {len(seen)} flushes went unnoticed"
+
+
 def test_sizes_of_legacy_tables_tell_of_changes(namespace):
     run(["iptables-legacy", "-t", "nat", "-N", "KUBE-SERVICES"], namespace=namespace)
     sizes = LegacyTableSizes(FAMILIES, namespace)

@@ -71,7 +71,12 @@ def write(directory: str, name: str, data: bytes, unfinished: str = "") -> None:
         make_directory(directory)
         descriptor = posix.open(unfinished, flags, _FILE_MODE)
     try:
-        posix.write(descriptor, data)
+        # On a disk that is almost full, the kernel writes what fits first.
+        while data:
+            data = data[posix.write(descriptor, data) :]
+    except OSError:
+        posix.unlink(unfinished)
+        raise
     finally:
         posix.close(descriptor)
     failpoint(failpoints.FILE_UNFINISHED)

@@ -21,12 +21,15 @@ import msgspec
 
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import ObjectStore, Raw
+from narthex.runtime.logs import LOGGER
 
 _SCHEMA = 1
 _MARGIN = 10_000
 """Versions that may have been issued since the last transaction."""
 _PAUSE = 0.2
 """Seconds for which changes are collected."""
+_RETRY = 5.0
+"""Seconds after which a batch that could not be written is tried again."""
 
 
 _Objects = dict[tuple[str, str, str], Raw | None]
@@ -93,19 +96,24 @@ class ObjectDatabase:
 
     def _run(self, registry: Registry, lock: threading.RLock) -> None:
         while True:
-            self._news.wait()
+            self._news.wait(_RETRY if self.trouble else None)
             if not self._over:
                 # Changes come in bursts.
                 time.sleep(_PAUSE)
             self._news.clear()
             # `close` sets this before it wakes the thread, so it is not missed.
             over = self._over
+            before = self.trouble
             try:
                 self._catch_up(registry, lock)
                 self.trouble = ""
             except sqlite3.Error as error:
                 # Such as a full disk. The next batch includes what this one could not write.
                 self.trouble = f"{self._path}: {error}"
+            if self.trouble and self.trouble != before:
+                LOGGER.warning("objects cannot be saved and are tried again: %s", self.trouble)
+            elif before and not self.trouble:
+                LOGGER.warning("objects are saved again: %s", self._path)
             if over:
                 return
 
@@ -133,7 +141,9 @@ class ObjectDatabase:
             self._file.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts)
             self._file.execute("COMMIT")
         except BaseException:
-            self._file.execute("ROLLBACK")
+            # SQLite has ended the transaction itself if the disk is full, for example.
+            if self._file.in_transaction:
+                self._file.execute("ROLLBACK")
             raise
         self._version = version
 
