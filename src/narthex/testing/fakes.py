@@ -36,6 +36,10 @@ class FakeClock:
         """Return the time of day in seconds since the epoch."""
         return self._now + self._wall
 
+    def jump(self, seconds: float) -> None:
+        """Set the time of day, as somebody does who corrects the clock of a machine."""
+        self._wall += seconds
+
     def wake(self) -> None:
         """End the current or next `sleep` at once."""
         self._woken = True

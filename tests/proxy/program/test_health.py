@@ -48,6 +48,22 @@ def test_a_change_may_wait_twice_the_sync_period(health, clock):
     assert health.livez()[0] == 200
 
 
+@pytest.mark.parametrize("jump", [-86400.0, 86400.0])
+def test_a_wall_clock_that_jumps_changes_dates_only(health, clock, jump):
+    sync_all(health)
+    health.queued(IPFamily.IPV4)
+    before = health.livez()[1]["currentTime"]
+    clock.jump(jump)
+    assert health.livez()[0] == health.healthz()[0] == 200
+    assert health.livez()[1]["currentTime"] != before
+    clock.advance(60)
+    assert health.livez()[0] == 200
+    clock.advance(1)
+    assert health.livez()[0] == 503
+    health.synced(IPFamily.IPV4)
+    assert health.livez()[0] == health.healthz()[0] == 200
+
+
 @pytest.mark.row("17.2")
 def test_the_oldest_waiting_change_counts(health, clock):
     sync_all(health)

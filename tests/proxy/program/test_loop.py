@@ -280,6 +280,27 @@ def test_a_few_changes_by_others_are_all_mended_at_once():
         assert bench.kernel == dict([WEB_LINE])
 
 
+def test_a_second_proxy_is_named_and_both_settle(log):
+    """Another program writes its own rules after each repair of ours, for a minute, and stops."""
+    bench = Bench(WEB, WEB_SLICE, families=[IPFamily.IPV4], watched=True)
+    target = bench.targets[IPFamily.IPV4]
+    bench.run_for(1)
+    before = bench.writes
+    for _ in range(600):
+        if bench.kernel == dict([WEB_LINE]):
+            target.rules = FakeRules()
+            bench.others += 1
+        bench.run_for(0.1)
+    repairs = bench.writes - before
+    # Five at once, then after 1, 2, 4, 8, and 16 s, more or less.
+    assert 6 <= repairs <= 12
+    assert "another program changes our IPv4 rules again and again" in log.text
+    assert not bench.proxy.health.healthy
+    bench.run_for(60)
+    assert bench.kernel == dict([WEB_LINE])
+    assert bench.proxy.health.healthy
+
+
 def test_changes_by_others_are_counted():
     bench = Bench(WEB, WEB_SLICE, watched=True)
     bench.run_for(3)
