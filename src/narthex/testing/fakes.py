@@ -37,7 +37,7 @@ class FakeClock:
         return self._now + self._wall
 
     def jump(self, seconds: float) -> None:
-        """Set the time of day, as somebody does who corrects the clock of a machine."""
+        """Move the time of day, as a user does who corrects the clock of a machine."""
         self._wall += seconds
 
     def wake(self) -> None:
