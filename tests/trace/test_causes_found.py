@@ -9,9 +9,11 @@ from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointPort, EndpointSlice, Node, Service, ServicePort, SliceEndpoint
 from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.netfilter.ast import Accept, Chain, DropPacket, Hook, Rule, Ruleset, Table
+from narthex.netfilter.dump.dump import DumpGap, GapKind
 from narthex.netfilter.walk.state import KernelObjects
 from narthex.trace.causes.catalogue import CAUSES, CauseFinding
 from narthex.trace.causes.find import find
+from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.views import (
     FdbEntry,
     Impairment,
@@ -21,9 +23,12 @@ from narthex.trace.follow.views import (
     NodeNeighbour,
     NodeRoute,
     NodeView,
+    PolicyRule,
 )
 from narthex.trace.model import Fate, Header, PacketPath, Party, PathBranch, PathEnd, PathStep, Stage
+from narthex.trace.node.view import view_of_files
 from narthex.trace.program.places import name_not_found
+from narthex.trace.program.travel import KnownCluster, TraceRequest, travel
 
 
 def journey(*steps: PathStep, end: PathEnd) -> PacketPath:
@@ -217,3 +222,118 @@ def test_a_delay_is_told_of_though_nothing_is_lost() -> None:
     assert not found[0].explains
     elsewhere = msgspec.structs.replace(delay, places=frozenset({"worker-c"}))
     assert find(journey(STEP, end=ARRIVED), {}, None, [elsewhere]) == []
+
+
+# ---- what a copied text tells ----------------------------------------------------------------------------------------
+
+FLUSHED = """*nat
+:PREROUTING ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:FLANNEL-POSTRTG - [0:0]
+-A PREROUTING -s 192.0.2.9/32 -j RETURN
+-A POSTROUTING -s 192.0.2.9/32 -j RETURN
+COMMIT
+*filter
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+-A FORWARD -s 192.0.2.9/32 -j RETURN
+COMMIT
+"""
+
+
+def told(text: str, to: str = "192.168.1.11:30080") -> list[CauseFinding]:
+    view = view_of_files([("paste.txt", text)])
+    known = KnownCluster(views=(view,), snapshot=Snapshot(), node_ips=("192.168.1.11",))
+    return find(travel(known, TraceRequest(source="198.51.100.7", destination=to, iif="eth0")), {"": view})
+
+
+def test_a_chain_that_nothing_calls() -> None:
+    (found,) = told(FLUSHED)
+    check([found], cause="chain-not-called", certain=found.certain)
+    assert "calls FLANNEL-POSTRTG" in found.sentence and not found.explains
+    assert told(FLUSHED.replace("COMMIT", "-A POSTROUTING -j FLANNEL-POSTRTG\nCOMMIT", 1)) == []
+
+
+def test_a_proxy_that_could_not_write_its_rules() -> None:
+    line = (
+        'E1122 10:11:12.1 1 proxier.go:1564] "Failed to execute iptables-restore" err="exit status 1 (line 12 failed)"'
+    )
+    found = check(
+        told(FLUSHED.replace(":FLANNEL-POSTRTG - [0:0]\n", "") + line), cause="rules-not-loaded", certain=False
+    )
+    assert found.evidence == (line,)
+
+
+def test_a_warning_of_the_other_iptables() -> None:
+    line = "# Warning: iptables-legacy tables present, use iptables-legacy-save to see them"
+    found = check(told(FLUSHED.replace(":FLANNEL-POSTRTG - [0:0]\n", "") + line), cause="two-iptables", certain=False)
+    assert "iptables-legacy-save" in found.advice
+
+
+def test_rules_that_a_tool_could_not_decode() -> None:
+    view = NodeView(name="worker-a")
+    view.rules = {IPFamily.IPV4: Rules()}
+    gap = DumpGap(kind=GapKind.UNDECODED, table="nat", text="rules without their ports", command="nft list ruleset")
+    view.rules[IPFamily.IPV4].gaps = (gap,)
+    found = check(find(journey(STEP, end=ARRIVED), {"worker-a": view}), cause="old-iptables", certain=False)
+    assert "`nft list ruleset`" in found.advice and not found.explains
+
+
+def test_a_forward_policy_without_table_nat() -> None:
+    text = FLUSHED[FLUSHED.index("*filter") :].replace(":FORWARD ACCEPT", ":FORWARD DROP")
+    text = text.replace("COMMIT", "-A FORWARD -j cali-FORWARD\nCOMMIT")
+    found = check(told(text), cause="forward-drop", certain=False)
+    assert found.explains and "its policy is DROP" in found.sentence
+
+
+def test_a_refusal_that_nothing_else_explains_names_its_rule() -> None:
+    found = told(FLUSHED.replace("-A FORWARD -s 192.0.2.9/32 -j RETURN", "-A INPUT -p tcp -j REJECT"))
+    assert [each.cause.id for each in found if each.explains]
+
+
+@pytest.mark.parametrize(
+    ("policy", "clash"),
+    [
+        (PolicyRule(family=IPFamily.IPV4, priority=30, table="7", mark=0x1745EC, mask=0xFFFFFFFF), False),
+        (PolicyRule(family=IPFamily.IPV4, priority=30, table="7", mark=0x4000, mask=0x4000), True),
+        (PolicyRule(family=IPFamily.IPV4, priority=30, table="7", mark=0x4000, mask=0xFFFFFFFF), True),
+        (PolicyRule(family=IPFamily.IPV4, priority=30, table="7", mark=0xC000, mask=0xC000), False),
+    ],
+)
+def test_a_mark_of_another_program_clashes_only_if_the_proxys_mark_matches(policy: PolicyRule, clash: bool) -> None:
+    found = find(journey(STEP, end=ARRIVED), {"worker-a": NodeView(name="worker-a", policies=(policy,))})
+    assert bool(found) is clash
+
+
+def test_no_cause_is_certain_with_partial_input() -> None:
+    text = FLUSHED.replace("-A FORWARD -s 192.0.2.9/32 -j RETURN", "-A FORWARD -j DROP")
+    whole = told(text, "203.0.113.5:80")
+    part = told(text[text.index("*filter") :], "203.0.113.5:80")
+    assert whole[0].cause.id == part[0].cause.id == "forward-drop"
+    assert not part[0].certain
+
+
+def test_a_rule_that_shadows_a_node_port_without_objects() -> None:
+    rules = """*nat
+:PREROUTING ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+-A PREROUTING -p tcp -m tcp --dport 30080 -j DNAT --to-destination 172.17.0.2:80
+-A PREROUTING -j KUBE-SERVICES
+-A OUTPUT -j KUBE-SERVICES
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-NODEPORTS -p tcp -m comment --comment "shop/web:http" -m tcp --dport 30080 -j KUBE-EXT-WEB
+COMMIT
+"""
+    found = next(each for each in told(rules) if each.explains or each.cause.id == "rule-in-the-way")
+    assert found.cause.id == "rule-in-the-way" and "KUBE-EXT-WEB" in found.sentence
+
+
+def test_a_listing_of_routes_may_lack_one() -> None:
+    view = NodeView(copied=True, routes=(NodeRoute(destination="10.0.0.0/8", hops=(NextHop(link="eth0"),)),))
+    assert look_up(view, RouteQuery(destination="192.0.2.1")).kind == "unknown"
+    view.policies = (PolicyRule(family=IPFamily.IPV4, priority=30, table="7", mark=1, mask=1),)
+    assert look_up(view, RouteQuery(destination="10.1.2.3")).kind == "unicast"
+    assert look_up(view, RouteQuery(destination="10.1.2.3", mark=1)).reason.startswith("routing table 7")

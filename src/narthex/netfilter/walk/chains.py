@@ -74,7 +74,8 @@ class ChainWalk:
         results: ChainResults = []
         for continuation, out in self._chain(point, table, chain, branch, (), 0):
             if (continuation is None or continuation == RETURN) and chain.hook.policy == "drop":
-                out.note(ChainPosition(point, table, chain, (), 0).where, "policy drop")
+                where = ChainPosition(point, table, chain, (), 0).where
+                out.note(where, "policy drop", rule=(table.name, chain.name, None))
                 results += self._executor.verdict(ast.DropPacket(), out)
             else:
                 results.append((continuation, out))

@@ -11,17 +11,20 @@ from narthex.model.net import contains, family_of, join_port
 from narthex.model.packet import Disposition, Host, Packet
 from narthex.netfilter.ast import Table
 from narthex.netfilter.walk.walk import walk
+from narthex.proxy.plan.ir import Match
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import EXTERNAL_IP, NODE_PORT, DiagnosisContext, TargetService, finding, rule_text
+from narthex.trace.follow.meeting import frontends
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, PathLeaf, Stage
+from narthex.trace.names import service_of_chain
 
 OUR_TABLE, KUBE_PROXY_TABLE = "narthex", "kube-proxy"
 PROXY_TABLES = (OUR_TABLE, KUBE_PROXY_TABLE)
 XTABLES = ("raw", "mangle", "nat", "filter", "security")
 MASQUERADE_BIT = 0x4000
-_MARKS = re.compile(r"(?:set|turn) mark (?:bits |& )(0x[0-9a-f]+)|MARK --set-x?mark \"?0x[0-9a-f]+/(0x[0-9a-f]+)")
-"""A statement that writes the mark, with the bits that it writes."""
+_MARKS = re.compile(r"\bset mark (?:bits (?P<bits>0x[0-9a-f]+)|& (?P<mask>0x[0-9a-f]+) to (?P<value>0x[0-9a-f]+))")
+"""A statement that writes the mark."""
 _PROXY_CHAINS = ("KUBE-", "narthex")
 
 
@@ -104,13 +107,13 @@ def is_proxys(table: str, chain: str) -> bool:
 
 def _in_the_way(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     front = scene.front
-    if front is None and not scene.path.service:
-        return
     for leaf in scene.leaves:
         step = scene.rewritten(leaf)
         if step is None or is_proxys(step.table, step.chain) or not step.chain:
             continue
-        service = str(front.service.key) if front else scene.path.service
+        service = str(front.service.key) if front else scene.path.service or _shadowed(scene)
+        if not service:
+            return
         yield finding(
             "rule-in-the-way",
             f"a rule of chain {step.chain} rewrites the packet ({step.verdict}) before the rules of Service {service} see it",
@@ -122,13 +125,32 @@ def _in_the_way(scene: DiagnosisContext) -> Iterator[CauseFinding]:
         return
 
 
+def _shadowed(scene: DiagnosisContext) -> str:
+    """Return the Service whose frontend the rules have at the packet's destination, by its chain; empty if there is none."""
+    rules, view = scene.rules(), scene.view
+    if rules is None or view is None:
+        return ""
+    packet = scene.packet
+    own = view.own_addresses()
+    found = frontends(rules, scene.family, own)
+    keys: list[Match] = [(packet.destination, scene.protocol, packet.port)]
+    if packet.destination in own or view.addresses is None:
+        keys.append((None, scene.protocol, packet.port))
+    origin = next((found[key][0] for key in keys if key in found), None)
+    return (service_of_chain(origin.leads) or origin.leads) if origin is not None else ""
+
+
 def _marks(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     for leaf in scene.leaves:
+        by_proxy = False
         for step in leaf.steps:
-            match = _MARKS.search(f"{step.what} {step.verdict}")
-            if match is None or not step.chain or is_proxys(step.table, step.chain):
+            written = _masquerade_bit(f"{step.what} {step.verdict}") if step.chain else None
+            if written is None:
                 continue
-            if not int(match[1] or match[2], 16) & MASQUERADE_BIT:
+            if is_proxys(step.table, step.chain):
+                by_proxy = written
+                continue
+            if written is by_proxy or (written and not leaf.end.masqueraded):
                 continue
             yield finding(
                 "mark-clash",
@@ -142,10 +164,21 @@ def _marks(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     yield from _mark_routes(scene)
 
 
+def _masquerade_bit(text: str) -> bool | None:
+    """Return the value that a statement gives the bit by which the proxy masquerades; None if it leaves the bit alone."""
+    match = _MARKS.search(text)
+    if match is None:
+        return None
+    value = int(match["bits"] or match["value"], 16)
+    mask = value if match["bits"] else int(match["mask"], 16)
+    return bool(value & MASQUERADE_BIT) if mask & MASQUERADE_BIT else None
+
+
 def _mark_routes(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     for name, view in scene.visited():
         for policy in view.policies or ():
-            if policy.family is not scene.family or not (policy.mark or 0) & policy.mask & MASQUERADE_BIT:
+            # A packet that only the proxy has marked has this bit alone.
+            if policy.family is not scene.family or not policy.mark or MASQUERADE_BIT & policy.mask != policy.mark:
                 continue
             yield finding(
                 "mark-clash",

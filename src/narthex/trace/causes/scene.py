@@ -103,6 +103,19 @@ class DiagnosisContext:
         """The alternatives on which the packet arrives and the reply doesn't."""
         return tuple(leaf for leaf in self.leaves if leaf not in self.failing and self._answer_fails(leaf))
 
+    @cached_property
+    def undecided(self) -> bool:
+        """True if the packet doesn't arrive, or if that is not known."""
+        return bool(self.failing or self.unanswered) or any(leaf.end.fate is Fate.UNKNOWN for leaf in self.leaves)
+
+    @cached_property
+    def partial(self) -> bool:
+        """True if the rules that the path was read from are known to lack something."""
+        if any(leaf.end.supposing or leaf.end.fate is Fate.UNKNOWN for leaf in self.leaves):
+            return True
+        held = ((view, self.rules(view)) for _, view in self.visited())
+        return any(view.partial or (rules is not None and (rules.gaps or rules.unread)) for view, rules in held)
+
     @staticmethod
     def _answer_fails(leaf: PathLeaf) -> bool:
         return leaf.end.reply is not None and all(end.fate in BAD for end in branch_ends(leaf.end.reply))

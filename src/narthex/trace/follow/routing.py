@@ -13,6 +13,9 @@ import msgspec
 from narthex.model.net import IPFamily, contains, family_of
 from narthex.trace.follow.views import DEFAULT, LOCAL, MAIN, NextHop, NodeRoute, NodeView, PolicyRule
 
+_KERNELS = (LOCAL, MAIN, DEFAULT)
+_STANDARD = ((0, LOCAL), (32766, MAIN), (32767, DEFAULT))
+"""Priorities and tables of the kernel's own policy rules."""
 _REFUSALS = {
     "blackhole": "a blackhole route takes it silently",
     "unreachable": "an unreachable route refuses it: host unreachable",
@@ -63,7 +66,8 @@ def look_up(view: NodeView, asked: RouteQuery) -> RouteDecision:
             return here
     if not routes:
         return RouteDecision(kind="unknown", reason=f"no routes of {family.label} are known")
-    for policy in _policies(view, family):
+    policies = _policies(view, family)
+    for policy in policies:
         holds = _holds(policy, asked)
         if holds is None:
             reason = f"it is not known whether the policy rule {policy.text!r} holds: {policy.strange}"
@@ -73,6 +77,12 @@ def look_up(view: NodeView, asked: RouteQuery) -> RouteDecision:
         found = _in_table(policy, tables, asked)
         if found is not None:
             return found
+        if view.copied and policy.table not in tables and policy.table not in _KERNELS:
+            reason = f"routing table {policy.table}, which {policy.text!r} asks, is not in the input"
+            return RouteDecision(kind="unknown", reason=reason, evidence=(policy.text,))
+    if view.copied:
+        # A listing may be cut, and no line shows that one is missing.
+        return RouteDecision(kind="unknown", reason=f"the input has no route to {asked.destination}, and may lack one")
     return RouteDecision(kind="lost", reason=f"no route to {asked.destination}")
 
 
@@ -89,11 +99,13 @@ def _by_addresses(view: NodeView, asked: RouteQuery) -> RouteDecision:
 
 
 def _policies(view: NodeView, family: IPFamily) -> list[PolicyRule]:
-    known = sorted((rule for rule in view.policies or () if rule.family is family), key=lambda rule: rule.priority)
-    return known or [
-        PolicyRule(family=family, priority=priority, table=table)
-        for priority, table in ((0, LOCAL), (32766, MAIN), (32767, DEFAULT))
-    ]
+    known = [rule for rule in view.policies or () if rule.family is family]
+    if not known or (view.copied and not any(rule.table == MAIN for rule in known)):
+        # The kernel has these three from the start; a listing without the main table is cut.
+        held = {rule.table for rule in known}
+        standard = (PolicyRule(family=family, priority=priority, table=table) for priority, table in _STANDARD)
+        known += [rule for rule in standard if rule.table not in held]
+    return sorted(known, key=lambda rule: rule.priority)
 
 
 def _holds(rule: PolicyRule, asked: RouteQuery) -> bool | None:

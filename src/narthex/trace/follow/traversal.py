@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port, network
+from narthex.netfilter.dump.dump import GapKind
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT
 from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange
 from narthex.netfilter.walk.walk import HookPoint
@@ -18,6 +19,9 @@ from narthex.trace.follow.hooks import NodeHooks, PartialPath, Steps, unsure_end
 from narthex.trace.follow.routing import RouteDecision, RouteQuery, check_source, forwards, localnet, look_up
 from narthex.trace.follow.views import NextHop, NodeView, TrackedConnection
 from narthex.trace.model import Fate, Header, PathEnd, PathStep, Stage
+
+_PROXY_TABLES = ("nat", "filter")
+"""Tables in which kube-proxy has rules."""
 
 
 class NatBinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,9 +93,13 @@ class NodeTraversal:
             self._miss("rules")
         for text in (*view.partial, *self._hooks.unread):
             self.missing[text.partition(":")[0]] = text.partition(":")[2].strip()
+        others = [gap.table for gap in self._hooks.gaps if gap.kind is GapKind.TABLE and gap.table not in _PROXY_TABLES]
+        if others:
+            self.missing[f"table {', '.join(others)}"] = "not in the input"
         for gap in self._hooks.gaps:
-            part = f"table {gap.table}" if gap.table else gap.kind.value
-            self.missing[part] = "; ".join(filter(None, (self.missing.get(part), str(gap))))
+            if gap.table not in others:
+                part = f"table {gap.table}" if gap.table else gap.kind.value
+                self.missing[part] = "; ".join(filter(None, (self.missing.get(part), str(gap))))
 
     @property
     def asked(self) -> AskedFacts:

@@ -222,6 +222,10 @@ class NodeView(msgspec.Struct, kw_only=True):
     """By dotted name; dots in names of interfaces are written as `/`."""
     absent: Mapping[str, str] = {}
     """Why a part is None, by field name."""
+    copied: bool = False
+    """A person copied the text, so that lines of each part may be missing."""
+    said: tuple[str, ...] = ()
+    """Lines in which programs tell of a fault: a warning of iptables, kube-proxy's log."""
     pods: Mapping[str, NodeView] = {}
     """The network namespaces of pods on this node, as far as they are known, by `NAMESPACE/NAME`."""
     relay: RelayTable | None = None

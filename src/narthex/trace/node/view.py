@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -133,10 +135,11 @@ _KEYS: tuple[tuple[str, str], ...] = (
 
 def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
     """Return the view of (file name, text) pairs. Raises DumpError for a text that isn't recognized."""
-    view = NodeView(name=name, origin="rules " + " ".join(file for file, _ in files))
+    view = NodeView(name=name, origin="rules " + " ".join(file for file, _ in files), copied=True)
     rules: list[Dump] = []
     for file, text in files:
         other = _other_than_rules(view, file, text)
+        view.said = (*view.said, *_faults_told(text))
         found = read_dump(text, file)
         if found.tables or found.sets or found.servers:
             rules.append(found)
@@ -170,6 +173,22 @@ def _other_than_rules(view: NodeView, file: str, text: str) -> bool:
     if connections:
         view.connections = ConntrackListing(text)
     return bool(found_routes or found_policies or settings or connections)
+
+
+_FAULTS = re.compile(
+    r"^.*(?:iptables-legacy tables present|Failed to execute iptables-restore|ip6?tables-restore: line \d+ failed"
+    r"|nftables sync failed|Failed to load (?:the )?rules|Failed to sync (?:iptables|nftables|ipvs)).*$",
+    re.MULTILINE | re.IGNORECASE,
+)
+_MOST_FAULTS = 20
+"""Lines to keep: a proxy that fails repeats its message each time."""
+
+
+def _faults_told(text: str) -> tuple[str, ...]:
+    """Return the lines in which programs tell of a fault, each once."""
+    short, _ = without_long_lines_of(text)
+    lines = (match[0].strip() for match in itertools.islice(_FAULTS.finditer(short), _MOST_FAULTS))
+    return tuple(dict.fromkeys(lines))
 
 
 def _without_rules(text: str) -> str:
