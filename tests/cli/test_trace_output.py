@@ -45,7 +45,7 @@ def test_drawn_forms_are_whole(dropped: tuple[str, ...]) -> None:
 
 def test_the_cause_is_told_in_every_form_that_has_words(dropped: tuple[str, ...]) -> None:
     said = trace(*dropped)
-    assert "Why not: chain FORWARD of table filter drops" in said
+    assert "Why not (likely): chain FORWARD of table filter drops" in said
     assert "more: docs/reference/causes/forward-drop.md" in said
     findings = json.loads(trace(*dropped, "-o", "json"))["findings"]
     assert [each["cause"] for each in findings] == ["forward-drop"]

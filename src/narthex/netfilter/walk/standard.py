@@ -187,12 +187,16 @@ class _Completion:
                 "there, as kube-proxy writes it"
             )
             self._add(jump, bases, _assumed(text, *matches, ast.Jump(jump.target)))
-        elif self._table.name == "nat" or self._nft or not any(_calls(each, jump.target) for each in self._bases):
+        elif self._table.name == "nat" or self._nft or not self._called(jump.target):
             text = (
                 f"{self._words} does not call {jump.target} in {jump.hook.lower()}, and kube-proxy always does: a line is "
                 "missing, or the node has this fault"
             )
             self._add(jump, bases, ast.Rule((ast.RuleGap(text), *matches, ast.Jump(jump.target))))
+
+    def _called(self, target: str) -> bool:
+        """Return True if any chain calls another. Table filter has few chains."""
+        return any(_calls(self._table.chains[name], target) for name in self._table.chains)
 
     def _is_base(self, chain: ast.Chain, jump: _Jump) -> bool:
         assert chain.hook is not None

@@ -14,10 +14,10 @@ from narthex.netfilter.walk.walk import walk
 from narthex.proxy.plan.ir import Match
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import EXTERNAL_IP, NODE_PORT, DiagnosisContext, TargetService, finding, rule_text
-from narthex.trace.follow.meeting import frontends
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, PathLeaf, Stage
 from narthex.trace.names import service_of_chain
+from narthex.trace.reports.meeting import frontends
 
 OUR_TABLE, KUBE_PROXY_TABLE = "narthex", "kube-proxy"
 PROXY_TABLES = (OUR_TABLE, KUBE_PROXY_TABLE)
