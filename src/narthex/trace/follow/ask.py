@@ -16,6 +16,7 @@ _BY_WORDS = (
     ("IPVS", "ipvsadm -S -n"),
     ("is an address of this node", _OWN),
     ("no rules of a Service proxy", "{tables}-save; nft list ruleset"),
+    ("could not decode", "nft list ruleset"),
 )
 """Words of a reason, and the command that prints what it lacks."""
 
