@@ -41,7 +41,7 @@ _STAND_IN = {IPFamily.IPV4: "192.0.2.1", IPFamily.IPV6: "2001:db8::1"}
 
 
 def of_partial(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """Find what the text itself tells of a fault."""
+    """Find what the text itself says of a fault."""
     yield from _legacy(scene)
     yield from _log(scene)
     yield from _undecoded(scene)

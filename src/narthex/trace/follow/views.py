@@ -225,7 +225,7 @@ class NodeView(msgspec.Struct, kw_only=True):
     copied: bool = False
     """A person copied the text, so that lines of each part may be missing."""
     said: tuple[str, ...] = ()
-    """Lines in which programs tell of a fault: a warning of iptables, kube-proxy's log."""
+    """Lines in which programs report a fault: a warning of iptables, kube-proxy's log."""
     pods: Mapping[str, NodeView] = {}
     """The network namespaces of pods on this node, as far as they are known, by `NAMESPACE/NAME`."""
     relay: RelayTable | None = None

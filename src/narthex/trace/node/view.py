@@ -139,7 +139,7 @@ def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
     rules: list[Dump] = []
     for file, text in files:
         other = _other_than_rules(view, file, text)
-        view.said = (*view.said, *_faults_told(text))
+        view.said = (*view.said, *_reported_faults(text))
         found = read_dump(text, file)
         if found.tables or found.sets or found.servers:
             rules.append(found)
@@ -184,8 +184,8 @@ _MOST_FAULTS = 20
 """Lines to keep: a proxy that fails repeats its message each time."""
 
 
-def _faults_told(text: str) -> tuple[str, ...]:
-    """Return the lines in which programs tell of a fault, each once."""
+def _reported_faults(text: str) -> tuple[str, ...]:
+    """Return the lines in which programs report a fault, each once."""
     short, _ = without_long_lines_of(text)
     lines = (match[0].strip() for match in itertools.islice(_FAULTS.finditer(short), _MOST_FAULTS))
     return tuple(dict.fromkeys(lines))
