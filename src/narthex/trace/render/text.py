@@ -65,8 +65,8 @@ def text(path: PacketPath, *, every: bool = False) -> str:
         below.append(_Line("plan and rules agree"))
     elif path.plan is not None:
         below.append(_Line("plan and rules DIFFER", [_Line(line) for line in path.plan.differences]))
-    node = path.start or (path.plan.node if path.plan is not None and not path.sources else "")
-    where = f" on node {node}" if node else " on node (no name)" if path.plan is not None and not path.sources else ""
+    node = path.start or (path.plan.node if path.plan is not None else "")
+    where = f" on node {node}" if node else " on node (no name)" if path.plan is not None else ""
     return "\n".join(visible(line) for line in _drawn(_Line(f"{path.packet}{where}", below))) + "\n"
 
 
