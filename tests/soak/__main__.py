@@ -22,6 +22,8 @@ FLUSH_SECONDS = 10.0
 """Limit of an outage after a flush. A machine at rest needs a tenth of it; here, two modes and their load share it."""
 MODES = ("nftables", "iptables")
 EXIT_INTERRUPTED = 130
+SHOWN = 20
+"""Lines on what went wrong, for each mode."""
 
 
 class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +74,11 @@ def main(minutes: float, modes: tuple[str, ...], flush_seconds: float, file: Pat
     passed = not interrupted.is_set() and all(gate.met for judged in gates.values() for gate in judged)
     print(table(gates))
     for found in findings:
-        for text in (*(each.what for each in found.failed()), *found.lost_probes, *found.errors, *found.differences):
+        texts = [*found.errors, *found.differences, *found.lost_probes, *(each.what for each in found.failed())]
+        for text in texts[:SHOWN]:
             print(f"{found.mode}: {text}")
+        if len(texts) > SHOWN:
+            print(f"{found.mode}: {len(texts) - SHOWN} more; --json FILE has all")
     if file is not None:
         report = SoakReport(
             machine=describe(),

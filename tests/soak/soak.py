@@ -23,7 +23,7 @@ from narthex.netfilter.netlink import conntrack
 KILLS_SHARE = 1 / 3
 """Part of the time in which the proxy is killed. Afterwards one process lives to the end, so that growth can be seen."""
 MOST_SAMPLES = 400
-SETTLE_TRIES, SETTLE_SECONDS = 5, 2.0
+SETTLE_TRIES, SETTLE_SECONDS = 15, 2.0
 """The last change may still be on its way."""
 
 

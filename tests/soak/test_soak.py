@@ -12,7 +12,7 @@ import pytest
 from tests.soak.gates import EARLY, GROWTH, LATE, LEAST_SAMPLES, Findings, FlushWindow, Sample, judge, table, windows
 
 from narthex.linux.namespaces import namespace_names
-from narthex.testing.load import LoadFailure
+from narthex.testing.load import LoadFailure, until
 
 ROOT = Path(__file__).parents[2]
 FLUSH_SECONDS = 10.0
@@ -51,8 +51,7 @@ def test_it_does_all_harm_and_writes_what_it_found(tmp_path):
 @pytest.mark.kernel
 def test_interrupted_it_leaves_nothing(tmp_path):
     process = soak("--minutes", 5, "--json", tmp_path / "found.json")
-    while not left_of(process):
-        assert process.poll() is None
+    until(lambda: left_of(process) or process.poll() is not None, "the namespaces")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=300)
     assert process.returncode == 130
