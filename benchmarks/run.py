@@ -55,6 +55,7 @@ BENCHMARKS = (
     Benchmark("repair", "Services answer again after others removed the rules", ("nft", "iptables-restore")),
     Benchmark("failover", "a load balancer's address moves to another node"),
     Benchmark("trace_dump", "a dump of 200,000 rules read, and a packet traced through it"),
+    Benchmark("check", "5,000 Services compared with the rules of a node"),
     Benchmark("count_connections", "new connections read from the kernel's counters", ("nft",)),
     Benchmark("cost_model", "what grows with what, on paper and measured"),
 )

@@ -232,7 +232,6 @@ def test_bind_addresses(text, healthz):
         ("detectLocal: {interfaceNamePrefix: veth*}", "'veth*' is not (the beginning of) an interface name"),
         ("detectLocal: {interfaceNamePrefix: 'x\" accept #'}", "is not (the beginning of) an interface name"),
         ("detectLocal: {bridgeInterface: interface-too-long}", "is not (the beginning of) an interface name"),
-        ("nodePortAddresses: [primary, 10.0.0.0/8]", "'primary' must be the only value"),
         ("nodePortAddresses: [10.0.0.1]", "nodePortAddresses[0]: '10.0.0.1' is not a CIDR"),
         ("nodePortAddresses: primary", "nodePortAddresses: 'primary' is text, must be a list"),
         ("nodePortAddresses: [1]", "nodePortAddresses[0]: 1 is a number, must be text"),
@@ -447,13 +446,16 @@ configurations = st.builds(
         WinkernelConfiguration, network_name=words, enable_dsr=st.booleans(), root_hns_endpoint_name=words
     ),
     cluster_cidrs=st.sampled_from([(), ("10.64.0.0/12",), ("10.64.0.0/12", "fd64::/48")]),
-    node_port_addresses=st.sampled_from([None, ("primary",), ("10.0.0.0/8", "fd20::/64")]),
+    node_port_addresses=st.sampled_from(
+        [None, ("primary",), ("10.0.0.0/8", "fd20::/64"), ("all",), ("10.0.0.0/8", "localhost", "primary")]
+    ),
     oom_score_adj=st.integers(-1000, 1000),
     conntrack=st.builds(ConntrackConfiguration, max_per_core=st.integers(0, 9), tcp_established_timeout=seconds),
     bind_address_hard_fail=st.booleans(),
     own=st.builds(
         OwnConfiguration,
         strict_source_ranges=st.booleans(),
+        strict_node_port_addresses=st.booleans(),
         explain_service=st.sampled_from(["", "shop/web"]),
         connection_metrics=st.sampled_from(["endpoints", "services", "off"]),
         connection_series=st.integers(0, 1000),

@@ -15,11 +15,7 @@ CASES = [
     for against in ("plan", "rules")
     if mode in scenario.modes
 ]
-DONE_BETTER = {
-    "no-endpoints-host-upstream",
-    "no-endpoints-node-port-upstream",
-    "node-port-cidrs-of-one-family-upstream",
-}
+DONE_BETTER = {"no-endpoints-host-upstream", "no-endpoints-node-port-upstream"}
 """Quirks of upstream that are not imitated; docs/reference/differences.md says why."""
 
 

@@ -92,6 +92,7 @@ def address(text: str) -> str:
         raise ValueError(f"{text!r} is not an IP address") from None
 
 
+@lru_cache(maxsize=4096)
 def network(text: str) -> str:
     """Return the canonical form of a CIDR (`10.1.2.3/8` becomes `10.0.0.0/8`). Raises ValueError.
 

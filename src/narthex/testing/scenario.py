@@ -17,6 +17,7 @@ import yaml  # type: ignore[import-untyped]
 from narthex.model.decode.objects import decode
 from narthex.model.net import Protocol, address, family_of, network, split_port
 from narthex.model.objects import AnyObject, Service
+from narthex.proxy.plan.planner import NODE_PORT_WORDS
 from narthex.testing.findings import DROP, NONE, REJECT, Ends, delivered
 
 KNOWN_MODES = ("nftables", "iptables", "ipvs", "userspace")
@@ -247,7 +248,7 @@ def _node_port_addresses(raw: object) -> tuple[str, ...] | None:
     words = raw if isinstance(raw, list) else [raw]
     if not words:
         return None
-    return tuple("primary" if word == "primary" else _converted(network, word, key) for word in words)
+    return tuple(word if word in NODE_PORT_WORDS else _converted(network, word, key) for word in words)
 
 
 def _connection(raw: dict[str, Any], key: str, modes: tuple[str, ...]) -> dict[str, Any]:

@@ -36,6 +36,7 @@ def node_config(scenario: Scenario, mode: str) -> NodeConfig:
         localhost_node_ports=localhost and DATAPLANES[mode].localhost_node_ports,
         allow_service_external_ips=config.gate("AllowServiceExternalIPs") is not False,
         strict_source_ranges=config.gate("NarthexStrictSourceRanges") is True,
+        strict_node_port_addresses=config.gate("NarthexStrictNodePortAddresses") is True,
     )
 
 

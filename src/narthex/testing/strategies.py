@@ -139,8 +139,16 @@ configs = st.builds(
     masquerade_all=st.booleans(),
     masquerade_bit=st.sampled_from([14, 14, 0, 31]),
     node_port_addresses=st.sampled_from(
-        [None, ("primary",), ("10.20.1.0/24",), ("10.20.0.0/16", "fd20::/64"), ("0.0.0.0/0", "::/0")]
+        [
+            None,
+            ("primary",),
+            ("10.20.1.0/24",),
+            ("10.20.0.0/16", "fd20::/64"),
+            ("0.0.0.0/0", "::/0"),
+            ("primary", "localhost", "10.20.1.0/24"),
+        ]
     ),
+    strict_node_port_addresses=st.booleans(),
     node_addresses=st.just(NODE_IPS),
     allow_service_external_ips=st.sampled_from([True, True, False]),
     strict_source_ranges=st.sampled_from([False, False, True]),

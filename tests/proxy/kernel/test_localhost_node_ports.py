@@ -191,16 +191,19 @@ def test_primary_follows_the_node(make, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.row("9.4", "9.5", "29.2")
+@pytest.mark.row("9.4", "9.5", "29.2", "29.17")
 def test_what_is_not_known_stays_closed(make, mode):
-    """A Node without an IPv6 address has no primary one, and a list of IPv4 networks names none of IPv6: nothing
-    opens there. Upstream opens every address of that family."""
+    """A Node without an IPv6 address has no primary one: nothing opens there. A list of IPv4 networks names none of IPv6: every address
+    of that family opens, as upstream, and none if the list is taken strictly."""
     by_name = make(mode, "--nodeport-addresses", "primary", before=lambda made: made.put("node", node_object(NODE_V4)))
     assert answered(by_name.from_outside(4))
     assert tried(by_name.from_outside(6)) == "refused"
     by_list = make(mode, "--nodeport-addresses", "10.20.0.0/16")
     assert answered(by_list.from_outside(4)) and answered(by_list.from_outside(4, "10.20.1.11"))
-    assert tried(by_list.from_outside(6)) == "refused"
+    assert answered(by_list.from_outside(6))
+    strict = make(mode, "--nodeport-addresses", "10.20.0.0/16", "--strict-node-port-addresses")
+    assert answered(strict.from_outside(4))
+    assert tried(strict.from_outside(6)) == "refused"
 
 
 @pytest.mark.parametrize("mode", MODES)

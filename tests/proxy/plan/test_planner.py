@@ -80,9 +80,33 @@ def test_node_port_addresses(words, family, expect):
 
 
 def test_what_is_not_known_opens_nothing():
-    """Rows 9.4 and 9.5: upstream opens every address."""
-    assert plan(family=IPFamily.IPV6, node_port_addresses=("10.20.0.0/16",)).node_ports.cidrs == ()
+    """Row 9.5: upstream opens every address."""
     assert plan(node(internal_ips=()), node_port_addresses=("primary",)).node_ports.cidrs == ()
+
+
+def test_networks_of_one_family_say_nothing_of_the_other():
+    """Row 9.4, and row 29.17 on request."""
+    one = {"family": IPFamily.IPV6, "node_port_addresses": ("10.20.0.0/16",)}
+    assert plan(**one).node_ports.cidrs is None
+    assert plan(**one, strict_node_port_addresses=True).node_ports.cidrs == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "four", "six"),
+    [
+        (("primary", "localhost"), ("10.20.0.11/32", "127.0.0.0/8"), ("fd20::11/128", "::1/128")),
+        (("primary", "10.20.1.0/24"), ("10.20.1.0/24", "10.20.0.11/32"), ("fd20::11/128",)),
+        (("localhost", "10.20.1.0/24"), ("10.20.1.0/24", "127.0.0.0/8"), ("::1/128",)),
+        (("primary", "all"), None, None),
+        (("all",), None, None),
+        (("localhost", "::/0"), ("127.0.0.0/8",), None),
+    ],
+)
+@pytest.mark.parametrize("strict", [False, True])
+def test_words_stand_for_networks_of_both_families(words, four, six, strict):
+    config = {"node_port_addresses": words, "strict_node_port_addresses": strict}
+    assert plan(**config).node_ports.cidrs == four
+    assert plan(family=IPFamily.IPV6, **config).node_ports.cidrs == six
 
 
 @pytest.mark.parametrize(

@@ -185,8 +185,16 @@ FOUR, SIX = (IPFamily.IPV4,), (IPFamily.IPV6,)
         (
             {"nodePortAddresses": ["10.0.0.0/8"]},
             FAMILIES,
+            ["nodePortAddresses names no network of IPv6: node ports answer on every address there"],
+        ),
+        (
+            {"nodePortAddresses": ["10.0.0.0/8"], "narthex": {"strictNodePortAddresses": True}},
+            FAMILIES,
             ["nodePortAddresses names no network of IPv6: no node port answers there"],
         ),
+        ({"nodePortAddresses": ["10.0.0.0/8", "primary"]}, FAMILIES, []),
+        ({"nodePortAddresses": ["all", "localhost"], "mode": "iptables"}, FAMILIES, []),
+        ({"nodePortAddresses": ["primary", "localhost"]}, FAMILIES, ["nodePortAddresses names localhost"]),
         ({"nodePortAddresses": ["primary"]}, FAMILIES, []),
         ({"mode": "iptables"}, FAMILIES, ["nodePortAddresses is not set: node ports answer on every address"]),
         (

@@ -449,4 +449,5 @@ def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) ->
         bind_address=configuration.bind_address,
         allow_service_external_ips=configuration.feature_gate("AllowServiceExternalIPs", True),
         strict_source_ranges=configuration.own.strict_source_ranges,
+        strict_node_port_addresses=configuration.own.strict_node_port_addresses,
     )

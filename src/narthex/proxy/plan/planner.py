@@ -28,6 +28,10 @@ from narthex.proxy.plan.select import ProxyLocation
 ZONE_LABEL = "topology.kubernetes.io/zone"
 
 
+NODE_PORT_WORDS = frozenset(("primary", "localhost", "all"))
+"""Words of `nodePortAddresses` that stand for networks of each IP family: the node's own addresses, its loopback, and all."""
+
+
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the configuration that decisions depend on, with the defaults of the mode filled in."""
 
@@ -41,7 +45,9 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     masquerade_all: bool = False
     masquerade_bit: int = 14
     node_port_addresses: tuple[str, ...] | None = None
-    """None: all local addresses; ("primary",); or networks."""
+    """None: all local addresses; otherwise networks and the words `primary`, `localhost`, and `all`, in any combination (row 9.13)."""
+    strict_node_port_addresses: bool = False
+    """A family that `node_port_addresses` does not name opens no node port (row 29.17)."""
     localhost_node_ports: bool = False
     node_addresses: tuple[str, ...] = ()
     """See `Plan.node_addresses`, of both families; (): those of the Node object."""
@@ -264,22 +270,28 @@ def _detector(config: NodeConfig, family: IPFamily, snapshot: Snapshot) -> PodDe
 def _node_ports(config: NodeConfig, family: IPFamily, node_ip: str) -> NodePorts:
     """Return where node ports answer.
 
-    Unknown input fails closed: an unknown primary address, or a list that names the other family only, opens nothing.
-    kube-proxy opens everything (rows 9.4, 9.5, 29.2).
+    A list that names networks of the other family only opens every address of this one (row 9.4), unless it is taken strictly (row 29.17).
+    An unknown primary address fails closed, where kube-proxy opens everything (rows 9.5, 29.2).
     """
-    words = config.node_port_addresses
-    cidrs: tuple[str, ...] | None
-    if words is None:
-        cidrs = None
-    elif "primary" in words:
-        cidrs = (host_network(node_ip),) if node_ip else ()
-    else:
-        own = tuple(network(word) for word in words if family_of(word) is family)
-        cidrs = None if any(is_zero_prefix(cidr) for cidr in own) else own
+    cidrs = _node_port_networks(config, family, node_ip)
     localhost = config.localhost_node_ports and family is IPFamily.IPV4
     if localhost and cidrs is not None:
         localhost = any(contains(cidr, "127.0.0.1") or contains("127.0.0.0/8", cidr.split("/")[0]) for cidr in cidrs)
     return NodePorts(cidrs=cidrs, localhost=localhost)
+
+
+def _node_port_networks(config: NodeConfig, family: IPFamily, node_ip: str) -> tuple[str, ...] | None:
+    """Return the networks where node ports answer; None for every address of the node."""
+    words = config.node_port_addresses
+    if words is None or "all" in words:
+        return None
+    own = [network(word) for word in words if word not in NODE_PORT_WORDS and family_of(word) is family]
+    own += [host_network(node_ip)] if "primary" in words and node_ip else []
+    own += [family.loopback] if "localhost" in words else []
+    named = bool(own) or not NODE_PORT_WORDS.isdisjoint(words)
+    if any(is_zero_prefix(cidr) for cidr in own) or not (named or config.strict_node_port_addresses):
+        return None
+    return tuple(dict.fromkeys(own))
 
 
 def _node_addresses(config: NodeConfig, family: IPFamily, node: Node | None) -> tuple[str, ...]:

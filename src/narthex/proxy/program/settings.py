@@ -19,9 +19,9 @@ from narthex.proxy.program.schedule import SyncPeriods
 from narthex.runtime.configuration.file import (
     API_VERSION,
     KIND,
+    NODE_PORT_WORDS,
     OWN_API_VERSION,
     OWN_KIND,
-    PRIMARY,
     ConfigurationError,
     documents_of,
     own_written,
@@ -163,14 +163,17 @@ def family_warnings(settings: ProxySettings, families: tuple[IPFamily, ...]) -> 
     """Return settings that do not fit the IP families of this node (row 26.6)."""
     said = []
     cidrs = settings.node.cluster_cidrs if settings.node.detect_local_mode == "ClusterCIDR" else ()
-    ports = tuple(cidr for cidr in settings.node.node_port_addresses or () if cidr != PRIMARY)
+    words = settings.node.node_port_addresses or ()
+    ports = tuple(word for word in words if word not in NODE_PORT_WORDS)
+    closed = settings.node.strict_node_port_addresses
     for name, networks in (("clusterCIDR", cidrs), ("nodePortAddresses", ports)):
         have = {family_of(cidr) for cidr in networks}
-        what = "no source counts as a pod" if name == "clusterCIDR" else "no node port answers"
+        what = "no node port answers" if closed else "node ports answer on every address"
+        what = "no source counts as a pod" if name == "clusterCIDR" else what
         said += [
             f"{name} names no network of {family.label}: {what} there; add one"
             for family in families
-            if have and family not in have
+            if have and family not in have and len(networks) == len(cidrs if name == "clusterCIDR" else words)
         ]
         said += [
             f"{name} names a network of {family.label}, which this node does not serve"
@@ -182,6 +185,8 @@ def family_warnings(settings: ProxySettings, families: tuple[IPFamily, ...]) -> 
             "nodePortAddresses is not set: node ports answer on every address of this node; "
             "`--nodeport-addresses primary` keeps them to the node's own"
         )
+    if "localhost" in words and not settings.node.localhost_node_ports:
+        said.append("nodePortAddresses names localhost: node ports do not answer on loopback with these settings")
     if settings.healthz and family_of(settings.healthz[0]) not in families:
         said.append(f"healthzBindAddress {settings.healthz[0]} is of a family that this node does not serve")
     return tuple(said)

@@ -48,6 +48,8 @@ PREVIOUS_MINOR = "1.35"
 """The release before the one whose behaviour is implemented (row 27.9)."""
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 PRIMARY = "primary"
+NODE_PORT_WORDS = (PRIMARY, "localhost", "all")
+"""Words of `nodePortAddresses`, in any combination with networks (row 9.13)."""
 
 _VERSIONS = {KIND: API_VERSION, OWN_KIND: OWN_API_VERSION}
 _MOST_BYTES = 1024 * 1024
@@ -280,10 +282,7 @@ def _cluster_cidrs(top: Fields) -> tuple[str, ...]:
 
 
 def _node_port_addresses(top: Fields) -> tuple[str, ...] | None:
-    found = top.texts("nodePortAddresses", lambda text: text if text == PRIMARY else any_network(text))
-    if PRIMARY in found and len(found) > 1:
-        top.error("nodePortAddresses", f"{PRIMARY!r} must be the only value")
-    return found or None
+    return top.texts("nodePortAddresses", lambda text: text if text in NODE_PORT_WORDS else any_network(text)) or None
 
 
 def _bind_address(top: Fields, name: str, address: str, port: int) -> str:

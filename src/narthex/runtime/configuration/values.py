@@ -164,6 +164,8 @@ class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
 
     strict_source_ranges: bool = False
     """Apply `loadBalancerSourceRanges` to node ports and external IPs too (row 29.16)."""
+    strict_node_port_addresses: bool = False
+    """An IP family that `nodePortAddresses` does not name opens no node port (row 29.17)."""
     explain_service: str = ""
     """`namespace/name` of a Service whose decisions are logged; empty for none."""
     connection_metrics: str = "endpoints"
