@@ -9,7 +9,7 @@ import pytest
 from narthex.model.store import Snapshot
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.find import find
-from narthex.trace.model import PacketPath, PathStep, Stage
+from narthex.trace.model import Fate, PacketPath, PathStep, Stage
 from narthex.trace.names import service_of_chain, service_of_steps
 from narthex.trace.node.view import view_of_files
 from narthex.trace.program.travel import KnownCluster, TraceRequest, travel
@@ -92,6 +92,34 @@ table ip6 kube-proxy {
 }
 """
 
+RANGES = """\
+*filter
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+-A FORWARD -m conntrack --ctstate NEW -j KUBE-PROXY-FIREWALL
+-A KUBE-PROXY-FIREWALL -d 192.0.2.7/32 -p tcp -m comment --comment "shop/web:http traffic not accepted by KUBE-FW-A2B3C4D5E6F7A2B3" -m tcp --dport 80 -j DROP
+COMMIT
+*nat
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:KUBE-EXT-A2B3C4D5E6F7A2B3 - [0:0]
+:KUBE-FW-A2B3C4D5E6F7A2B3 - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-A2B3C4D5E6F7A2B3 - [0:0]
+-A PREROUTING -j KUBE-SERVICES
+-A KUBE-EXT-A2B3C4D5E6F7A2B3 -m comment --comment "masquerade LOCAL traffic for shop/web:http external destinations" -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ
+-A KUBE-EXT-A2B3C4D5E6F7A2B3 -s 10.64.0.0/12 -m comment --comment "pod traffic for shop/web:http external destinations" -j KUBE-SVC-A2B3C4D5E6F7A2B3
+-A KUBE-FW-A2B3C4D5E6F7A2B3 -s 198.51.100.0/28 -m comment --comment "shop/web:http loadbalancer IP" -j KUBE-EXT-A2B3C4D5E6F7A2B3
+-A KUBE-FW-A2B3C4D5E6F7A2B3 -m comment --comment "other traffic to shop/web:http will be dropped by KUBE-PROXY-FIREWALL"
+-A KUBE-SERVICES -d 192.0.2.7/32 -p tcp -m comment --comment "shop/web:http loadbalancer IP" -m tcp --dport 80 -j KUBE-FW-A2B3C4D5E6F7A2B3
+COMMIT
+"""
+
 IPTABLES = """\
 *filter
 :INPUT ACCEPT [0:0]
@@ -119,7 +147,8 @@ def asked(text: str, source: str, destination: str, *own: str) -> tuple[PacketPa
     """Return the path through the rules in a text, and its causes."""
     view = view_of_files([("rules.txt", text)])
     known = KnownCluster(views=(view,), snapshot=Snapshot(), node_ips=own)
-    path = travel(known, TraceRequest(source=source, destination=destination, iif="eth0"))
+    iif = "" if source in own else "eth0"
+    path = travel(known, TraceRequest(source=source, destination=destination, iif=iif))
     return path, find(path, {view.name: view})
 
 
@@ -214,3 +243,49 @@ def test_chain_names_of_nftables_name_the_service(text: str, service: str) -> No
 def test_comments_of_kube_proxys_chains_name_the_service(chain: str, comment: str, service: str) -> None:
     step = PathStep(stage=Stage.PREROUTING, table="nat", chain=chain, what="jump", why=comment)
     assert service_of_steps([step]) == service
+
+
+@pytest.mark.parametrize(("source", "cause"), [("198.51.100.7", "local-policy"), ("198.51.100.77", "source-range")])
+def test_a_sender_within_the_source_ranges_is_dropped_by_the_local_policy(source: str, cause: str) -> None:
+    _, found = asked(RANGES, source, "192.0.2.7:80")
+    assert [each.cause.id for each in found] == [cause]
+
+
+def test_a_process_that_calls_its_own_node_port_is_refused_without_a_list_of_addresses() -> None:
+    path, found = asked(NFTABLES, "fd00::11", "[fd00::11]:30090", "fd00::11")
+    assert [each.cause.id for each in found] == ["local-policy"]
+    assert path.service == "shop/late:http"
+
+
+def test_a_pod_that_meets_itself_is_certain_only_if_it_is_on_the_node() -> None:
+    _, found = asked(NFTABLES, "fd00::244:1:5", "[fd00:96::50]:80")
+    assert [(each.cause.id, each.certain) for each in found] == [("missing-hairpin", False)]
+
+
+NODE_PORTS = """\
+*nat
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-SEP-A2B3C4D5E6F7A2B3 - [0:0]
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -j KUBE-SERVICES
+-A OUTPUT -j KUBE-SERVICES
+-A KUBE-NODEPORTS -p tcp -m comment --comment "shop/web:http" -m tcp --dport 30080 -j KUBE-SEP-A2B3C4D5E6F7A2B3
+-A KUBE-SEP-A2B3C4D5E6F7A2B3 -s 10.244.1.5/32 -j KUBE-MARK-MASQ
+-A KUBE-SEP-A2B3C4D5E6F7A2B3 -p tcp -m tcp -j DNAT --to-destination 10.244.1.5:8080
+-A KUBE-SERVICES -d 10.96.0.50/32 -p tcp -m tcp --dport 80 -j KUBE-SEP-A2B3C4D5E6F7A2B3
+COMMIT
+"""
+
+
+def test_node_ports_that_nothing_calls_are_supposed_only_in_a_fragment() -> None:
+    """kube-proxy writes no call of KUBE-NODEPORTS on a node without an address for node ports."""
+    whole = asked(NODE_PORTS, "198.51.100.7", "10.0.0.11:30080", "10.0.0.11")[0].leaves()
+    assert {leaf.end.fate for leaf in whole} == {Fate.UNKNOWN}
+    assert all("nodePortAddresses" in leaf.end.reason for leaf in whole)
+    fragment = "".join(line for line in NODE_PORTS.splitlines(keepends=True) if "KUBE-" in line and line[0] == "-")
+    supposed = asked(fragment, "198.51.100.7", "10.0.0.11:30080", "10.0.0.11")[0].leaves()
+    assert "the jump is taken to be there" in " ".join(text for leaf in supposed for text in leaf.end.supposing)

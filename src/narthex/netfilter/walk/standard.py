@@ -247,15 +247,21 @@ class _Completion:
             )
 
     def _node_ports(self, chain: ast.Chain) -> Iterator[ast.Rule]:
-        """Yield the last rule of KUBE-SERVICES, which calls KUBE-NODEPORTS, if the text lacks it."""
+        """Yield the last rule of KUBE-SERVICES, which calls KUBE-NODEPORTS, if the text lacks it.
+
+        kube-proxy leaves it out on a node without an address for node ports.
+        """
         if chain.name != "KUBE-SERVICES" or self._table.name != "nat" or "KUBE-NODEPORTS" not in self._table.chains:
             return
-        if not _calls(chain, "KUBE-NODEPORTS"):
-            text = (
-                f"nothing in the input calls KUBE-NODEPORTS of {self._words}; the jump is taken to be there, as kube-proxy "
-                "writes it"
-            )
-            yield _assumed(text, ast.IsLocal(ast.Field.DADDR), ast.Jump("KUBE-NODEPORTS"))
+        if _calls(chain, "KUBE-NODEPORTS"):
+            return
+        text = f"nothing in the input calls KUBE-NODEPORTS of {self._words}"
+        local, jump = ast.IsLocal(ast.Field.DADDR), ast.Jump("KUBE-NODEPORTS")
+        if not self._bases or self._table.partial:
+            yield _assumed(f"{text}; the jump is taken to be there, as kube-proxy writes it", local, jump)
+        else:
+            text += ": a line is missing, or no address of the node is one for node ports (nodePortAddresses)"
+            yield ast.Rule((ast.RuleGap(text), local, jump))
 
 
 def _assumed(text: str, *expressions: ast.Expression) -> ast.Rule:

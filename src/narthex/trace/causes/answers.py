@@ -59,7 +59,8 @@ def _hairpin(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
     to, _ = scene.place_of(leaf)
     if leaf.end.masqueraded or scene.sent_to(leaf) is None or to != scene.packet.source or scene.is_own(to):
         return
-    if _elsewhere(scene, to):
+    elsewhere = _elsewhere(scene, to)
+    if elsewhere:
         # The packet of a pod on another node doesn't pass here.
         return
     yield finding(
@@ -70,6 +71,7 @@ def _hairpin(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
         advice="The proxy masquerades such packets by itself. See whether a rule accepts them in postrouting before the "
         "proxy's, or clears the mark.",
         node=scene.node,
+        certain=elsewhere is False,
     )
 
 

@@ -6,6 +6,7 @@ mode). The chain that refuses a packet says why.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from narthex.model.net import join_port
@@ -30,6 +31,7 @@ _REFUSING = {
 }
 """Chains of Service proxies that only refuse, each with the cause that a rejection has, and a drop."""
 _OF_SOURCE_RANGES = ("KUBE-FW-", "firewall-")
+_LET_IN = re.compile(r"(?:jump|goto) KUBE-(?:EXT|XLB|SVC)-")
 _SERVICE_TABLES = ("filter", *PROXY_TABLES)
 _SERVED_PORTS = 8
 """Ports in the evidence at most."""
@@ -57,9 +59,17 @@ def _stated(leaf: PathLeaf, last: PathStep) -> tuple[str, PathStep]:
             cause = "source-range"
         if not cause and step.chain in _REFUSING and step.table in _SERVICE_TABLES:
             cause = _REFUSING[step.chain][leaf.end.fate is Fate.DROPPED]
+            if step.chain == "KUBE-PROXY-FIREWALL" and _let_in(leaf):
+                # This chain drops whatever has no endpoint, and comes before the chain that drops it for that reason.
+                cause = "local-policy"
         if cause:
             return cause, step
     return "", last
+
+
+def _let_in(leaf: PathLeaf) -> bool:
+    """Return True if the source ranges let the sender in."""
+    return any(step.chain.startswith("KUBE-FW-") and _LET_IN.search(step.what) for step in leaf.steps)
 
 
 def _found(scene: DiagnosisContext, cause: str, step: PathStep) -> CauseFinding:

@@ -132,12 +132,8 @@ class NodeTraversal:
 
     def created(self, steps: Steps = ()) -> list[TraversalExit]:
         """Return the exits of a packet that a process of the node sends."""
-        asked = RouteQuery(
-            destination=self._header.destination, source=self._header.source, iif="lo", mark=self._header.mark
-        )
-        found = look_up(self._view, asked)
         start = self._hooks.start(steps)
-        for path, hop in self._alternatives(start, found, "lo"):
+        for path, hop in self._alternatives(start, self._find(start, "lo"), "lo"):
             oif = hop.link if hop is not None else "lo"
             self._sent(path.then(*self._connection_steps()), oif, hop)
         return self._exits
