@@ -289,3 +289,9 @@ def test_node_ports_that_nothing_calls_are_supposed_only_in_a_fragment() -> None
     fragment = "".join(line for line in NODE_PORTS.splitlines(keepends=True) if "KUBE-" in line and line[0] == "-")
     supposed = asked(fragment, "198.51.100.7", "10.0.0.11:30080", "10.0.0.11")[0].leaves()
     assert "the jump is taken to be there" in " ".join(text for leaf in supposed for text in leaf.end.supposing)
+
+
+def test_an_address_that_node_ports_are_open_on_is_the_nodes_own() -> None:
+    path, found = asked(NFTABLES, "fd00:c::9", "[fd00::11]:30090")
+    assert [each.cause.id for each in found] == ["local-policy"]
+    assert path.service == "shop/late:http"

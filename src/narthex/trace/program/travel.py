@@ -11,6 +11,7 @@ from narthex.model.decode.objects import load
 from narthex.model.net import contains, family_of
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot, Store, Synced, Upsert
+from narthex.trace.causes.proxies import PROXY_TABLES
 from narthex.trace.follow.ask import next_command
 from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption, follow_all
 from narthex.trace.follow.path import CREATED_HERE, NodeEntry, PathFollower
@@ -69,8 +70,10 @@ class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):
         own = {view.words: view for view in (*self.views, *self.beyond) if view.name}
         of_objects = {key.name: (*node.internal_ips, *node.external_ips) for key, node in self.snapshot.nodes.items()}
 
-        if self.node_ips:
-            of_objects |= {view.name: self.node_ips for view in self.views if view.addresses is None}
+        for view in self.views:
+            named = self.node_ips or of_objects.get(view.name, ())
+            if view.addresses is None and (named or view.rules is not None):
+                of_objects[view.name] = tuple(dict.fromkeys((*named, *_own_by_rules(view))))
 
         def name_of(address: str) -> str:
             name = names.of(address)
@@ -90,6 +93,14 @@ class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):
             complete=self.whole,
             through_node=self.whole,
         )
+
+
+def _own_by_rules(view: NodeView) -> Iterable[str]:
+    """Yield the addresses on which the node's Service proxy opens node ports: the node has them."""
+    for rules in view.rules.values() if view.rules is not None else ():
+        for table in rules.ruleset.tables:
+            held = table.sets.get("nodeport-ips") if table.name in PROXY_TABLES else None
+            yield from (str(key[0]) for key in (held.elements if held is not None else ()) if "/" not in str(key[0]))
 
 
 def _node_of(names: AddressNames, snapshot: Snapshot, address: str) -> str:
