@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -39,12 +40,12 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Entries of the node that have not expired."""
 
 
-class FlushWindow(msgspec.Struct, frozen=True, kw_only=True):
+class FlushWindow(msgspec.Struct, kw_only=True):
     """One flush by a foreign hand, and the time until all routes worked again."""
 
     command: str
     began: float
-    ended: float
+    ended: float = math.inf
 
     @property
     def seconds(self) -> float:

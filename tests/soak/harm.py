@@ -45,11 +45,14 @@ def kill(cluster: SoakCluster, found: Findings) -> None:
 def flush(cluster: SoakCluster, load: SoakLoad, found: Findings, command: tuple[str, ...]) -> None:
     """Flush rules as another program does, and note the time until every route works again."""
     found.did("flush")
-    began = time.monotonic()
-    run(command, namespace=cluster.world.node)
-    for route in load.routes:
-        cluster.wait(lambda: _works(route), f"{route.label} after {' '.join(command)}")  # noqa: B023
-    found.windows.append(FlushWindow(command=" ".join(command), began=began, ended=time.monotonic()))
+    window = FlushWindow(command=" ".join(command), began=time.monotonic())
+    found.windows.append(window)
+    try:
+        run(command, namespace=cluster.world.node)
+        for route in load.routes:
+            cluster.wait(lambda: _works(route), f"{route.label} after {window.command}")  # noqa: B023
+    finally:
+        window.ended = time.monotonic()
 
 
 def _works(route: ClientRoute) -> bool:
