@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,9 +22,9 @@ from narthex.cli.inputs import (
 from narthex.cli.options import lab_option
 from narthex.cli.output import print_document
 from narthex.cli.progress import working
-from narthex.model.net import address
+from narthex.model.net import IPFamily, address
 from narthex.model.store import Snapshot
-from narthex.netfilter.dump.read import DumpError, read_dumps
+from narthex.netfilter.dump.read import DumpError, WalkInput, merge_dumps, read_dump
 from narthex.trace.causes.catalogue import CauseFinding, findings_text
 from narthex.trace.document import trace_document
 from narthex.trace.model import PacketPath
@@ -32,7 +33,7 @@ from narthex.trace.program.bundle import BundleError
 from narthex.trace.program.inputs import InputError, NodeInputs
 from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, ResolvedRequest, answer, ask, question
-from narthex.trace.program.travel import KnownCluster, TraceRequest, travel
+from narthex.trace.program.travel import KnownCluster, TraceRequest, from_files, texts_of, travel
 from narthex.trace.render.text import text
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ def command(
         domain=domain,
     )
     try:
-        if given["bundles"] or given["live"] or (given["dumps"] and not objects):
+        followed = given["dumps"] and (not objects or _follows_routes(given["dumps"]))
+        if given["bundles"] or given["live"] or followed:
             result = _over_nodes(given, request, probe=probe)
         elif lab is not None:
             with working(f"tracing in lab {lab}"):
@@ -203,16 +205,38 @@ def _by_objects(request: TraceRequest, iif: str | None, options: dict[str, Any])
         chosen = msgspec.structs.replace(chosen, node=sender.node or target.node)
     inputs: NodeInputs = viewed(cluster, chosen)
     asked: ResolvedRequest = question(places, sender, target, spec, inputs, inputs.host, iif)
-    # Tools may print bytes that aren't text, for example in comments.
-    texts = [(str(path), path.read_text(errors="replace")) for path in options["dumps"]]
     path = answer(
         asked,
         inputs,
         inputs.host,
         others=_OUTSIDE,
-        dump=(lambda family: read_dumps(texts, family).for_family(family)) if texts else None,
+        dump=_rules_of(texts_of(options["dumps"])) if options["dumps"] else None,
     )
     return TraceResult(path=path, findings=find(path, {}, cluster.snapshot))
+
+
+def _rules_of(read: tuple[list[tuple[str, str]], list[str]]) -> Callable[[IPFamily], WalkInput] | None:
+    """Return the rules of files by family. What cannot be used is named on stderr and does not end the command."""
+    texts, unused = read
+    problems = dict.fromkeys(unused)
+
+    def rules(family: IPFamily) -> WalkInput:
+        dump = merge_dumps(read_dump(text, name, family) for name, text in texts)
+        for problem in dict.fromkeys((*problems, *map(str, dump.problems))):
+            click.echo(problem, err=True)
+        return dump.for_family(family)
+
+    return rules if texts else None
+
+
+def _follows_routes(paths: Sequence[Path]) -> bool:
+    """Return True if files have more than rules: what is known of routes and links is then followed."""
+    try:
+        view = from_files(paths, "")
+    except DumpError:
+        return False
+    fields = ("routes", "links", "addresses", "policies", "neighbours", "fdb", "connections", "sysctls", "listeners")
+    return any(getattr(view, field) is not None for field in fields)
 
 
 class TraceResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -139,7 +139,10 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
         objects = KernelObjects(sets=self.sets, servers=servers, bound=bound, marks=self.marks)
         tables = tuple(each for each in self.tables if each.table.family in (None, family))
         ruleset = Ruleset(tuple(_without_duplicates(tables)))
-        gaps = (*(each for each in self.gaps if each.family in (None, family)), *self._absent_tables(family))
+        # Another print of the same table may be complete.
+        partial = {table.name for table in ruleset.tables if table.partial}
+        own = (each for each in self.gaps if each.family in (None, family) and (not each.table or each.table in partial))
+        gaps = (*own, *self._absent_tables(family))
         return WalkInput(ruleset=ruleset, objects=objects, comments=self.comments, gaps=gaps)
 
     def _absent_tables(self, family: IPFamily) -> Iterator[DumpGap]:
@@ -147,7 +150,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
         held = {each.table.name for each in self.tables if _is_xtables(each) and each.table.family is family}
         tool = "ip6tables" if family is IPFamily.IPV6 else "iptables"
         complete = any(one is family for one, _ in self.complete)
-        for name in TABLES if held else ():
+        for name in _USED_TABLES if held else ():
             if name in held or (complete and name not in _KUBE_PROXY_TABLES):
                 continue
             yield DumpGap(
@@ -212,6 +215,10 @@ def merge_dumps(dumps: Iterable[Dump]) -> Dump:
 
 _KUBE_PROXY_TABLES = ("nat", "filter")
 """Tables that always have rules of kube-proxy. The tools print the others only if a program created them."""
+
+
+_USED_TABLES = ("raw", "mangle", *_KUBE_PROXY_TABLES)
+"""Tables that programs use; `security` is for SELinux alone."""
 
 
 def _is_xtables(held: DumpTable) -> bool:

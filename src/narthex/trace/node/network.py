@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from narthex.model.lines import MAX_LINE
 from narthex.model.net import FAMILIES, IPFamily, Protocol, address, family_of
@@ -55,6 +55,67 @@ def addresses_of(data: Any) -> tuple[LinkAddress, ...]:
         for held in entry.get("addr_info", ())
         if held.get("local")
     )
+
+
+_LINK = re.compile(r"\d+: ([^\s:@]+)(?:@[^\s:]+)?: <([A-Z0-9_,-]*+)>(.*)")
+_LINK_WORD = re.compile(r"\b(mtu|master) (\S+)")
+_LINK_ADDRESS = re.compile(r"inet6? ([0-9a-fA-F.:]+)(?:/(\d+))?(?: peer \S+)?(.*)")
+_SCOPE = re.compile(r"\bscope (\S+)")
+_BRIEF = re.compile(r"([^\s:@]+)(?:@\S+)?\s+(UP|DOWN|UNKNOWN|LOWERLAYERDOWN)\s+(?=[0-9a-f])(.*)")
+_KIND = re.compile(r"(veth|bridge|vxlan|dummy|bond|vlan|ipip|tun|wireguard|macvlan|ipvlan)\b")
+
+
+class LinkListing(NamedTuple):
+    """The links and addresses in lines of `ip addr` and `ip link`."""
+
+    links: tuple[NodeLink, ...]
+    addresses: tuple[LinkAddress, ...]
+
+    @property
+    def whole(self) -> bool:
+        """True if all links are listed: every network namespace has `lo`, and it is the first."""
+        return any(link.name == "lo" for link in self.links)
+
+
+def link_lines(text: str) -> LinkListing:
+    """Read all lines of `ip addr`, `ip link`, with or without `-d`, and `ip -br addr` in a text."""
+    links: dict[str, dict[str, Any]] = {}
+    addresses: list[LinkAddress] = []
+    current = ""
+    for raw in text.split("\n"):
+        line = raw.strip()
+        if not line or len(line) > MAX_LINE:
+            continue
+        if (link := _LINK.match(line)) is not None:
+            current = link[1]
+            words = dict(_LINK_WORD.findall(link[3]))
+            links[current] = {
+                "up": "UP" in link[2].split(","),
+                "mtu": int(words.get("mtu", "0")) if words.get("mtu", "0").isdigit() else 0,
+                "master": words.get("master", ""),
+            }
+        elif (brief := _BRIEF.match(line)) is not None and "/" in brief[3]:
+            links.setdefault(brief[1], {"up": brief[2] != "DOWN"})
+            addresses += filter(None, (_listed_address(f"inet {word}", brief[1]) for word in brief[3].split()))
+        elif current and line.startswith("inet"):
+            addresses += filter(None, (_listed_address(line, current),))
+        elif current and raw[:1] == " " and (kind := _KIND.match(line)) is not None:
+            links[current]["kind"] = kind[1]
+        elif raw[:1] not in (" ", "\t"):
+            current = ""
+    return LinkListing(tuple(NodeLink(name=name, **fields) for name, fields in links.items()), tuple(addresses))
+
+
+def _listed_address(line: str, link: str) -> LinkAddress | None:
+    found = _LINK_ADDRESS.match(line)
+    if found is None:
+        return None
+    try:
+        held = address(found[1])
+    except ValueError:
+        return None
+    scope = _SCOPE.search(found[3])
+    return LinkAddress(held, int(found[2] or family_of(held).host_bits), link, scope[1] if scope else "global")
 
 
 def neighbours_of(data: Any) -> tuple[NodeNeighbour, ...]:

@@ -15,7 +15,7 @@ from narthex.netfilter.ast import Chain, Ruleset
 from narthex.netfilter.describe import describe_rule
 from narthex.netfilter.dump.read import Dump, DumpError, merge_dumps, read_dump
 from narthex.netfilter.walk.state import KernelObjects
-from narthex.trace.follow.views import NodeView
+from narthex.trace.follow.views import DEFAULT, LOCAL, MAIN, NodeView, PolicyRule
 from narthex.trace.node import network as links
 from narthex.trace.node import routes
 from narthex.trace.node.layout import FAILED, TAKEN, BundleManifest
@@ -24,7 +24,8 @@ from narthex.trace.node.network import LINE, ConntrackListing, listeners_of
 T = TypeVar("T")
 
 _RULES = "rules/"
-_NOT_WALKED = ("rules/nft.json", "rules/ipvs-stats.txt")
+NOT_WALKED = ("rules/nft.json", "rules/ipvs-stats.txt")
+"""Parts of a bundle that another part has in a form that is walked."""
 
 
 _READERS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
@@ -39,12 +40,12 @@ def view_of_bundle(parts: Mapping[str, str], table: BundleManifest, origin: str)
     """Return the view of a bundle. A part that can't be read counts as absent, with the reason."""
     parts, too_long = _short_lines(parts)
     reader = _Reader(parts, {taken.path: taken.remark for taken in table.parts if taken.status != TAKEN})
-    texts = [(path, text) for path, text in parts.items() if path.startswith(_RULES) and path not in _NOT_WALKED]
+    texts = [(path, text) for path, text in parts.items() if path.startswith(_RULES) and path not in NOT_WALKED]
     # Several flavours may be installed without either having a rule; a tool that failed is another matter.
     failed = tuple(
         f"{taken.path}: {taken.remark or taken.status}"
         for taken in table.parts
-        if taken.path.startswith(_RULES) and taken.path not in _NOT_WALKED and taken.status == FAILED
+        if taken.path.startswith(_RULES) and taken.path not in NOT_WALKED and taken.status == FAILED
     )
     conntrack = [parts[path] for path in ("net/conntrack-4.txt", "net/conntrack-6.txt") if path in parts]
     if not conntrack:
@@ -126,6 +127,7 @@ _KEYS: tuple[tuple[str, str], ...] = (
     # the field of a view, and a key that only entries of its JSON have
     ("addresses", "addr_info"),
     ("links", "linkinfo"),
+    ("links", "link_type"),
     ("policies", "priority"),
     ("neighbours", "lladdr"),
     ("fdb", "mac"),
@@ -134,9 +136,13 @@ _KEYS: tuple[tuple[str, str], ...] = (
 
 
 def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
-    """Return the view of (file name, text) pairs. Raises DumpError for a text that isn't recognized."""
+    """Return the view of (file name, text) pairs.
+
+    A text that isn't recognized is named in `NodeView.partial`. Raises DumpError if none of them is recognized.
+    """
     view = NodeView(name=name, origin="rules " + " ".join(file for file, _ in files), copied=True)
     rules: list[Dump] = []
+    unused: list[str] = []
     for file, text in files:
         other = _other_than_rules(view, file, text)
         view.said = (*view.said, *_reported_faults(text))
@@ -144,26 +150,64 @@ def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
         if found.tables or found.sets or found.servers:
             rules.append(found)
         elif not other:
-            raise DumpError(
-                f"{file}: holds nothing that is known: no rules, sets, routes, links, connections, settings"
-            )
+            unused.append(f"{file}: holds nothing that is known: no rules, sets, routes, links, connections, settings")
+    if len(unused) == len(files):
+        raise DumpError("; ".join(unused) or "no file is given")
+    view.partial = (*view.partial, *unused)
+    view.policies = _with_standard_policies(view.policies)
     view.rules = RulesByFamily(dumps=rules) if rules else None
     for field in ("rules", "links", "addresses", "routes", "policies", "neighbours", "fdb", "connections", "sysctls"):
         if getattr(view, field) is None:
-            view.absent = {**view.absent, field: "no file contains it"}
+            view.absent = {field: "no file contains it", **view.absent}
     return view
+
+
+def _with_standard_policies(found: tuple[PolicyRule, ...] | None) -> tuple[PolicyRule, ...] | None:
+    """Return policy rules with the standard ones of the kernel, which a text with some lines of `ip rule` may lack."""
+    if found is None:
+        return None
+    standard = [
+        PolicyRule(family=family, priority=priority, table=table, text=f"{priority}: from all lookup {table}")
+        for family in {rule.family for rule in found}
+        for priority, table in ((0, LOCAL), (32766, MAIN), (32767, DEFAULT))
+        if not any(rule.family is family and rule.table == table for rule in found)
+    ]
+    return (*found, *standard)
 
 
 def _other_than_rules(view: NodeView, file: str, text: str) -> bool:
     """Add everything in a text but rules to the view, since a bug report may contain all of it; return True if there was any."""
     if text.lstrip().startswith("[") and _json(view, text):
         return True
+    # The JSON of `ip -j` is one line, possibly between others.
+    in_lines = [line for line in text.split("\n") if line.startswith("[{") and _json(view, line)]
     text, message = without_long_lines_of(_without_rules(text))
     if message:
         view.partial = (*view.partial, f"{file}: {message}")
     found_routes, found_policies = routes.route_lines(text), routes.policy_lines(text)
     if found_routes:
         view.routes = (*(view.routes or ()), *found_routes)
+        if not any(route.destination in ("0.0.0.0/0", "::/0") for route in view.routes):
+            view.absent = {**view.absent, "routes": "the input may contain only some of the routes"}
+        elif "routes" in view.absent:
+            view.absent = {field: why for field, why in view.absent.items() if field != "routes"}
+    listed = links.link_lines(text)
+    if listed.whole:
+        view.links = view.links or listed.links
+        view.addresses = (*(view.addresses or ()), *listed.addresses) if listed.addresses else view.addresses
+    elif listed.links:
+        names = ", ".join(link.name for link in listed.links[:5])
+        view.absent = {
+            **view.absent,
+            **{
+                field: f"the input contains only {names}"
+                for field in ("links", "addresses")
+                if not getattr(view, field)
+            },
+        }
+    sockets = listeners_of(text)
+    if sockets:
+        view.listeners = (*(view.listeners or ()), *sockets)
     if found_policies:
         view.policies = (*(view.policies or ()), *found_policies)
     settings = settings_of(text)
@@ -172,7 +216,7 @@ def _other_than_rules(view: NodeView, file: str, text: str) -> bool:
     connections = LINE.search(text) is not None
     if connections:
         view.connections = ConntrackListing(text)
-    return bool(found_routes or found_policies or settings or connections)
+    return bool(found_routes or found_policies or settings or connections or listed.links or sockets or in_lines)
 
 
 _FAULTS = re.compile(

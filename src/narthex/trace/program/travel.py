@@ -11,6 +11,7 @@ from narthex.model.decode.objects import load
 from narthex.model.net import contains, family_of
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot, Store, Synced, Upsert
+from narthex.netfilter.dump.read import DumpError
 from narthex.trace.causes.proxies import PROXY_TABLES
 from narthex.trace.follow.ask import next_command
 from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption, follow_all
@@ -21,8 +22,8 @@ from narthex.trace.follow.views import ClusterMap, Impairment, NodeView
 from narthex.trace.model import Header, PacketPath, Party, PathBranch, PathStep, Stage, branch_steps, branch_tree
 from narthex.trace.names import AddressName, AddressNames, service_of_steps
 from narthex.trace.node.layout import CNI_FILE, OBJECTS, PARTS
-from narthex.trace.node.view import view_of_bundle, view_of_files
-from narthex.trace.program.bundle import read_bundle
+from narthex.trace.node.view import NOT_WALKED, view_of_bundle, view_of_files
+from narthex.trace.program.bundle import BundleError, read_bundle
 from narthex.trace.program.inputs import ClusterObjects
 from narthex.trace.program.places import OUTSIDE, AddressOwner, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, ask, flow_of
@@ -146,9 +147,36 @@ def objects_of(texts: dict[str, str], origin: str) -> ClusterObjects:
 
 
 def from_files(paths: Sequence[Path], node: str) -> NodeView:
-    """Return the view of single dumps. Raises DumpError."""
-    # What a tool printed may hold bytes that are no text, in a comment for instance.
-    return view_of_files([(str(path), path.read_text(errors="replace")) for path in paths], node)
+    """Return the view of files with the output of tools, and of bundles. A file that cannot be used is named in the view.
+
+    Raises DumpError if none of them can be used.
+    """
+    texts, unused = texts_of(paths)
+    if not texts:
+        raise DumpError("; ".join(unused))
+    view = view_of_files(texts, node)
+    view.partial = (*view.partial, *unused)
+    return view
+
+
+def texts_of(paths: Sequence[Path]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return (name, text) pairs of files and of the parts of bundles, and why other files cannot be used."""
+    texts: list[tuple[str, str]] = []
+    unused: list[str] = []
+    for path in paths:
+        try:
+            with path.open("rb") as stream:
+                begin = stream.read(512)
+            if begin.startswith((b"\x1f\x8b", b"\xfd7zXZ", b"BZh")) or begin[257:262] == b"ustar":
+                parts = read_bundle(path).parts.items()
+                texts += [(f"{path}:{name}", text) for name, text in parts if _is_output(name, text)]
+            else:
+                # What a tool printed may hold bytes that are no text, in a comment for instance.
+                texts.append((str(path), path.read_text(errors="replace")))
+        except (OSError, BundleError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            unused.append(f"{path}: cannot be used: {reason}")
+    return texts, unused
 
 
 def live(node: str, namespace: str | None = None) -> NodeView:
@@ -162,6 +190,12 @@ def live(node: str, namespace: str | None = None) -> NodeView:
     )
     gathered = gather(node, namespace, without=frozenset((*unused, CNI_FILE)))
     return view_of_bundle(gathered.parts, gathered.table, "live")
+
+
+def _is_output(name: str, text: str) -> bool:
+    """Return True for a part of a bundle that a trace of single files uses."""
+    empty = text.strip() in ("", "[]")
+    return name.startswith(("rules/", "net/")) and name not in NOT_WALKED and not empty
 
 
 # ---- the path of one packet -------------------------------------------------------------------------------------------
