@@ -222,7 +222,10 @@ def _rules_of(read: tuple[list[tuple[str, str]], list[str]]) -> Callable[[IPFami
 
     def rules(family: IPFamily) -> WalkInput:
         dump = merge_dumps(read_dump(text, name, family) for name, text in texts)
-        for problem in dict.fromkeys((*problems, *map(str, dump.problems))):
+        said = dict.fromkeys((*problems, *map(str, dump.problems)))
+        if not (dump.tables or dump.sets or dump.servers):
+            raise DumpError("; ".join(said))
+        for problem in said:
             click.echo(problem, err=True)
         return dump.for_family(family)
 

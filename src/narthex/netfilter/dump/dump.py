@@ -141,7 +141,9 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
         ruleset = Ruleset(tuple(_without_duplicates(tables)))
         # Another print of the same table may be complete.
         partial = {table.name for table in ruleset.tables if table.partial}
-        own = (each for each in self.gaps if each.family in (None, family) and (not each.table or each.table in partial))
+        own = (
+            each for each in self.gaps if each.family in (None, family) and (not each.table or each.table in partial)
+        )
         gaps = (*own, *self._absent_tables(family))
         return WalkInput(ruleset=ruleset, objects=objects, comments=self.comments, gaps=gaps)
 

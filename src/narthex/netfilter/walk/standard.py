@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -187,7 +188,12 @@ class _Completion:
                 "there, as kube-proxy writes it"
             )
             self._add(jump, bases, _assumed(text, *matches, ast.Jump(jump.target)))
-        elif self._table.name == "nat" or self._nft or not self._called(jump.target):
+        elif (
+            self._table.name == "nat"
+            or self._nft
+            or (jump.hook == "FORWARD" and jump.target == "KUBE-SERVICES")
+            or not self._called(jump.target)
+        ):
             text = (
                 f"{self._words} does not call {jump.target} in {jump.hook.lower()}, and kube-proxy always does: a line is "
                 "missing, or the node has this fault"
@@ -231,8 +237,8 @@ class _Completion:
         if rules is not None and not chain.rules:
             text = f"chain {name} of {self._words} has no rule in the input; it is taken to be as kube-proxy writes it"
             return msgspec.structs.replace(chain, rules=tuple(_assumed(text, *rule) for rule in rules))
-        before = [*self._before.get(name, ()), *self._contradictions(chain)]
-        after = self._node_ports(chain)
+        before = [*self._before.get(name, ()), *self._contradictions(chain), *self._lost_dispatch(chain)]
+        after = [*self._node_ports(chain), *self._uncalled_external(chain)]
         if not before and not after:
             return chain
         self._shifts[name] = len(before)
@@ -240,11 +246,67 @@ class _Completion:
 
     def _contradictions(self, chain: ast.Chain) -> Iterator[ast.Rule]:
         """Yield a gap if a chain lacks rules that kube-proxy writes into every such chain."""
-        what = _nft_flaw(chain) if self._nft else _xtables_flaw(chain)
+        what = _nft_flaw(chain) if self._nft else _xtables_flaw(chain) or self._endpoint_left_out(chain)
         if what:
             yield ast.Rule(
                 (ast.RuleGap(f"chain {chain.name} of {self._words} {what}: lines of the input are missing"),)
             )
+
+    @cached_property
+    def _uncalled(self) -> Mapping[str, str]:
+        """The chains of endpoints and of external traffic that no rule calls, each with the name in its comments."""
+        chains = self._table.chains
+        names = [name for name in chains if name.startswith(SERVICE_CHAINS) or name in _DISPATCH]
+        if self._nft or len(names) > _MAX_COMPARED:
+            return {}
+        called = {target for name in names for target in _targets(chains[name])}
+        lost = (name for name in names if name.startswith(("KUBE-SEP-", "KUBE-EXT-")) and name not in called)
+        return {name: _named(chains[name]) for name in lost if chains[name].rules}
+
+    def _endpoint_left_out(self, chain: ast.Chain) -> str:
+        """Return the flaw of a Service's chain that does not send to an endpoint whose comments name the Service."""
+        name = _named(chain) if chain.name.startswith(("KUBE-SVC-", "KUBE-SVL-")) else ""
+        other = name and next(
+            (each for each, named in self._uncalled.items() if named == name and each.startswith("KUBE-SEP-")), ""
+        )
+        return f"does not send to {other}, an endpoint of {name}" if other else ""
+
+    def _uncalled_external(self, chain: ast.Chain) -> Iterator[ast.Rule]:
+        """Yield a gap at the end of KUBE-NODEPORTS if no rule calls a chain that may belong to a node port."""
+        if chain.name != "KUBE-NODEPORTS" or self._table.name != "nat" or "KUBE-SERVICES" not in self._table.chains:
+            return
+        other = next((name for name in self._uncalled if name.startswith("KUBE-EXT-")), "")
+        if other:
+            text = f"no rule of the input calls {other} of {self._words}: lines of the input are missing"
+            yield ast.Rule((ast.RuleGap(text),))
+
+    def _lost_dispatch(self, chain: ast.Chain) -> Iterator[ast.Rule]:
+        """Yield a gap for each Service port whose packets are marked and that no rule of the text sends on.
+
+        Every version of kube-proxy writes the rule that marks packets from outside of the cluster with the same address and
+        port as the rule that calls the Service's chain: before it, or since 1.22 in that chain. For a node port, 1.18 writes
+        both into KUBE-NODEPORTS.
+        """
+        if self._nft or self._table.name != "nat" or chain.name not in ("KUBE-SERVICES", "KUBE-NODEPORTS"):
+            return
+        sent = {_frontend(rule) for rule in chain.rules if _target(rule).startswith(SERVICE_CHAINS)}
+        marked = {_frontend(rule) for rule in chain.rules if _target(rule) == "KUBE-MARK-MASQ"}
+        if chain.name == "KUBE-SERVICES":
+            names = [name for name in self._table.chains if name.startswith("KUBE-SVC-")]
+            for name in names if len(names) <= _MAX_COMPARED else ():
+                marked |= {
+                    _frontend(each) for each in self._table.chains[name].rules if _target(each) == "KUBE-MARK-MASQ"
+                }
+        elif not any(name.startswith("KUBE-EXT-") for name in self._table.chains):
+            plain = {_frontend(each) for each in chain.rules if _target(each).startswith("KUBE-SVC-")}
+            marked |= plain
+            sent &= {_frontend(each) for each in chain.rules if _target(each) == "KUBE-MARK-MASQ"} | (sent - plain)
+        for frontend in marked - sent:
+            if frontend and any(each.field is ast.Field.DPORT for each in frontend):
+                text = (
+                    f"a rule of chain {chain.name} for this address and port is missing: lines of the input are missing"
+                )
+                yield ast.Rule((*frontend, ast.RuleGap(text)))
 
     def _node_ports(self, chain: ast.Chain) -> Iterator[ast.Rule]:
         """Yield the last rule of KUBE-SERVICES, which calls KUBE-NODEPORTS, if the text lacks it.
@@ -266,6 +328,28 @@ class _Completion:
 
 def _assumed(text: str, *expressions: ast.Expression) -> ast.Rule:
     return ast.Rule((ast.Assumed(text), *expressions))
+
+
+_MAX_COMPARED = 2000
+"""Service ports of a text whose chains are compared with KUBE-SERVICES. A text that a person copied has fewer."""
+_FRONTEND_FIELDS = (ast.Field.DADDR, ast.Field.L4PROTO, ast.Field.DPORT)
+
+
+def _frontend(rule: ast.Rule) -> tuple[ast.Compare, ...]:
+    """Return the matches of destination, protocol, and port of a rule."""
+    found = {each.field: each for each in rule.expressions if isinstance(each, ast.Compare) and not each.negate}
+    return tuple(found[field] for field in _FRONTEND_FIELDS if field in found)
+
+
+def _named(chain: ast.Chain) -> str:
+    """Return the Service port that the comments of a chain of kube-proxy name."""
+    comments = (rule.comment.partition(" -> ")[0] for rule in reversed(chain.rules))
+    return next((comment for comment in comments if "/" in comment and " " not in comment), "")
+
+
+def _target(rule: ast.Rule) -> str:
+    last = rule.expressions[-1] if rule.expressions else None
+    return last.chain if isinstance(last, (ast.Jump, ast.Goto)) else ""
 
 
 def _targets(chain: ast.Chain) -> Iterator[str]:
@@ -321,6 +405,8 @@ def _service_flaw(chain: ast.Chain) -> str:
 def _external_flaw(chain: ast.Chain) -> str:
     if not chain.rules:
         return "has no rule"
+    if all(target == "KUBE-MARK-MASQ" for target in _targets(chain)) and not _has(chain, ast.DropPacket):
+        return "has no rule that leads to an endpoint"
     return "" if _calls(chain, "KUBE-MARK-MASQ") else "has no rule that marks what is to be masqueraded"
 
 

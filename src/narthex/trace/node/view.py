@@ -187,10 +187,6 @@ def _other_than_rules(view: NodeView, file: str, text: str) -> bool:
     found_routes, found_policies = routes.route_lines(text), routes.policy_lines(text)
     if found_routes:
         view.routes = (*(view.routes or ()), *found_routes)
-        if not any(route.destination in ("0.0.0.0/0", "::/0") for route in view.routes):
-            view.absent = {**view.absent, "routes": "the input may contain only some of the routes"}
-        elif "routes" in view.absent:
-            view.absent = {field: why for field, why in view.absent.items() if field != "routes"}
     listed = links.link_lines(text)
     if listed.whole:
         view.links = view.links or listed.links
