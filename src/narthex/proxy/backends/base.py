@@ -106,6 +106,11 @@ class Backend(Protocol[R, C]):
         """Return the rules in the format that their kernel tool reads."""
         ...
 
+    def served(self, rules: R) -> int:
+        """Return about how many Service ports these rules serve, also without a proxy; 0 if none works without it."""
+        del rules
+        return 0
+
     def unserved(self, rules: R) -> Mapping[ServicePortName, str]:
         """Return the Service ports that the rules refuse although they have endpoints, with the reason."""
         del rules

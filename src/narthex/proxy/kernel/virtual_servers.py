@@ -218,6 +218,11 @@ class IpvsServers:
         self._release({key for key, change in (reals or {}).items() if change.removed})
 
     def _real_requests(self, key: ServerKey, change: RealChanges) -> Iterable[_Request]:
+        """Yield the new real servers first, so that a virtual server whose endpoints are all replaced always has some."""
+        for real in change.added:
+            yield _Request(IpvsCommand.NEW_REAL, key, real)
+        for real in change.edited:
+            yield _Request(IpvsCommand.SET_REAL, key, real)
         gentle = key[1] is Protocol.TCP
         for real in change.removed:
             if gentle:
@@ -225,10 +230,6 @@ class IpvsServers:
                 yield _Request(IpvsCommand.SET_REAL, key, RealServer(real.address, real.port, 0))
             else:
                 yield _Request(IpvsCommand.DELETE_REAL, key, real)
-        for real in change.edited:
-            yield _Request(IpvsCommand.SET_REAL, key, real)
-        for real in change.added:
-            yield _Request(IpvsCommand.NEW_REAL, key, real)
 
     def _note_returned(self, added: Sequence[VirtualServer], reals: Mapping[ServerKey, RealChanges]) -> None:
         """Stop draining real servers that are added again."""

@@ -212,6 +212,11 @@ class Proxy:
             self.metrics.failed(family)
             self._report.failed(family, error, half.earliest - half.ended)
             return
+        if done.doubted_until is not None:
+            half.deferred(self._clock.now(), self._periods, snapshot, done.doubted_until)
+            self.health.synced(family, checked_at=None if half.suspicious else began)
+            self._report.doubted(family, done.doubted_until - half.ended)
+            return
         half.succeeded(self._clock.now(), self._periods, snapshot, done)
         self.health.synced(family, checked_at=None if half.suspicious else began)
         self.metrics.synced(half.sync, done, self._clock.wall())

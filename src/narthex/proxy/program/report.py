@@ -18,7 +18,7 @@ from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.backends.userspace.rules import UserspaceChanges
 from narthex.proxy.plan.ir import FrontendConflict
 from narthex.proxy.plan.show import claim_text, counted
-from narthex.proxy.program.sync import SyncResult
+from narthex.proxy.program.sync import API_SERVER, SyncResult
 from narthex.runtime.logs import LOGGER, ProblemLog, data
 
 _NAMES_SHOWN = 3
@@ -38,6 +38,7 @@ class SyncReporter:
         self._conflicts: dict[IPFamily, tuple[FrontendConflict, ...]] = {}
         self._failing: dict[IPFamily, str] = {}
         self._contests: dict[IPFamily, int] = {}
+        self._doubted: set[IPFamily] = set()
         self._node_known: bool | None = None
         self._unchecked: set[NamespacedName] = set()
 
@@ -130,6 +131,18 @@ class SyncReporter:
                 names = " and ".join(sorted(each.label for each in self._ready))
                 LOGGER.info("ready: the first sync is done (%s)", names, extra=data(ready=True))
 
+    def doubted(self, family: IPFamily, seconds: float) -> None:
+        """Log that the first lists have no Services although the kernel has, and record an Event."""
+        if family in self._doubted:
+            return
+        self._doubted.add(family)
+        note = (
+            f"the lists of the source have no Services, but the {family.label} rules of an earlier proxy serve some; these "
+            f"rules stay in force for {seconds:.3g} s unless a Service appears; look whether the server has lost its data"
+        )
+        LOGGER.error("%s", note)
+        self._record(source_problem(self._node_name, "ObjectsMissingFromList", note))
+
     def contested(self, family: IPFamily, repairs: int) -> None:
         """Log that another program competes for our rules, and when it stopped. `repairs`: since it began."""
         before, self._contests[family] = self._contests.get(family, 0), repairs
@@ -219,10 +232,6 @@ def _time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
 
 
-_API_SERVER = NamespacedName("default", "kubernetes")
-"""The Service whose endpoints are the API servers."""
-
-
 class ExternalIPReporter:
     """Warns of external IPs that are addresses of this node or of API servers.
 
@@ -241,7 +250,7 @@ class ExternalIPReporter:
     def update(self, snapshot: Snapshot, changed: Iterable[NamespacedName]) -> None:
         """Log new and resolved warnings, given the Services that changed."""
         node = snapshot.nodes.get(self._node)
-        slices = snapshot.slices.get(_API_SERVER)
+        slices = snapshot.slices.get(API_SERVER)
         servers = slices.ordered if slices is not None else ()
         taken = dict.fromkeys((*node.internal_ips, *node.external_ips), "an address of this node") if node else {}
         taken |= {each.address: "the address of an API server" for one in servers for each in one.endpoints}

@@ -23,6 +23,8 @@ LONGEST_DEFERRAL = 1.0
 CONTEST_REPAIRS = 5
 """So many repairs within `CONTEST_SECONDS` mean that another program competes for our rules."""
 CONTEST_SECONDS = 10.0
+CONTEST_SHARE = 20
+"""`CONTEST_SECONDS` is at least the time of so many repairs: a contest must not last because each repair takes long."""
 CONTEST_BACKOFF = Backoff(1.0, 30.0)
 """Between repairs while another program competes, so that the two do not rewrite each other's rules all the time."""
 SELDOM = 10
@@ -105,18 +107,25 @@ class FamilySchedule:
             share = READ_BACK_SHARE * done.seconds["read"]
             self.read_anyway = now + max(periods.sync, share) * (SELDOM if periods.watched else 1)
             if done.drift:
-                self._repaired(now)
+                self._repaired(now, max(CONTEST_SECONDS, CONTEST_SHARE * done.total))
             elif not done.first:
                 # Others change what stands next to our rules; a storm of that must not take all of the processor.
                 self.settled_at = now + min(done.seconds["read"], LONGEST_DEFERRAL)
 
-    def _repaired(self, now: float) -> None:
-        """Note a repair: at once after most changes by others, with backoff once they come again and again."""
+    def deferred(self, now: float, periods: SyncPeriods, snapshot: Snapshot, until: float) -> None:
+        """Note a sync that wrote nothing, since the snapshot is doubted until a time."""
+        self.waiting, self.seen, self.failures = frozenset(), snapshot, 0
+        self.ended, self.earliest = now, now + periods.minimum
+        self.suspicious, self.touched = False, None
+        self.read_anyway = until
+
+    def _repaired(self, now: float, window: float) -> None:
+        """Note a repair: at once after most changes by others, with backoff once there are many within the window."""
         since_last = now - self.repairs[-1] if self.repairs else math.inf
         self.repairs.append(now)
-        if self.contests and since_last > 2 * CONTEST_BACKOFF.longest:
+        if self.contests and since_last > max(2 * CONTEST_BACKOFF.longest, window):
             self.contests = 0
-        if self.contests or (len(self.repairs) == CONTEST_REPAIRS and now - self.repairs[0] <= CONTEST_SECONDS):
+        if self.contests or (len(self.repairs) == CONTEST_REPAIRS and now - self.repairs[0] <= window):
             self.contests += 1
         self.settled_at = now + CONTEST_BACKOFF.delay(self.contests)
 

@@ -21,7 +21,7 @@ from narthex.kube.events import (
     ipvs_deprecated,
     starting,
 )
-from narthex.kube.messages import prepare_decoders
+from narthex.kube.messages import WATCH_TIMES, prepare_decoders
 from narthex.kube.source import Origin
 from narthex.linux.addresses import global_addresses, own_addresses, primary_addresses
 from narthex.linux.clock import Clock, SystemClock
@@ -86,8 +86,10 @@ def assemble(
     collectors: tuple[Collector, ...] = (connections, DroppedPacketCollector(drops, clock), *origin.collectors)
     metrics = ProxyMetrics(settings.mode, collectors, dict(settings.feature_gates))
     explainer = ServiceExplainer(settings.own.explain_service, lambda: proxy.snapshot)
+    # Files are the user's own: what is not there was deleted.
+    doubt = WATCH_TIMES.doubt if origin.access is not None else 0.0
     syncs = [
-        FamilySync(family, Planner(settings.node, family), running.backend, target, clock)
+        FamilySync(family, Planner(settings.node, family), running.backend, target, clock, doubt=doubt)
         for family, target in running.targets.items()
     ]
     checks = ServiceHealth(

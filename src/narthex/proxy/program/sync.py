@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
@@ -22,6 +23,11 @@ C = TypeVar("C")
 
 PHASES = ("read", "plan", "render", "apply")
 
+SOME_SERVICES = 3
+"""Fewer Services in the kernel than this may well have been deleted while no proxy ran."""
+API_SERVER = NamespacedName("default", "kubernetes")
+"""The Service whose endpoints are the API servers. They make it anew as soon as they have lost it."""
+
 Changed = frozenset[NamespacedName] | None
 """Services that may differ since the last call; None: any may."""
 
@@ -40,6 +46,8 @@ class SyncResult(msgspec.Struct, frozen=True, kw_only=True):
     """Duration by phase of PHASES, without phases that were not needed."""
     changes: Any = None
     """The changes written to the kernel, of the backend's type; None if there were none."""
+    doubted_until: float | None = None
+    """Nothing was written: the kernel has Services, and the plan has none. It takes effect at this time of the clock."""
 
     @property
     def wrote(self) -> bool:
@@ -59,8 +67,20 @@ class FamilySync(Generic[R, C]):
     """
 
     def __init__(
-        self, family: IPFamily, planner: Planner, backend: Backend[R, C], target: Target[R, C], clock: Clock
+        self,
+        family: IPFamily,
+        planner: Planner,
+        backend: Backend[R, C],
+        target: Target[R, C],
+        clock: Clock,
+        *,
+        doubt: float = 0.0,
     ) -> None:
+        """Prepare a sync; nothing is read or written.
+
+        `doubt` is for how many seconds the rules of an earlier process stay in force if the first plan has no Services.
+        A process that starts has no objects to compare its first list with; the kernel is its memory.
+        """
         self.family = family
         self.backend = backend
         self._planner = planner
@@ -74,6 +94,8 @@ class FamilySync(Generic[R, C]):
         self._kernel_known = False
         self._planner_known = False
         """False: the planner may have missed a change, so it looks at everything."""
+        self._doubt = doubt
+        self._doubted_until = math.inf
 
     @property
     def unserved(self) -> Mapping[ServicePortName, str]:
@@ -124,6 +146,8 @@ class FamilySync(Generic[R, C]):
         if plan is last and not unsure:
             return self._done(plan, last, changes=repair or None, drift=drift)
         have = self.rules
+        if last is None and have is not None and self._is_doubtful(plan, have):
+            return self._done(plan, plan, doubted_until=self._doubted_until)
         with self._timed("render"):
             want, changes = self.backend.advance(have, plan)
         if changes:
@@ -131,6 +155,17 @@ class FamilySync(Generic[R, C]):
                 self._target.apply(changes)
         self.rules, self.plan = want, plan
         return self._done(plan, last, changes=changes or repair or None, drift=drift)
+
+    def _is_doubtful(self, plan: Plan, found: R) -> bool:
+        """Return True for a first plan that would remove all Services that an earlier process served, for a while."""
+        if not self._doubt or any(name.service != API_SERVER for name in plan.services):
+            return False
+        # Once in doubt, it stays: other programs may damage the rules meanwhile.
+        if self._doubted_until == math.inf and self.backend.served(found) < SOME_SERVICES:
+            return False
+        now = self._clock.now()
+        self._doubted_until = min(self._doubted_until, now + self._doubt)
+        return now < self._doubted_until
 
     def _is_unchanged(self) -> bool:
         with self._timed("read"):
@@ -166,7 +201,15 @@ class FamilySync(Generic[R, C]):
         self._planner_known = True
         return plan
 
-    def _done(self, plan: Plan, last: Plan | None, *, changes: C | None = None, drift: bool = False) -> SyncResult:
+    def _done(
+        self,
+        plan: Plan,
+        last: Plan | None,
+        *,
+        changes: C | None = None,
+        drift: bool = False,
+        doubted_until: float | None = None,
+    ) -> SyncResult:
         return SyncResult(
             family=self.family,
             plan=plan,
@@ -175,6 +218,7 @@ class FamilySync(Generic[R, C]):
             changed=_changed(last, plan),
             seconds=dict(self._seconds),
             changes=changes,
+            doubted_until=doubted_until,
         )
 
     @contextmanager

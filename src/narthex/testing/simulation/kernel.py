@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from random import Random
 from typing import Any
@@ -12,11 +12,8 @@ from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.backends.base import Backend, Target
-from narthex.proxy.backends.nftables.changes import NftChanges
-from narthex.proxy.plan.ir import Plan
 from narthex.testing.simulation.time import VirtualLoop
-
-_PHASES: Mapping[str, Callable[[Any], Sequence[Any]]] = {"nftables": NftChanges.phases}
+from narthex.testing.simulation.writes import KernelWrite, empty_rules, kernel_writes
 
 
 class ProcessCrash(BaseException):
@@ -42,38 +39,41 @@ class KernelFaults:
 
 
 class SimulatedKernel:
-    """The rules by family. Every change of rules is reported to `observe(family, by_proxy)`."""
+    """The rules by family. Every change of rules is reported to `observe(family, writer)`.
+
+    A writer is any object that stands for a process; None stands for other programs.
+    """
 
     def __init__(self, backend: Backend[Any, Any], loop: VirtualLoop, random: Random) -> None:
         """Create an empty kernel for the rules of one backend."""
         self.backend = backend
-        self.phases: Callable[[Any], Sequence[Any]] = _PHASES.get(backend.name, lambda changes: (changes,))
-        """Splits changes into transactions."""
         self.loop = loop
         self.random = random
         self.faults = KernelFaults()
         self.rules: dict[IPFamily, Any] = {}
         self.generation = 0
+        """Transactions of nf_tables, of everybody."""
         self.transactions = 0
-        """Transactions of the proxy."""
-        self.observe: Callable[[IPFamily, bool], None] = lambda *_: None
+        """Writes of proxies."""
+        self.observe: Callable[[IPFamily, object], None] = lambda *_: None
         self.interfere: Callable[[IPFamily], None] = lambda _: None
-        """Changes rules between two transactions of the proxy, when `faults.meanwhile` says so."""
-        self.listeners: list[Callable[[IPFamily], None]] = []
-        """Called at once, as by a thread of their own, even while the proxy is busy."""
+        """Changes rules between two writes of a proxy, when `faults.meanwhile` says so."""
+        self.listeners: list[tuple[object, Callable[[IPFamily], None]]] = []
+        """Called at once after writes of others, as by a thread of their own, even while the proxy is busy."""
 
-    def commit(self, family: IPFamily, rules: Any, *, by_proxy: bool) -> None:
-        """Put rules in force in one transaction."""
-        self.generation += 1
-        self.transactions += by_proxy
+    def commit(self, family: IPFamily, rules: Any, *, writer: object = None, is_notified: bool = True) -> None:
+        """Put rules in force in one write."""
+        self.generation += is_notified
+        self.transactions += writer is not None
         if rules is None:
             self.rules.pop(family, None)
         else:
             self.rules[family] = rules
-        self.observe(family, by_proxy)
-        if not by_proxy:
-            for listener in tuple(self.listeners):
-                listener(family)
+        self.observe(family, writer)
+        if is_notified:
+            for listening, listener in tuple(self.listeners):
+                if listening is not writer:
+                    listener(family)
 
     def happens(self, probability: float) -> bool:
         """Draw whether a fault happens. Draws nothing when it cannot, so that runs without it stay the same."""
@@ -81,78 +81,82 @@ class SimulatedKernel:
 
 
 class SimulatedTarget(Target[Any, Any]):
-    """The proxy's way to the simulated kernel: one transaction for each phase of the changes."""
+    """The way of one process to the simulated kernel: one write after the other."""
 
-    def __init__(self, kernel: SimulatedKernel, family: IPFamily) -> None:
-        """Write the rules of one family."""
+    def __init__(self, kernel: SimulatedKernel, family: IPFamily, writer: object, faults: KernelFaults) -> None:
+        """Write the rules of one family for a process."""
         self._kernel = kernel
         self._family = family
+        self._writer = writer
+        self._faults = faults
         self._seen: int | None = None
+        self._tells = kernel.backend.name == "nftables"
+        """The real Target knows when nothing has changed."""
 
     def read(self) -> Any:
         """Return the rules in the kernel. Raises ApplyError."""
         kernel = self._kernel
-        kernel.loop.pass_time(kernel.faults.read_seconds)
-        if kernel.happens(kernel.faults.unreadable):
+        kernel.loop.pass_time(self._faults.read_seconds)
+        if kernel.happens(self._faults.unreadable):
             raise ApplyError("other programs keep changing the rules")
         self._seen = kernel.generation
         return kernel.rules.get(self._family)
 
     def unchanged(self) -> bool:
         """Return True if no rules have changed since the last read or apply."""
-        return self._seen is not None and self._seen == self._kernel.generation
+        return self._tells and self._seen is not None and self._seen == self._kernel.generation
 
     def apply(self, changes: Any) -> None:
         """Make the changes, with the faults that the schedule draws. Raises ApplyError, ProcessCrash."""
         kernel, known = self._kernel, self._seen
         self._seen = None
-        phases = kernel.phases(changes)
         before = kernel.generation
-        for phase in phases:
+        writes = kernel_writes(kernel.backend, changes, self._present())
+        for write in writes:
             self._strike()
-            kernel.loop.pass_time(kernel.faults.write_seconds)
-            if kernel.happens(kernel.faults.refuse):
+            kernel.loop.pass_time(self._faults.write_seconds)
+            if kernel.happens(self._faults.refuse):
                 raise ApplyError("the kernel refused the rules")
-            kernel.commit(self._family, self._patched(phase), by_proxy=True)
-            if kernel.happens(kernel.faults.meanwhile):
+            kernel.commit(self._family, self._made(write), writer=self._writer, is_notified=write.is_notified)
+            if kernel.happens(self._faults.meanwhile):
                 kernel.interfere(self._family)
         self._strike()
-        if known == before and kernel.generation == before + len(phases):
+        if known == before and kernel.generation == before + len(writes):
             self._seen = kernel.generation
 
     def clean(self) -> None:
         """Remove the rules."""
-        self._kernel.commit(self._family, None, by_proxy=True)
+        self._kernel.commit(self._family, None, writer=self._writer)
 
-    def _patched(self, changes: Any) -> Any:
-        """Return the rules after one transaction. Raises ApplyError if others removed what the changes refer to."""
+    def _present(self) -> Any:
         have = self._kernel.rules.get(self._family)
-        if have is None:
-            if not changes.replace:
-                raise ApplyError("no such table")
-            have = self._kernel.backend.render(Plan(family=self._family, services={}))
+        return empty_rules(self._kernel.backend, self._family) if have is None else have
+
+    def _made(self, write: KernelWrite) -> Any:
+        """Return the rules after one write. Raises ApplyError if others removed what it refers to."""
         try:
-            return self._kernel.backend.patch(have, changes)
+            return write.made(self._present())
         except KeyError as error:
             raise ApplyError(f"no such object: {error}") from error
 
     def _strike(self) -> None:
-        if self._kernel.happens(self._kernel.faults.crash):
+        if self._kernel.happens(self._faults.crash):
             raise ProcessCrash
 
 
 class SimulatedMonitor:
-    """The kernel's notifications of transactions by others, as `NftablesMonitor` reports them."""
+    """The kernel's notifications to one process about transactions by others, as `NftablesMonitor` reports them."""
 
     interval = float("inf")
 
-    def __init__(self, kernel: SimulatedKernel) -> None:
-        """Subscribe."""
+    def __init__(self, kernel: SimulatedKernel, writer: object) -> None:
+        """Subscribe for a process."""
         self._kernel = kernel
+        self._writer = writer
         self._found: dict[IPFamily, int] = {}
         self._notice: Callable[[], None] = lambda: None
         self._writing = False
-        kernel.listeners.append(self._heard)
+        kernel.listeners.append((writer, self._heard))
 
     def look(self) -> Mapping[IPFamily, int]:
         """Return the number of foreign changes since the last call, by family."""
@@ -189,7 +193,7 @@ class SimulatedMonitor:
 
     def close(self) -> None:
         """End the subscription."""
-        self._kernel.listeners.remove(self._heard)
+        self._kernel.listeners.remove((self._writer, self._heard))
 
     def _heard(self, family: IPFamily) -> None:
         self._found[family] = self._found.get(family, 0) + 1

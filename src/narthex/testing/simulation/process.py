@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from random import Random
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
 
-from narthex.kube.access import Access
-from narthex.kube.resources import of_a_proxy
-from narthex.kube.source import KubeSource
+from narthex.kube.messages import WATCH_TIMES
 from narthex.model.net import IPFamily
 from narthex.model.store import Event
 from narthex.proxy.kernel.dataplanes import dataplane
@@ -19,10 +16,28 @@ from narthex.proxy.program.dataplane import AnnouncedTarget
 from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.loop import Proxy
 from narthex.proxy.program.schedule import SyncPeriods
-from narthex.proxy.program.sync import FamilySync
-from narthex.testing.simulation.kernel import ProcessCrash, SimulatedKernel, SimulatedMonitor, SimulatedTarget
-from narthex.testing.simulation.server import SimulatedServer
+from narthex.proxy.program.sync import FamilySync, SyncResult
+from narthex.testing.simulation.kernel import (
+    KernelFaults,
+    ProcessCrash,
+    SimulatedKernel,
+    SimulatedMonitor,
+    SimulatedTarget,
+)
 from narthex.testing.simulation.time import VirtualClock
+
+
+class SimulatedSource(Protocol):
+    """What one process reads its objects from."""
+
+    @property
+    def problems(self) -> Sequence[Any]:
+        """Return the present problems of objects."""
+        ...
+
+    def batches(self) -> AsyncIterator[Sequence[Event]]:
+        """Yield events as the real source does."""
+        ...
 
 
 class SimulatedProcess:
@@ -30,36 +45,47 @@ class SimulatedProcess:
 
     def __init__(
         self,
-        server: SimulatedServer,
+        source: SimulatedSource,
         kernel: SimulatedKernel,
         families: Sequence[IPFamily],
         node: NodeConfig,
-        random: Random,
+        *,
+        faults: KernelFaults,
+        from_files: bool = False,
     ) -> None:
-        """Build the process; nothing runs yet."""
+        """Build the process and start it. `faults` are those of its own reads and writes."""
         loop = kernel.loop
         self.clock = VirtualClock(loop)
         self.problems: Sequence[Any] = ()
         self.turns = 0
-        self._server = server
+        self.repairs: deque[tuple[float, float]] = deque(maxlen=100)
+        """End and duration of the last syncs that found and repaired changes by others."""
         self._inbox: deque[Event] = deque()
-        self._source = KubeSource(Access(), of_a_proxy(node.node_name), random_number=random.random)
-        self._monitor = SimulatedMonitor(kernel)
+        self._source = source
+        self._monitor = SimulatedMonitor(kernel, self)
         plane = dataplane(kernel.backend.name)
         self.syncs = [
             FamilySync(
                 family,
                 Planner(node, family),
                 kernel.backend,
-                AnnouncedTarget(SimulatedTarget(kernel, family), self._monitor, plane.transactions),
+                AnnouncedTarget(SimulatedTarget(kernel, family, self, faults), self._monitor, plane.transactions),
                 self.clock,
+                doubt=0.0 if from_files else WATCH_TIMES.doubt,
             )
             for family in families
         ]
-        periods = SyncPeriods(watched=True)
-        self.health = ProxyHealth(families, periods.sync, self.clock, node_expected=True)
+        periods = SyncPeriods(watched=plane.notifies)
+        self.health = ProxyHealth(families, periods.sync, self.clock, node_expected=not from_files)
         self.proxy = Proxy(
-            self, self.syncs, self.clock, periods, node_name=node.node_name, foreign=self._monitor, health=self.health
+            self,
+            self.syncs,
+            self.clock,
+            periods,
+            node_name=node.node_name,
+            foreign=self._monitor,
+            health=self.health,
+            after_sync=self._note,
         )
         self._task = loop.create_task(self._run())
 
@@ -90,6 +116,10 @@ class SimulatedProcess:
             return None
         return self._task.exception()
 
+    def _note(self, done: SyncResult) -> None:
+        if done.drift:
+            self.repairs.append((self.clock.now(), done.total))
+
     async def _run(self) -> None:
         feeding = asyncio.get_running_loop().create_task(self._feed())
         try:
@@ -108,7 +138,7 @@ class SimulatedProcess:
             await asyncio.gather(feeding, return_exceptions=True)
 
     async def _feed(self) -> None:
-        async for events in self._source.follow(self._server, asyncio.Event()):
+        async for events in self._source.batches():
             self._inbox.extend(events)
             self.problems = self._source.problems
             self.clock.wake()

@@ -7,13 +7,16 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from narthex.model.net import IPFamily
 from narthex.runtime.logs import LOGGER
-from narthex.testing.simulation.foreign import foreign_change
+from narthex.testing.simulation.foreign import flushed, foreign_change
 from narthex.testing.simulation.time import VirtualLoop
 from narthex.testing.simulation.world import CHANGING, STEADY, Simulation, SimulationResult
 
 ACTIONS = 40
 """Actions of one run."""
+
+Action = Callable[[Simulation], None]
 
 
 def simulate(seed: int, actions: int = ACTIONS) -> SimulationResult:
@@ -22,7 +25,8 @@ def simulate(seed: int, actions: int = ACTIONS) -> SimulationResult:
     async def schedule(world: Simulation) -> None:
         draw = world.random
         # A few kinds of actions in one run reach further than a little of each.
-        kinds = [kind for kind in _KINDS for _ in range(draw.choice((0, 0, 1, 3)))] or [_change_endpoints, _flush]
+        every = (*_OBJECTS, *(_SERVER if world.files is None else _FILES), *_KERNEL, *_PROCESS)
+        kinds = [kind for kind in every for _ in range(draw.choice((0, 0, 1, 3)))] or [_change_endpoints, _flush]
         await asyncio.sleep(draw.uniform(0.0, 20.0))
         for _ in range(actions):
             await asyncio.sleep(draw.choice((0.0, 0.01, 0.3, 2.0, 8.0)) * draw.random())
@@ -146,20 +150,89 @@ def _restore_backup(world: Simulation) -> None:
         world.server.store, world.backup, world.reused_versions = world.backup, None, True
 
 
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def _rewrite_file(world: Simulation) -> None:
+    assert world.files is not None
+    world.files.rewrite()
+
+
+def _deafen(world: Simulation) -> None:
+    assert world.files is not None
+    world.for_a_while(world.files, "deaf", True, world.random.uniform(1.0, 60.0))
+
+
 # ---- the kernel and other programs ---------------------------------------------------------------------------------
 
 
 def _flush(world: Simulation) -> None:
-    family = world.random.choice(world.families)
-    if world.kernel.rules.get(family) is not None:
-        world.kernel.commit(family, None, by_proxy=False)
+    _flush_family(world, world.random.choice(world.families))
+
+
+def _flush_family(world: Simulation, family: IPFamily) -> None:
+    rules = world.kernel.rules.get(family)
+    if rules is not None:
+        world.kernel.commit(family, flushed(rules))
 
 
 def _change_rules(world: Simulation) -> None:
     family = world.random.choice(world.families)
     rules = world.kernel.rules.get(family)
     if rules is not None:
-        world.kernel.commit(family, foreign_change(rules, world.random), by_proxy=False)
+        world.kernel.commit(family, foreign_change(rules, world.random))
+
+
+def _change_silently(world: Simulation) -> None:
+    world.change_silently(world.random.choice(world.families))
+
+
+def _reload_firewall(world: Simulation) -> None:
+    """Let a firewall flush everything several times in a row, as one that is restarted in a loop."""
+    every, times = world.random.choice((0.2, 1.0, 3.0)), world.random.randint(2, 20)
+
+    async def reload() -> None:
+        for _ in range(times):
+            for family in world.families:
+                _flush_family(world, family)
+            await asyncio.sleep(every * world.random.uniform(0.5, 1.5))
+
+    world.run_along(reload())
+
+
+def _rival(world: Simulation) -> None:
+    """Run a program that changes the rules back soon after each of our writes, and never gives in."""
+    until = world.loop.time() + world.random.uniform(2.0, 60.0)
+    delay = world.random.choice((0.05, 0.5, 2.0))
+    family = world.random.choice(world.families)
+
+    async def compete() -> None:
+        written = -1
+        while world.loop.time() < until:
+            await asyncio.sleep(delay * world.random.uniform(0.5, 1.5))
+            rules = world.kernel.rules.get(family)
+            if rules is not None and world.kernel.transactions != written:
+                world.kernel.commit(family, foreign_change(rules, world.random))
+                written = world.kernel.transactions
+
+    world.run_along(compete())
+
+
+def _second_proxy(world: Simulation) -> None:
+    world.compete(world.random.uniform(1.0, 90.0))
+
+
+def _neighbor(world: Simulation) -> None:
+    """Run a program that writes next to our rules, as a kubelet does with its chains, and touches none of ours."""
+    times, every = world.random.randint(1, 200), world.random.choice((0.01, 0.5, 2.0))
+
+    async def write() -> None:
+        for _ in range(times):
+            for family in world.families:
+                world.kernel.commit(family, world.kernel.rules.get(family))
+            await asyncio.sleep(every)
+
+    world.run_along(write())
 
 
 def _refuse_writes(world: Simulation) -> None:
@@ -190,11 +263,8 @@ def _move_wall_clock(world: Simulation) -> None:
         world.process.clock.wall_offset += world.random.choice((-86400.0, -1.0, 3600.0))
 
 
-_KINDS: tuple[Callable[[Simulation], None], ...] = (
-    _change_endpoints,
-    _change_service,
-    _delete_service,
-    _move_steady_endpoints,
+_OBJECTS: tuple[Action, ...] = (_change_endpoints, _change_service, _delete_service, _move_steady_endpoints)
+_SERVER: tuple[Action, ...] = (
     _drop_connections,
     _stop_server,
     _silence_server,
@@ -205,12 +275,19 @@ _KINDS: tuple[Callable[[Simulation], None], ...] = (
     _compact,
     _lose_store,
     _restore_backup,
+)
+_FILES: tuple[Action, ...] = (_rewrite_file, _rewrite_file, _rewrite_file, _deafen, _change_endpoints, _delete_service)
+_KERNEL: tuple[Action, ...] = (
     _flush,
     _change_rules,
+    _change_silently,
+    _reload_firewall,
+    _rival,
+    _second_proxy,
+    _neighbor,
     _refuse_writes,
     _refuse_reads,
     _kill_between_writes,
     _interfere_between_writes,
-    _kill,
-    _move_wall_clock,
 )
+_PROCESS: tuple[Action, ...] = (_kill, _move_wall_clock)

@@ -6,20 +6,26 @@ The server is the lab's API over one object store. The network splits, delays, c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from random import Random
+from typing import Any
 
+from narthex.kube.access import Access
 from narthex.kube.client import Unreachable
 from narthex.kube.messages import WatchRequest
+from narthex.kube.resources import of_a_proxy
+from narthex.kube.source import KubeSource
 from narthex.lab.api.api import ApiHandler
 from narthex.lab.api.reads import ServerFeatures, WatchCursor, expired
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import ApiRequest, ApiResponse
 from narthex.lab.api.store import ObjectStore
 from narthex.lab.encode import encode
+from narthex.model.decode.objects import decode
 from narthex.model.objects import AnyObject
+from narthex.model.store import Event
 from narthex.testing.simulation.time import WALL_CLOCK_START, VirtualLoop
 
 BOOKMARK_SECONDS = 60.0
@@ -47,6 +53,24 @@ class ServerFaults:
         """The server ends each watch after this time; 0: as requested."""
         self.latency = 0.0
         """Longest delay of a response or of an event."""
+
+
+class ServerSource:
+    """The lists of the simulated server, as one process follows them."""
+
+    def __init__(self, server: SimulatedServer, node_name: str, random: Random) -> None:
+        """Prepare to follow the lists of a node's proxy."""
+        self._server = server
+        self._source = KubeSource(Access(), of_a_proxy(node_name), random_number=random.random)
+
+    @property
+    def problems(self) -> Sequence[Any]:
+        """Return the present problems."""
+        return self._source.problems
+
+    def batches(self) -> AsyncIterator[Sequence[Event]]:
+        """Yield events."""
+        return self._source.follow(self._server, asyncio.Event())
 
 
 class SimulatedServer:
@@ -94,6 +118,18 @@ class SimulatedServer:
     def _changed(self) -> None:
         self._wake.set()
         self._wake = asyncio.Event()
+
+    def source(self, node_name: str, random: Random) -> ServerSource:
+        """Return the source of a process that starts."""
+        return ServerSource(self, node_name, random)
+
+    def objects(self) -> Iterator[AnyObject]:
+        """Yield the present objects as a proxy sees them."""
+        for kind in self.store.kinds():
+            for _, stored in self.store.entries(kind):
+                decoded = decode(stored.raw)
+                assert decoded.object is not None
+                yield decoded.object
 
     # ---- the network: what `narthex.kube.source` calls -------------------------------------------------------------
 

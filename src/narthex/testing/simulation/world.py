@@ -3,37 +3,43 @@
 1. Once the inputs are quiet, the kernel has the rules of the newest objects within `QUIET_SECONDS`.
 2. The proxy never removes the rules of a Service that was not deleted. Rules that another program removed are back
    within `REPAIR_SECONDS`, plus the time of the reads and writes.
+   Repairs are bounded even if another program changes the rules all the time, and the log names that conflict.
 3. `/healthz` does not answer 200 while rules have been missing for longer than `UNHEALTHY_SECONDS`; it answers 200 at
    the end.
 4. What the process keeps is bounded by what exists.
+5. Files that are written slowly, or that cannot be read, remove nothing; a deletion takes effect within
+   `DELETION_SECONDS`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from random import Random
 from typing import Any
 
 import msgspec
+from immutables import Map
 
 from narthex.lab.api.reads import PRESENT
 from narthex.lab.api.store import ObjectStore
-from narthex.model.decode.objects import decode
 from narthex.model.decode.slice import SERVICE_LABEL
 from narthex.model.net import IPFamily
-from narthex.model.objects import AnyObject, EndpointSlice
-from narthex.model.packet import Disposition
+from narthex.model.objects import EndpointSlice, NamespacedName
 from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
+from narthex.proxy.backends.ipvs.rules import IpvsRules
+from narthex.proxy.backends.userspace.rules import UserspaceRules
+from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.ir import Plan
-from narthex.proxy.plan.planner import plan_once
-from narthex.proxy.program.schedule import CONTEST_BACKOFF
-from narthex.testing.build import CONFIG, HOST, endpoint, endpoint_slice, node, packet, service
-from narthex.testing.simulation.foreign import foreign_change
-from narthex.testing.simulation.kernel import SimulatedKernel
+from narthex.proxy.plan.planner import NodeConfig, plan_once
+from narthex.testing.build import CONFIG, endpoint, endpoint_slice, node, service
+from narthex.testing.simulation.files import DELETION_SECONDS, SimulatedFiles
+from narthex.testing.simulation.foreign import foreign_change, silent_change
+from narthex.testing.simulation.kernel import KernelFaults, SimulatedKernel
 from narthex.testing.simulation.process import SimulatedProcess
+from narthex.testing.simulation.properties import EXCUSES, SAMPLE_SECONDS, RuleProperties, Violation, cluster_ip
 from narthex.testing.simulation.server import LOST_STORE_VERSION, SimulatedServer
 from narthex.testing.simulation.time import VirtualLoop
 
@@ -41,21 +47,10 @@ QUIET_SECONDS = 700.0
 """A watch that hangs on a connection without bookmarks is only noticed when it should have ended."""
 RELIST_SECONDS = 1300.0
 """The same if the server was restored from a backup and gave versions a second meaning, which only a new list shows."""
-REPAIR_SECONDS = 1.5
-UNHEALTHY_SECONDS = 1.0
-AFTER_FAULT_SECONDS = 35.0
-"""Added to `REPAIR_SECONDS` when a write failed or the process was down meanwhile: the longest backoff."""
-_EXCUSES = frozenset(("refuse", "unreadable", "crash", "meanwhile"))
-"""Faults of the kernel that excuse a late repair."""
-_SAMPLE_SECONDS = 0.25
 _IDLE_SECONDS = 10.0
-_CLIENT = "10.64.1.200"
+_OTHER_CIDRS = ("10.128.0.0/12", "fd65::/48")
 STEADY = 3
 CHANGING = 6
-
-
-class Violation(Exception):
-    """A property does not hold; the message says which one, when, and for which object."""
 
 
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,31 +76,36 @@ class Simulation:
         self.random = random = Random(seed)
         self.log: list[str] = []
         self.steps = 0
-        backend = BACKENDS[random.choice(("nftables", "nftables", "iptables"))]
-        self.families = random.choice(((IPFamily.IPV4,), (IPFamily.IPV4,), (IPFamily.IPV4, IPFamily.IPV6)))
+        backend = BACKENDS[random.choice(("nftables", "nftables", "iptables", "iptables", "ipvs", "userspace"))]
+        self.plane = DATAPLANES[backend.name]
+        self.families: tuple[IPFamily, ...] = random.choice(
+            ((IPFamily.IPV4,), (IPFamily.IPV4,), (IPFamily.IPV4, IPFamily.IPV6))
+        )
         features = msgspec.structs.replace(PRESENT, streaming=random.random() < 0.7)
         self.server = SimulatedServer(loop, Random(random.random()), features)
+        self.files = SimulatedFiles(loop, Random(random.random())) if random.random() < 0.25 else None
+        self.inputs = self.files or self.server
+        self._deleted: set[str] = set()
+        if self.files is not None:
+            self.files.settled = self._file_settled
         self.kernel = SimulatedKernel(backend, loop, Random(random.random()))
-        self.kernel.observe = self._observe
         self.kernel.interfere = self._interfere
         self.kernel.faults.read_seconds = random.choice((0.001, 0.02, 0.3, 1.2))
         self.kernel.faults.write_seconds = random.choice((0.001, 0.001, 0.05))
         self.server.faults.latency = random.choice((0.0, 0.01, 0.2))
         self.process: SimulatedProcess | None = None
+        self.competitor: SimulatedProcess | None = None
+        """A second proxy on the node, with another configuration."""
         self._restarting: asyncio.Task[None] | None = None
         self.backup: ObjectStore | None = None
         self.reused_versions = False
         self._lost: ObjectStore | None = None
-        self._served: dict[str, bool] = {}
-        """Steady Services: whether the kernel has rules for them."""
-        self._missing_since: dict[str, float] = {}
-        self._wrong_seconds = 0.0
-        """For how long `/healthz` has answered 200 although rules are missing."""
-        self._excused_at = -1e9
-        """When a fault was last active that excuses a late repair."""
-        self._violations: list[str] = []
         self._alarm = asyncio.Event()
         """Set when something has happened that the checks look at."""
+        self.properties = RuleProperties(self, self._alarm.set)
+        self.kernel.observe = self.properties.observe
+        self._competing: asyncio.Task[None] | None = None
+        self._programs: list[asyncio.Task[None]] = []
         self._restore: list[Callable[[], None]] = []
 
     # ---- the run ---------------------------------------------------------------------------------------------------
@@ -113,6 +113,10 @@ class Simulation:
     async def run(self, schedule: Callable[[Simulation], Awaitable[None]]) -> SimulationResult:
         """Run a schedule, heal everything, and check the end."""
         violation = ""
+        inputs = "files" if self.files is not None else "an API server"
+        self.note(
+            f"mode {self.plane.mode}, {' and '.join(each.label for each in self.families)}, objects from {inputs}"
+        )
         try:
             self._create_objects()
             self._start()
@@ -127,9 +131,13 @@ class Simulation:
             violation = str(group_error.exceptions[0])
             self.note(violation)
         finally:
-            if self.process is not None:
-                self.steps += self.process.turns
-                await self.process.kill()
+            for task in filter(None, (*self._programs, self._competing, self._restarting)):
+                task.cancel()
+            for process in filter(None, (self.process, self.competitor)):
+                self.steps += process.turns
+                await process.kill()
+            if self.files is not None:
+                self.files.close()
         self.steps += self.kernel.transactions
         text = "\n".join(self.log)
         return SimulationResult(
@@ -142,29 +150,68 @@ class Simulation:
 
     def note(self, text: str) -> None:
         """Add a line to the log."""
+        if self.files is not None:
+            text = text.replace(str(self.files.path), "manifests")
         self.log.append(f"{self.loop.time():10.3f} {text}")
 
     def _start(self) -> None:
         self.note("the process starts")
-        self.process = SimulatedProcess(self.server, self.kernel, self.families, CONFIG, Random(self.random.random()))
+        self.properties.named_from = len(self.log)
+        self.process = self._proxy(CONFIG, self.kernel.faults)
+
+    def _proxy(self, node: NodeConfig, faults: KernelFaults) -> SimulatedProcess:
+        source = self.inputs.source(node.node_name, Random(self.random.random()))
+        from_files = self.files is not None
+        return SimulatedProcess(source, self.kernel, self.families, node, faults=faults, from_files=from_files)
+
+    def compete(self, seconds: float) -> None:
+        """Start a second proxy with another cluster CIDR for some time."""
+        # Two proxies that know different objects, since one of them started without any, cannot agree.
+        if self.competitor is not None or self.lost or self.plane.mode == "userspace":
+            return
+        faults = KernelFaults()
+        faults.read_seconds, faults.write_seconds = self.kernel.faults.read_seconds, self.kernel.faults.write_seconds
+        self.note(f"  a second proxy runs for {seconds:.1f} s")
+        self.competitor = self._proxy(msgspec.structs.replace(CONFIG, cluster_cidrs=_OTHER_CIDRS), faults)
+        self._competing = self.loop.create_task(self._end_competitor(seconds))
+
+    async def _end_competitor(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if self.competitor is not None:
+            ended, self.competitor = self.competitor, None
+            self.steps += ended.turns
+            await ended.kill()
+            self.note("  the second proxy ends")
 
     def kill(self, after: float) -> None:
         """Kill the process, and start another one after some seconds."""
         self._restarting = self.loop.create_task(self._restart(after))
 
     async def _restart(self, after: float) -> None:
-        self._excused_at = self.loop.time()
+        self.properties.excused_at = self.loop.time()
         ended, self.process = self.process, None
         if ended is None:
             return
         self.steps += ended.turns
         await ended.kill()
+        self._end_relays()
         await asyncio.sleep(after)
-        # A process that starts now would have nothing to hold the empty list against.
-        while self.lost:
-            await asyncio.sleep(1.0)
-        self._excused_at = self.loop.time()
+        # A process that starts has read no earlier state of a file: it takes half a file for all of it.
+        while self.files is not None and self.files.busy:
+            await asyncio.sleep(0.1)
+        self.properties.excused_at = self.loop.time()
         self._start()
+
+    def _end_relays(self) -> None:
+        """Close the ports of a relay, which ends with its process."""
+        for family, rules in tuple(self.kernel.rules.items()):
+            if isinstance(rules, UserspaceRules):
+                closed = msgspec.structs.replace(rules, listeners=Map())
+                self.kernel.commit(family, closed, is_notified=False)
+
+    def run_along(self, program: Coroutine[Any, Any, None]) -> None:
+        """Run another program of the node until everything heals."""
+        self._programs.append(self.loop.create_task(program))
 
     async def _heal(self) -> None:
         """End all faults."""
@@ -173,6 +220,11 @@ class Simulation:
         for restore in self._restore:
             restore()
         self._restore.clear()
+        for program in self._programs:
+            program.cancel()
+        await asyncio.gather(*self._programs, return_exceptions=True)
+        if self.competitor is not None:
+            await self._end_competitor(0.0)
         if self._restarting is not None:
             await self._restarting
         if self.process is not None and not self.process.running:
@@ -180,15 +232,15 @@ class Simulation:
 
     def for_a_while(self, holder: object, field: str, value: Any, seconds: float) -> None:
         """Set a fault, and end it after some time or when everything heals."""
-        healthy = vars(type(holder)())[field]
+        healthy = type(getattr(holder, field))()
         setattr(holder, field, value)
         self.note(f"  {field} = {value} for {seconds:.1f} s")
 
         def restore() -> None:
             if getattr(holder, field) == value:
                 setattr(holder, field, healthy)
-                if field in _EXCUSES:
-                    self._excused_at = self.loop.time()
+                if field in EXCUSES:
+                    self.properties.excused_at = self.loop.time()
 
         self._restore.append(restore)
         self.loop.call_later(seconds, restore)
@@ -196,27 +248,28 @@ class Simulation:
     # ---- objects ---------------------------------------------------------------------------------------------------
 
     def _create_objects(self) -> None:
-        self.server.put(node())
+        self.inputs.put(node())
         for name in range(STEADY):
             self.put_service(f"steady{name}", 10 + name)
-            self._served[f"steady{name}"] = False
+            self.properties.served[f"steady{name}"] = False
         for name in range(CHANGING):
             self.put_service(f"changing{name}", 100 + name)
 
     def put_service(self, name: str, number: int) -> None:
         """Create or change a Service and its slices."""
         draw = self.random
-        ips = [_cluster_ip(number, family) for family in self.families]
+        self._deleted.discard(name)
+        ips = [cluster_ip(number, family) for family in self.families]
         if draw.random() < 0.3:
-            self.server.put(service(f"shop/{name}", *ips, node_port=30000 + number, type="NodePort"))
+            self.inputs.put(service(f"shop/{name}", *ips, node_port=30000 + number, type="NodePort"))
         else:
-            self.server.put(service(f"shop/{name}", *ips))
+            self.inputs.put(service(f"shop/{name}", *ips))
         self.put_slices(name)
 
     def put_slices(self, name: str) -> None:
         """Create or change the slices of a Service, with at least one endpoint each."""
         for family in self.families:
-            self.server.put(self._slice(name, family))
+            self.inputs.put(self._slice(name, family))
 
     def _slice(self, name: str, family: IPFamily) -> EndpointSlice:
         prefix = "10.64.2." if family is IPFamily.IPV4 else "fd64:0:0:2::"
@@ -226,13 +279,14 @@ class Simulation:
 
     def delete_service(self, name: str) -> None:
         """Delete a Service and its slices."""
+        self._deleted.add(name)
         for family in self.families:
-            self.server.delete(self._slice(name, family))
-        self.server.delete(service(f"shop/{name}", "10.110.0.1"))
+            self.inputs.delete(self._slice(name, family))
+        self.inputs.delete(service(f"shop/{name}", "10.110.0.1"))
 
     def lose(self) -> None:
         """Replace the store by an empty one, as an API server with a lost etcd has."""
-        if self._lost is None and self.process is not None and self.process.health.ready:
+        if self._lost is None and self.competitor is None and self.process is not None and self.process.health.ready:
             self._lost = self.server.store
             self.server.store = ObjectStore(LOST_STORE_VERSION)
 
@@ -249,62 +303,18 @@ class Simulation:
 
     def _truth(self) -> Snapshot:
         store = Store()
-        for kind in self.server.store.kinds():
-            for _, stored in self.server.store.entries(kind):
-                decoded = decode(stored.raw)
-                assert decoded.object is not None
-                obj: AnyObject = decoded.object
-                store.apply(Upsert(obj))
+        for obj in self.inputs.objects():
+            store.apply(Upsert(obj))
         return store.apply(Synced())
 
     # ---- properties ------------------------------------------------------------------------------------------------
-
-    def _observe(self, family: IPFamily, by_proxy: bool) -> None:
-        """Check the steady Services after a change of the kernel's rules."""
-        if family is not self.families[0]:
-            return
-        rules, now = self.kernel.rules.get(family), self.loop.time()
-        self._alarm.set()
-        for index, name in enumerate(self._served):
-            is_served = rules is not None and self._is_served(rules, index)
-            if by_proxy and self._served[name] and not is_served:
-                self._violations.append(f"the proxy removed the rules of {name}")
-            if self._served[name] and not is_served:
-                self._missing_since[name] = now
-            elif is_served and name in self._missing_since:
-                self._check_repair(name)
-                del self._missing_since[name]
-            self._served[name] = is_served
-
-    def _is_served(self, rules: Any, index: int) -> bool:
-        where = _cluster_ip(10 + index, self.families[0])
-        trace = self.kernel.backend.walk(rules, packet(_client(self.families[0]), _with_port(where)), HOST)
-        return any(outcome.disposition is Disposition.DELIVERED for outcome in trace.outcomes)
-
-    def _check_repair(self, name: str) -> None:
-        now, faults = self.loop.time(), self.kernel.faults
-        limit = REPAIR_SECONDS + len(self.families) * (2 * faults.read_seconds + 8 * faults.write_seconds)
-        since = self._missing_since[name]
-        if self.process is not None and self.process.proxy.contested:
-            limit += CONTEST_BACKOFF.longest
-        if self._excused_at >= since:
-            since, limit = self._excused_at, limit + AFTER_FAULT_SECONDS
-        if now - since > limit and not self._is_excused():
-            self._violations.append(f"{name} was without rules for {now - since:.1f} s (limit {limit:.1f} s)")
-
-    def _is_excused(self) -> bool:
-        """Return True while a fault is active that may delay a repair."""
-        if self.process is None or not self.process.health.ready:
-            # A process that does not know any objects yet cannot repair their rules.
-            return True
-        return any(getattr(self.kernel.faults, name) for name in _EXCUSES)
 
     async def _watch_health(self) -> None:
         """Check, in short intervals, what must hold at all times."""
         while True:
             await self._sample()
-            if self._violations:
-                raise Violation(self._violations[0])
+            if self.properties.violations:
+                raise Violation(self.properties.violations[0])
             process = self.process
             if process is None:
                 continue
@@ -314,23 +324,35 @@ class Simulation:
                 self.note("the process was killed between two writes")
                 await self._restart(self.random.choice((0.1, 1.0, 5.0)))
                 continue
-            if self._is_excused():
-                self._excused_at = self.loop.time()
-            for name in tuple(self._missing_since):
-                self._check_repair(name)
-            # What was answered while the process did not yield is not known, so only samples count.
-            is_wrong = bool(self._missing_since) and process.health.healthz()[0] == 200
-            self._wrong_seconds = self._wrong_seconds + _SAMPLE_SECONDS if is_wrong else 0.0
-            if self._wrong_seconds > UNHEALTHY_SECONDS + _SAMPLE_SECONDS:
-                raise Violation(f"/healthz answers 200, and {', '.join(self._missing_since)} has no rules")
+            self.properties.check(process)
             if process.waiting > 1000 or len(process.problems) > 100:
                 raise Violation(f"{process.waiting} events and {len(process.problems)} problems are waiting")
+
+    def _file_settled(self, file: str) -> None:
+        """Check later that what was deleted from a file is gone, unless the file changes again."""
+        assert self.files is not None
+        version = self.files.versions[file]
+        for name in self._deleted:
+            if self.files.name_of(name) == file:
+                # One thread runs everything here, so the files are read only when the proxy does not read the kernel.
+                waiting = 10 * len(self.families) * self.kernel.faults.read_seconds
+                self.loop.call_later(DELETION_SECONDS + waiting, self._check_deleted, name, file, version)
+
+    def _check_deleted(self, name: str, file: str, version: int) -> None:
+        assert self.files is not None
+        if name not in self._deleted or self.files.versions[file] != version or self.process is None:
+            return
+        if NamespacedName("shop", name) in self.process.proxy.snapshot.services:
+            self.properties.violations.append(
+                f"{name} was deleted from {file} {DELETION_SECONDS:g} s ago and is still known"
+            )
+            self._alarm.set()
 
     async def _sample(self) -> None:
         """Wait for the next check: soon while rules are missing, and otherwise when something happens."""
         loop = asyncio.get_running_loop()
-        if self._missing_since or self._is_excused():
-            await asyncio.sleep(_SAMPLE_SECONDS)
+        if self.properties.missing_since or self.properties.is_excused:
+            await asyncio.sleep(SAMPLE_SECONDS)
             return
         timer = loop.call_later(_IDLE_SECONDS, self._alarm.set)
         await self._alarm.wait()
@@ -338,8 +360,8 @@ class Simulation:
         self._alarm.clear()
 
     def _check_end(self) -> None:
-        if self._violations:
-            raise Violation(self._violations[0])
+        if self.properties.violations:
+            raise Violation(self.properties.violations[0])
         assert self.process is not None
         if not self.process.running:
             raise Violation("the process does not run at the end")
@@ -356,23 +378,19 @@ class Simulation:
         if (code := self.process.health.healthz()[0]) != 200:
             raise Violation(f"/healthz answers {code} although everything is well")
 
+    def change_silently(self, family: IPFamily) -> None:
+        """Change what the kernel does not notify anybody about."""
+        rules = self.kernel.rules.get(family)
+        if isinstance(rules, IpvsRules):
+            self.properties.changing_silently = True
+            self.kernel.commit(family, silent_change(rules, self.random), is_notified=False)
+            self.properties.changing_silently = False
+
     def _interfere(self, family: IPFamily) -> None:
         self.note("  another program changes our rules between two of our transactions")
-        self._excused_at = self.loop.time()
+        self.properties.excused_at = self.loop.time()
         rules = self.kernel.rules.get(family)
-        self.kernel.commit(family, foreign_change(rules, self.random), by_proxy=False)
-
-
-def _cluster_ip(number: int, family: IPFamily) -> str:
-    return f"10.110.0.{number}" if family is IPFamily.IPV4 else f"fd6e::{number:x}"
-
-
-def _client(family: IPFamily) -> str:
-    return _CLIENT if family is IPFamily.IPV4 else "fd64:0:0:1::200"
-
-
-def _with_port(address: str) -> str:
-    return f"[{address}]:80" if ":" in address else f"{address}:80"
+        self.kernel.commit(family, foreign_change(rules, self.random))
 
 
 def _difference(have: Plan, want: Plan) -> str:

@@ -81,6 +81,10 @@ class IptablesBackend(Backend[XtablesRules, XtablesChanges]):
         """Return the path of a packet through these rules alone."""
         return walk(rules.ruleset, packet, host, memory, now)
 
+    def served(self, rules: XtablesRules) -> int:
+        """Return the number of Service ports with endpoints."""
+        return sum(name.startswith(names.ENDPOINT_SETS) for name in rules.chains["nat"])
+
     def text(self, rules: XtablesRules) -> str:
         """Return the rules as iptables-save prints them in an otherwise empty network namespace."""
         return save_text(rules.ruleset)

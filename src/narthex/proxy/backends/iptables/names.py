@@ -28,6 +28,9 @@ FIREWALL = "KUBE-FIREWALL"
 CANARY = "KUBE-PROXY-CANARY"
 """Empty; if it is missing, another program has flushed the table (row 21.8)."""
 
+ENDPOINT_SETS = ("KUBE-SVC-", "KUBE-SVL-")
+"""Prefixes of the chains that choose an endpoint of a Service port."""
+
 KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
 """In mangle: a kubelet maintains rules in this network namespace (row 22.9)."""
 

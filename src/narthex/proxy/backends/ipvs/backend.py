@@ -104,6 +104,10 @@ class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
         objects = KernelObjects(sets=rules.sets, servers=rules.servers, bound=rules.bound)
         return walk(rules.tables.ruleset, packet, host, memory, now, objects=objects)
 
+    def served(self, rules: IpvsRules) -> int:
+        """Return the number of virtual servers."""
+        return len(rules.servers)
+
     def text(self, rules: IpvsRules) -> str:
         """Return everything as the kernel's tools print it.
 

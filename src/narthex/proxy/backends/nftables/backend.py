@@ -21,7 +21,7 @@ from narthex.netfilter.nft.print import nft_script
 from narthex.netfilter.walk.walk import walk
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.nftables.changes import NftChanges, between, patched, replacement, with_elements
-from narthex.proxy.backends.nftables.frame import TABLE, NftSettings, frame_chains, shared_sets
+from narthex.proxy.backends.nftables.frame import SERVICES, TABLE, NftSettings, frame_chains, shared_sets
 from narthex.proxy.backends.nftables.rows import DecisionRow, EndpointCount, count_sets, draw_chains, row_chains
 from narthex.proxy.backends.nftables.service import SHARED, NftFragment, TablePart, add, fragment
 from narthex.proxy.backends.traits import NFTABLES
@@ -248,6 +248,11 @@ class NftablesBackend(Backend[NftRules, NftChanges]):
     ) -> Trace:
         """Return the path of a packet through the rules."""
         return walk(rules.ruleset(), packet, host, memory, now)
+
+    def served(self, rules: NftRules) -> int:
+        """Return the number of addresses and ports."""
+        services = rules.table().sets.get(SERVICES)
+        return len(services.elements) if services is not None else 0
 
     def text(self, rules: NftRules) -> str:
         """Return the rules in the format that `nft -f` reads."""
