@@ -92,6 +92,7 @@ def test_a_first_list_without_services_removes_nothing_for_a_while(mode, listed)
 def test_a_service_that_appears_ends_the_doubt(mode):
     sync, store, target = restarted(mode, earlier=SHOP)
     assert sync.sync(store.apply(Synced()), store.take_changed()).doubted_until
+    target.rules = sync.backend.render(plan(*SHOP[2:]))
     for obj in SHOP[:2]:
         snapshot = store.apply(Upsert(obj))
     assert sync.sync(snapshot, store.take_changed()).wrote

@@ -147,6 +147,8 @@ class FamilySync(Generic[R, C]):
             return self._done(plan, last, changes=repair or None, drift=drift)
         have = self.rules
         if last is None and have is not None and self._is_doubtful(plan, have):
+            # Others may change the rules until something is written.
+            self._kernel_known = False
             return self._done(plan, plan, doubted_until=self._doubted_until)
         with self._timed("render"):
             want, changes = self.backend.advance(have, plan)

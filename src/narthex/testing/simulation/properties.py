@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from narthex.model.net import IPFamily
+from narthex.model.objects import NamespacedName
 from narthex.model.packet import Disposition
 from narthex.proxy.kernel.dataplanes import Dataplane
 from narthex.proxy.program.schedule import CONTEST_BACKOFF, CONTEST_REPAIRS, CONTEST_SECONDS, SyncPeriods
@@ -17,6 +18,8 @@ from narthex.testing.simulation.process import SimulatedProcess
 from narthex.testing.simulation.time import VirtualLoop
 
 REPAIR_SECONDS = 1.5
+UNNOTICED_SECONDS = 5.0
+"""Added to the period of read-backs for changes that the kernel does not report: turns for other things come first."""
 UNHEALTHY_SECONDS = 1.0
 AFTER_FAULT_SECONDS = 35.0
 """Added to `REPAIR_SECONDS` when a write failed or the process was down meanwhile: the longest backoff."""
@@ -94,20 +97,10 @@ class RuleProperties:
             return
         rules, now = self._world.kernel.rules.get(family), self._world.loop.time()
         self.note_event()
-        # A process that started with an empty list and an empty kernel knows nothing of what a second proxy writes.
-        blind = (
-            self._world.competitor is not None
-            and self._world.process is not None
-            and not self._world.process.proxy.snapshot.services
-        )
+        process = self._world.process
+        excused = process is None or writer is not process or self._knows_little(process)
         for name, is_served in zip(self.served, self._served_by(rules), strict=True):
-            if (
-                writer is not None
-                and writer is self._world.process
-                and self.served[name]
-                and not is_served
-                and not blind
-            ):
+            if self.served[name] and not is_served and not excused:
                 self.violations.append(f"the proxy removed the rules of {name}")
             if self.served[name] and not is_served:
                 self.missing_since[name] = now
@@ -117,6 +110,16 @@ class RuleProperties:
                 del self.missing_since[name]
                 self._silent &= bool(self.missing_since)
             self.served[name] = is_served
+
+    def _knows_little(self, process: SimulatedProcess) -> bool:
+        """Return True for a process whose first list was empty and that has learned of some Services only since then.
+
+        It also knows nothing of what a second proxy writes once other programs have removed the rules that it kept.
+        """
+        snapshot = process.proxy.snapshot
+        if process.blind and all(NamespacedName("shop", name) in snapshot.slices for name in self.served):
+            process.blind = False
+        return process.blind and (bool(snapshot.services) or self._world.competitor is not None)
 
     def _served_by(self, rules: Any) -> tuple[bool, ...]:
         """Return which of the steady Services work by these rules."""
@@ -142,7 +145,7 @@ class RuleProperties:
         limit = REPAIR_SECONDS + len(self._world.families) * (2 * faults.read_seconds + 8 * faults.write_seconds)
         since = self.missing_since[name]
         if self._silent or not self._world.plane.notifies:
-            limit += SyncPeriods().sync
+            limit += SyncPeriods().sync + UNNOTICED_SECONDS
         if self._world.process is not None and self._world.process.proxy.contested:
             limit += CONTEST_BACKOFF.longest
         if self.excused_at >= since:

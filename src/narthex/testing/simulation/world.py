@@ -90,8 +90,10 @@ class Simulation:
             self.files.settled = self._file_settled
         self.kernel = SimulatedKernel(backend, loop, Random(random.random()))
         self.kernel.interfere = self._interfere
-        self.kernel.faults.read_seconds = random.choice((0.001, 0.02, 0.3, 1.2))
-        self.kernel.faults.write_seconds = random.choice((0.001, 0.001, 0.05))
+        # One thread runs everything here: a slow kernel would also slow down those who write files.
+        slowest = 4 if self.files is None else 2
+        self.kernel.faults.read_seconds = random.choice((0.001, 0.02, 0.3, 1.2)[:slowest])
+        self.kernel.faults.write_seconds = random.choice((0.001, 0.001, 0.05)[:slowest])
         self.server.faults.latency = random.choice((0.0, 0.01, 0.2))
         self.process: SimulatedProcess | None = None
         self.competitor: SimulatedProcess | None = None
@@ -158,6 +160,7 @@ class Simulation:
         self.note("the process starts")
         self.properties.named_from = len(self.log)
         self.process = self._proxy(CONFIG, self.kernel.faults)
+        self.process.blind = self.lost
 
     def _proxy(self, node: NodeConfig, faults: KernelFaults) -> SimulatedProcess:
         source = self.inputs.source(node.node_name, Random(self.random.random()))
