@@ -25,6 +25,14 @@ CNI_IPTABLES = "cni.iptables.restored"
 NFT_SCRIPT = "proxy.nftables.script"
 NFT_ELEMENTS = "proxy.nftables.elements"
 NFT_REMOVED = "proxy.nftables.removed"
+IPTABLES_GIVEN = "proxy.iptables.given"
+IPTABLES_RESTORED = "proxy.iptables.restored"
+IPVS_BOUND = "proxy.ipvs.bound"
+IPVS_SETS = "proxy.ipvs.sets"
+IPVS_TABLES = "proxy.ipvs.tables"
+IPVS_SERVERS = "proxy.ipvs.servers"
+IPVS_ENTRIES = "proxy.ipvs.entries"
+IPVS_DESTROYED = "proxy.ipvs.destroyed"
 TAKEOVER_OWNED = "lb.takeover.owned"
 TAKEOVER_LISTENING = "lb.takeover.listening"
 TAKEOVER_PUBLISHED = "lb.takeover.published"
@@ -41,6 +49,14 @@ POINTS = {
     NFT_SCRIPT: "the kernel has new chains and sets of the proxy, but not their elements",
     NFT_ELEMENTS: "the kernel has the elements of the proxy, and also what is no longer used",
     NFT_REMOVED: "the kernel has all changes of one family, but the proxy has not noted it",
+    IPTABLES_GIVEN: "iptables-restore was given one table of several, which it may have committed or not",
+    IPTABLES_RESTORED: "the kernel has all tables of one input of iptables-restore; a large load has several inputs",
+    IPVS_BOUND: "new addresses are on kube-ipvs0, without virtual servers",
+    IPVS_SETS: "new sets and entries exist",
+    IPVS_TABLES: "the chains that name the sets exist",
+    IPVS_SERVERS: "virtual servers and real servers are changed",
+    IPVS_ENTRIES: "entries that are no longer used are removed",
+    IPVS_DESTROYED: "so are sets, but not addresses",
     TAKEOVER_OWNED: "the announcer has decided to answer for an address",
     TAKEOVER_LISTENING: "it receives requests for the address",
     TAKEOVER_PUBLISHED: "its next heartbeat has the address",

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
+from narthex.linux import failpoints
+from narthex.linux.failpoints import failpoint
 from narthex.linux.iptables_variants import default_variant
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, feed, run
@@ -17,7 +19,7 @@ from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.backends.iptables.rules import Rules, Sysctl, XtablesChanges, XtablesRules
-from narthex.proxy.backends.iptables.script import KernelChains, find, needs_look, restore_series
+from narthex.proxy.backends.iptables.script import COMMIT, KernelChains, find, needs_look, restore_series
 from narthex.runtime.logs import LOGGER
 
 _LOCK_SECONDS = "5"
@@ -74,6 +76,7 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
         try:
             for blocks in restore_series(changes, found, in_pieces=self._in_pieces):
                 self._restore(blocks)
+                failpoint(failpoints.IPTABLES_RESTORED)
         except Unprintable as error:
             raise ApplyError(f"iptables rules could not be written down: {error}") from error
         # Only now: route_localnet without its guard would let neighbours reach this node's loopback.
@@ -117,6 +120,8 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
             for block in blocks:
                 given.append(block)
                 yield block
+                if block == COMMIT:
+                    failpoint(failpoints.IPTABLES_GIVEN)
 
         argv = [f"{self._command}-restore", "--noflush", "--wait", _LOCK_SECONDS]
         try:

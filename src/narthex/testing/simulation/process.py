@@ -58,8 +58,8 @@ class SimulatedProcess:
         self.clock = VirtualClock(loop)
         self.problems: Sequence[Any] = ()
         self.turns = 0
-        self.blind = False
-        """It started while the server had lost its objects, and does not know all that stay."""
+        self.blind = True
+        """It does not know all objects yet that stay, for example because the server has lost them."""
         self.repairs: deque[tuple[float, float]] = deque(maxlen=100)
         """End and duration of the last syncs that found and repaired changes by others."""
         self._inbox: deque[Event] = deque()

@@ -83,7 +83,8 @@ class RuleProperties:
             self._check_repair(name)
         # What was answered while the process did not yield is not known, so only samples count.
         since = min(self.missing_since.values(), default=math.inf)
-        is_wrong = since < math.inf and not self._silent and process.health.healthz()[0] == 200
+        is_known = since < math.inf and not self._silent and not self._is_blind(process)
+        is_wrong = is_known and process.health.healthz()[0] == 200
         same = is_wrong and since == self._wrong_since
         self._wrong_seconds = self._wrong_seconds + SAMPLE_SECONDS if same else 0.0
         self._wrong_since = since
@@ -116,10 +117,15 @@ class RuleProperties:
 
         It also knows nothing of what a second proxy writes once other programs have removed the rules that it kept.
         """
-        snapshot = process.proxy.snapshot
-        if process.blind and all(NamespacedName("shop", name) in snapshot.slices for name in self.served):
+        services = process.proxy.snapshot.services
+        return self._is_blind(process) and (bool(services) or self._world.competitor is not None)
+
+    def _is_blind(self, process: SimulatedProcess) -> bool:
+        """Return True for a process whose first list was empty, until it knows all that stays."""
+        snapshot, names = process.proxy.snapshot, [NamespacedName("shop", name) for name in self.served]
+        if process.blind and all(name in snapshot.services and name in snapshot.slices for name in names):
             process.blind = False
-        return process.blind and (bool(snapshot.services) or self._world.competitor is not None)
+        return process.blind
 
     def _served_by(self, rules: Any) -> tuple[bool, ...]:
         """Return which of the steady Services work by these rules."""
@@ -156,11 +162,8 @@ class RuleProperties:
     @property
     def is_excused(self) -> bool:
         """Return True while a fault is active that may delay a repair."""
-        if (
-            self._world.process is None
-            or not self._world.process.health.ready
-            or not self._world.process.proxy.snapshot.services
-        ):
+        process = self._world.process
+        if process is None or not process.health.ready or self._is_blind(process):
             # A process that does not know any objects yet cannot repair their rules.
             return True
         return any(getattr(self._world.kernel.faults, name) for name in EXCUSES)

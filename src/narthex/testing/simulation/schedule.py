@@ -13,7 +13,7 @@ from narthex.testing.simulation.foreign import flushed, foreign_change
 from narthex.testing.simulation.time import VirtualLoop
 from narthex.testing.simulation.world import CHANGING, STEADY, Simulation, SimulationResult
 
-ACTIONS = 40
+ACTIONS = 25
 """Actions of one run."""
 
 Action = Callable[[Simulation], None]

@@ -160,7 +160,6 @@ class Simulation:
         self.note("the process starts")
         self.properties.named_from = len(self.log)
         self.process = self._proxy(CONFIG, self.kernel.faults)
-        self.process.blind = self.lost
 
     def _proxy(self, node: NodeConfig, faults: KernelFaults) -> SimulatedProcess:
         source = self.inputs.source(node.node_name, Random(self.random.random()))

@@ -26,6 +26,8 @@ _TO_FIREWALL = Rule((Jump(names.FIREWALL),))
 Place = tuple[str, str]
 """Table and chain."""
 
+COMMIT = "COMMIT\n"
+"""The last block of a table."""
 _BLOCK_LINES = 4096
 """About 400 kB: the tool works on one block while the next is made."""
 
@@ -205,7 +207,7 @@ def restore_blocks(changes: XtablesChanges, found: KernelChains | None = None) -
         while block:
             yield "\n".join((*block, ""))
             block = list(itertools.islice(lines, _BLOCK_LINES))
-        yield "COMMIT\n"
+        yield COMMIT
 
 
 def _table_lines(table: str, changes: XtablesChanges, found: KernelChains | None) -> Iterator[str]:
