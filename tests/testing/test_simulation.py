@@ -7,10 +7,15 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from narthex.kube import manifests
+from narthex.kube.manifests import ManifestSource
 from narthex.kube.watch import Watch
+from narthex.proxy.backends.ipvs.rules import RealChanges
 from narthex.proxy.program import schedule as sync_schedule
 from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.schedule import FamilySchedule
+from narthex.proxy.program.sync import FamilySync
+from narthex.testing.simulation import writes as kernel_writes
 from narthex.testing.simulation.command import main
 from narthex.testing.simulation.schedule import simulate
 
@@ -50,13 +55,41 @@ def test_what_is_no_range_of_seeds_is_a_usage_error(seeds):
     assert result.exit_code == 2 and "is no seed or range of seeds" in result.output
 
 
-def violations(seeds=100):
-    return " ".join(simulate(seed).violation for seed in range(seeds))
+def finds(text, seeds=300):
+    return any(text in simulate(seed).violation for seed in range(seeds))
 
 
 def test_it_finds_a_proxy_that_obeys_an_empty_list(monkeypatch):
     monkeypatch.setattr(Watch, "_judge", lambda *_: None)
-    assert "the proxy removed the rules of steady" in violations()
+    assert finds("the proxy removed the rules of steady")
+
+
+def test_it_finds_a_proxy_that_starts_and_obeys_an_empty_list(monkeypatch):
+    monkeypatch.setattr(FamilySync, "_is_doubtful", lambda *_: False)
+    assert finds("the proxy removed the rules of steady")
+
+
+def test_it_finds_a_contest_that_goes_on_since_repairs_take_long(monkeypatch):
+    monkeypatch.setattr(sync_schedule, "CONTEST_SHARE", 0)
+    assert finds("the proxy does not settle")
+
+
+def test_it_finds_endpoints_that_leave_before_others_come(monkeypatch):
+    def reals_last(change):
+        return RealChanges(edited=change.edited, removed=change.removed), RealChanges(added=change.added)
+
+    monkeypatch.setattr(kernel_writes, "real_writes", reals_last)
+    assert finds("the proxy removed the rules of steady")
+
+
+def test_it_finds_a_source_that_believes_in_half_a_file(monkeypatch):
+    monkeypatch.setattr(manifests, "SETTLE_SECONDS", 0.0)
+    assert finds("the proxy removed the rules of steady")
+
+
+def test_it_finds_a_source_that_never_believes_in_a_deletion(monkeypatch):
+    monkeypatch.setattr(ManifestSource, "_drop_settled", lambda _: None)
+    assert finds("s ago and is still known")
 
 
 def test_it_finds_repairs_that_wait_for_a_share_of_the_time(monkeypatch):
@@ -67,10 +100,10 @@ def test_it_finds_repairs_that_wait_for_a_share_of_the_time(monkeypatch):
 
     plain = FamilySchedule.succeeded
     monkeypatch.setattr(FamilySchedule, "succeeded", succeeded)
-    assert "was without rules for" in violations()
+    assert finds("was without rules for")
 
 
 def test_it_finds_a_health_check_that_does_not_know_of_missing_rules(monkeypatch):
     monkeypatch.setattr(ProxyHealth, "suspected", lambda *_: None)
     monkeypatch.setattr(sync_schedule, "CONTEST_REPAIRS", 1)
-    assert "/healthz answers 200" in violations()
+    assert finds("/healthz answers 200")

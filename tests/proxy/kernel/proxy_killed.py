@@ -50,11 +50,11 @@ def points_of(mode: str) -> list[str]:
     return [name for name in failpoints.POINTS if name.startswith(f"proxy.{mode}.")]
 
 
-def bring(mode: str, namespace: str, plan: Plan) -> Any:
+def bring(mode: str, namespace: str, desired: Plan) -> Any:
     """Read the kernel and write the differences to a plan, as a process does that starts; return what still differs."""
     plane = dataplane(mode)
-    target, backend = plane.target(plan.family, namespace), plane.backend
-    want = backend.render(plan)
+    target, backend = plane.target(desired.family, namespace), plane.backend
+    want = backend.render(desired)
     changes = backend.diff(target.read(), want)
     if changes:
         target.apply(changes)
@@ -63,13 +63,13 @@ def bring(mode: str, namespace: str, plan: Plan) -> Any:
     return left
 
 
-def killed(mode: str, namespace: str, plan: Plan, point: str, times: int) -> bool:
+def killed(mode: str, namespace: str, desired: Plan, point: str, times: int) -> bool:
     """Bring the kernel to a plan in a process that a failpoint kills; return False if it was not passed so often."""
     child = os.fork()
     if child == 0:
         failpoints.arm(point, times)
         try:
-            bring(mode, namespace, plan)
+            bring(mode, namespace, desired)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -84,11 +84,11 @@ def killed(mode: str, namespace: str, plan: Plan, point: str, times: int) -> boo
 def tools_at_work(namespace: str) -> bool:
     """Return True while a program that a killed process has started still writes in the namespace."""
     with in_namespace(namespace):
-        own = os.readlink("/proc/thread-self/ns/net")
+        own = Path("/proc/thread-self/ns/net").readlink()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             name = (process / "comm").read_text()
-            if name.startswith(TOOLS) and os.readlink(process / "ns/net") == own:
+            if name.startswith(TOOLS) and (process / "ns/net").readlink() == own:
                 return True
         except OSError:
             continue
@@ -99,16 +99,16 @@ def main(mode: str, namespace: str, plans: tuple[Plan, ...]) -> None:
     rules.MOST_CHAINS = 8
     kills, differences = Counter[str](), []
     for point in points_of(mode):
-        for number, plan in enumerate(plans):
+        for number, desired in enumerate(plans):
             for times in count(1):
-                if not killed(mode, namespace, plan, point, times):
+                if not killed(mode, namespace, desired, point, times):
                     break
                 kills[point] += 1
-                if left := bring(mode, namespace, plan):
+                if left := bring(mode, namespace, desired):
                     differences.append(f"plan {number}, killed at {point} ({times}): {left}")
                 # The next kill is in the same step from the plan before.
                 bring(mode, namespace, plans[number - 1])
-            bring(mode, namespace, plan)
+            bring(mode, namespace, desired)
         dataplane(mode).target(IPFamily.IPV4, namespace).clean()
     print(json.dumps({"kills": kills, "differences": differences}))
 

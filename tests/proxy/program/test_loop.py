@@ -10,12 +10,13 @@ from narthex.linux.monitor import RulePoller
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.model.objects import Node
 from narthex.model.problem import Problem
+from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.dataplane import AnnouncedTarget
 from narthex.proxy.program.loop import Proxy
 from narthex.proxy.program.schedule import SyncPeriods
 from narthex.proxy.program.sync import FamilySync
-from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, service
+from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, plan, service
 from narthex.testing.fakes import FakeBackend, FakeChanges, FakeClock, FakeInbox, FakeRules, FakeTarget
 
 WEB = service("shop/web", "10.110.0.1", "fd6e::1")
@@ -589,3 +590,26 @@ def test_stop_ends_the_loop_and_leaves_the_rules():
 def test_a_proxy_without_families_sleeps_until_the_next_scan():
     bench = Bench(families=[])
     assert 0 < bench.proxy.turn() < math.inf
+
+
+def test_a_first_list_without_services_is_reported_and_healthy(log):
+    """The kernel has the rules of an earlier process, which are kept for a while."""
+    clock, backend, family, events = FakeClock(), BACKENDS["nftables"], IPFamily.IPV4, []
+    names = [f"shop/a{number}" for number in range(4)]
+    earlier = [service(name, f"10.110.0.{number}") for number, name in enumerate(names, 10)]
+    earlier += [endpoint_slice(name, endpoint("10.64.1.5")) for name in names]
+    rules = backend.render(plan(*earlier))
+    target = FakeTarget(backend, backend.render(plan()), rules)
+    inbox = FakeInbox(THE_NODE)
+    sync = FamilySync(family, Planner(CONFIG, family), backend, target, clock, doubt=300.0)
+    proxy = Proxy(inbox, [sync], clock, SyncPeriods(), node_name=NODE, record=events.append)
+    for _ in range(3):
+        clock.sleep(proxy.turn())
+    assert not target.applied and proxy.health.healthz()[0] == 200
+    assert len(said(log, "the lists of the source have no Services", "ERROR")) == 1
+    assert [event.reason for event in events] == ["ObjectsMissingFromList"]
+    end = clock.now() + 300.0
+    while clock.now() < end:
+        clock.sleep(proxy.turn())
+    proxy.turn()
+    assert backend.served(target.rules) == 0

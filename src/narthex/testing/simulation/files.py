@@ -22,6 +22,8 @@ from narthex.testing.simulation.time import VirtualLoop
 
 LONGEST_PAUSE = 1.4
 """Of a writer in the middle of a file: less than the time after which the proxy believes in what it reads."""
+_COMPLETE_SECONDS = 1.5
+"""A file stays complete for so long before it is written again, so that the source sees it once."""
 LONGEST_DANGLING = 30.0
 DELETION_SECONDS = 10.0
 """A deletion takes effect within this time after the file was written."""
@@ -115,8 +117,10 @@ class SimulatedFiles:
             objects = dict(self._desired[name])
             await self._bring(name, self._text(name))
             if objects == self._desired[name]:
+                self.settled(name)
+            await asyncio.sleep(_COMPLETE_SECONDS)
+            if objects == self._desired[name]:
                 break
-        self.settled(name)
 
     def _text(self, name: str) -> bytes:
         items = [encode(obj) for obj in self._desired[name].values()]

@@ -127,11 +127,15 @@ def _ipvs_writes(changes: IpvsChanges, now: IpvsRules) -> Iterator[KernelWrite]:
     for server in changes.servers_added:
         yield _silent(partial(_with_server, server))
     for key, change in changes.reals.items():
-        # Messages of one datagram, which the kernel takes one by one.
-        for part in (RealChanges(added=change.added), RealChanges(edited=change.edited, removed=change.removed)):
+        for part in real_writes(change):
             yield _silent(partial(_with_reals, key, part))
     yield _silent(partial(_with_entries, changes, add=False))
     yield _silent(lambda rules: _replaced(rules, bound=rules.bound - changes.unbind))
+
+
+def real_writes(change: RealChanges) -> tuple[RealChanges, ...]:
+    """Return the messages of one datagram in the order in which the kernel takes them."""
+    return RealChanges(added=change.added), RealChanges(edited=change.edited, removed=change.removed)
 
 
 def _silent(made: Callable[[Any], Any]) -> KernelWrite:
