@@ -21,7 +21,7 @@ CNI_PACKAGES := /usr/lib/cni/bridge:containernetworking-plugins podman:podman ru
 
 SPREAD := -n 4 --maxschedchunk 24
 
-.PHONY: help setup system demo test fuzz soak lint unit kernel bench clean
+.PHONY: help setup system demo test fuzz soak cnifaults lint unit kernel bench clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -71,6 +71,11 @@ soak: MINUTES ?= 60
 soak: JSON ?= soak.json
 soak: setup  ## Run both modes under load and faults for an hour; MINUTES=5 and JSON=FILE change that
 	$(SUDO) $(BIN)/python -m tests.soak --minutes $(MINUTES) --json $(JSON) $(SOAK)
+
+cnifaults: PACKAGES += $(CNI_PACKAGES)
+cnifaults: setup  ## Make 1,000 racing CNI calls and kill plugins 200 times; `narthex cni gc` must find nothing then
+	$(SUDO) env NARTHEX_TEST_CNI_CALLS=1000 NARTHEX_TEST_CNI_KILLS=200 $(BIN)/python -m pytest -q -n 0 \
+	  tests/cni/kernel/test_cni_races.py tests/cni/kernel/test_cni_failpoints.py
 
 lint: $(BIN)/.installed-tests  ## Check style, types, imports, and terms
 	$(BIN)/ruff check src tests scripts benchmarks examples

@@ -40,4 +40,6 @@ def test_racing_calls_for_one_container(tmp_path):
         # The subnet of the pods is shared, so DEL leaves it.
         assert [line.split()[1] for line in found.pop("elements")] == ["near4"]
         assert not any((found["attachments"], found["reservations"], found["files"], found["kept"]))
+        again = place.gc()
+        assert not any(again[name] for name in ("attachments", "elements", "reservations", "files", "kept"))
         place.nothing_left()

@@ -90,7 +90,7 @@ class SimulatedTarget(Target[Any, Any]):
         self._writer = writer
         self._faults = faults
         self._seen: int | None = None
-        self._tells = kernel.backend.name == "nftables"
+        self._knows_unchanged = kernel.backend.name == "nftables"
         """The real Target knows when nothing has changed."""
 
     def read(self) -> Any:
@@ -104,7 +104,7 @@ class SimulatedTarget(Target[Any, Any]):
 
     def unchanged(self) -> bool:
         """Return True if no rules have changed since the last read or apply."""
-        return self._tells and self._seen is not None and self._seen == self._kernel.generation
+        return self._knows_unchanged and self._seen is not None and self._seen == self._kernel.generation
 
     def apply(self, changes: Any) -> None:
         """Make the changes, with the faults that the schedule draws. Raises ApplyError, ProcessCrash."""

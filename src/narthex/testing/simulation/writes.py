@@ -194,8 +194,8 @@ def _userspace_writes(changes: UserspaceChanges) -> Iterator[KernelWrite]:
         return msgspec.structs.replace(rules, listeners=listeners, mark=changes.mark)
 
     def closed(rules: UserspaceRules) -> UserspaceRules:
-        wanted = {one.key for one in changes.listen}
-        gone = {key for key in rules.listeners if changes.replace and key not in wanted} | set(changes.close)
+        desired = {one.key for one in changes.listen}
+        gone = {key for key in rules.listeners if changes.replace and key not in desired} | set(changes.close)
         kept: dict[Any, RelayListener] = {key: one for key, one in rules.listeners.items() if key not in gone}
         return msgspec.structs.replace(rules, listeners=Map(kept))
 
