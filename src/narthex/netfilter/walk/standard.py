@@ -10,7 +10,7 @@ The structure is that of kube-proxy 1.18 to 1.36 (pkg/proxy/iptables and pkg/pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
@@ -169,8 +169,7 @@ class _Completion:
         return CompletedTable(msgspec.structs.replace(self._table, chains=chains), self._shifts)
 
     def _has_maps(self, rules: tuple[tuple[ast.Expression, ...], ...]) -> bool:
-        maps = [each.map for rule in rules for each in rule if isinstance(each, ast.VerdictMap)]
-        return not maps or maps[0] in self._table.sets
+        return _maps(rules[:1]) <= set(self._table.sets)
 
     def _known(self, name: str) -> bool:
         return name in self._table.chains or name in self._made
@@ -424,14 +423,27 @@ _XTABLES_CHECKS: tuple[tuple[tuple[str, ...], Callable[[ast.Chain], str]], ...] 
     (("KUBE-POSTROUTING",), _postrouting_flaw),
 )
 
-_SPREADS = (ast.RandomGoto, ast.RandomMap, ast.VerdictMap, ast.InlineVerdictMap, ast.Goto)
+
+def _maps(rules: Iterable[tuple[ast.Expression, ...]]) -> set[str]:
+    """Return the verdict maps that rules look up."""
+    return {each.map for rule in rules for each in rule if isinstance(each, ast.VerdictMap)}
+
+
+_SPREADS = (ast.RandomGoto, ast.RandomMap, ast.VerdictMap, ast.InlineVerdictMap)
 
 
 def _nft_flaw(chain: ast.Chain) -> str:
-    if "/" not in chain.name or _has(chain, *_NOT_READ):
+    if _has(chain, *_NOT_READ):
         return ""
+    if chain.name == "masquerading":
+        return _postrouting_flaw(chain)
+    lacks = _maps(_NFT_CHAINS.get(chain.name, ())) - _maps(rule.expressions for rule in chain.rules)
+    if lacks:
+        return f"does not look up the map {min(lacks)}"
     if chain.name.startswith("endpoint-") and not _has(chain, ast.Dnat):
         return "has no rule that rewrites the destination"
+    if chain.name.startswith("external-") and not any("/" in target for target in _targets(chain)):
+        return "has no rule that sends to the Service"
     if chain.name.startswith(("service-", "local-")) and not _has(chain, *_SPREADS):
         return "has no rule that sends to an endpoint"
     return ""
