@@ -45,6 +45,8 @@ class _Jump(NamedTuple):
     target: str
     new: bool = False
     """Only for new connections."""
+    since: bool = False
+    """Later versions have it, while earlier ones have the same jump in other chains alone."""
 
 
 _XTABLES_JUMPS: dict[str, tuple[_Jump, ...]] = {
@@ -61,7 +63,7 @@ _XTABLES_JUMPS: dict[str, tuple[_Jump, ...]] = {
         _Jump("FORWARD", "KUBE-PROXY-FIREWALL", new=True),
         _Jump("FORWARD", "KUBE-FORWARD"),
         _Jump("FORWARD", "KUBE-SERVICES", new=True),
-        _Jump("FORWARD", "KUBE-EXTERNAL-SERVICES", new=True),
+        _Jump("FORWARD", "KUBE-EXTERNAL-SERVICES", new=True, since=True),
         _Jump("OUTPUT", "KUBE-PROXY-FIREWALL", new=True),
         _Jump("OUTPUT", "KUBE-SERVICES", new=True),
         _Jump("OUTPUT", "KUBE-FIREWALL"),
@@ -187,21 +189,18 @@ class _Completion:
                 "there, as kube-proxy writes it"
             )
             self._add(jump, bases, _assumed(text, *matches, ast.Jump(jump.target)))
-        elif (
-            self._table.name == "nat"
-            or self._nft
-            or (jump.hook == "FORWARD" and jump.target == "KUBE-SERVICES")
-            or not self._called(jump.target)
-        ):
+        elif self._table.name == "nat" or self._nft or self._is_needed(jump):
             text = (
                 f"{self._words} does not call {jump.target} in {jump.hook.lower()}, and kube-proxy always does: a line is "
                 "missing, or the node has this fault"
             )
             self._add(jump, bases, ast.Rule((ast.RuleGap(text), *matches, ast.Jump(jump.target))))
 
-    def _called(self, target: str) -> bool:
-        """Return True if any chain calls another. Table filter has few chains."""
-        return any(_calls(self._table.chains[name], target) for name in self._table.chains)
+    def _is_needed(self, jump: _Jump) -> bool:
+        """Return True for a jump of table filter that a base chain lacks: others have it, or nothing calls its target."""
+        if any(_calls(each, jump.target) for each in self._bases):
+            return not jump.since
+        return not any(_calls(self._table.chains[name], jump.target) for name in self._table.chains)
 
     def _is_base(self, chain: ast.Chain, jump: _Jump) -> bool:
         assert chain.hook is not None
@@ -245,7 +244,8 @@ class _Completion:
 
     def _contradictions(self, chain: ast.Chain) -> Iterator[ast.Rule]:
         """Yield a gap if a chain lacks rules that kube-proxy writes into every such chain."""
-        what = _nft_flaw(chain) if self._nft else _xtables_flaw(chain) or self._endpoint_left_out(chain)
+        maps = set(self._table.sets)
+        what = _nft_flaw(chain, maps) if self._nft else _xtables_flaw(chain) or self._endpoint_left_out(chain)
         if what:
             yield ast.Rule(
                 (ast.RuleGap(f"chain {chain.name} of {self._words} {what}: lines of the input are missing"),)
@@ -432,12 +432,12 @@ def _maps(rules: Iterable[tuple[ast.Expression, ...]]) -> set[str]:
 _SPREADS = (ast.RandomGoto, ast.RandomMap, ast.VerdictMap, ast.InlineVerdictMap)
 
 
-def _nft_flaw(chain: ast.Chain) -> str:
+def _nft_flaw(chain: ast.Chain, maps: set[str]) -> str:
     if _has(chain, *_NOT_READ):
         return ""
     if chain.name == "masquerading":
         return _postrouting_flaw(chain)
-    lacks = _maps(_NFT_CHAINS.get(chain.name, ())) - _maps(rule.expressions for rule in chain.rules)
+    lacks = maps & _maps(_NFT_CHAINS.get(chain.name, ())) - _maps(rule.expressions for rule in chain.rules)
     if lacks:
         return f"does not look up the map {min(lacks)}"
     if chain.name.startswith("endpoint-") and not _has(chain, ast.Dnat):
