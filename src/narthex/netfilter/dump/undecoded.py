@@ -50,6 +50,7 @@ _STATEMENTS = (
     ast.NoTrack,
     ast.IgnoredStatement,
 )
+_TARGETS = frozenset(_STATEMENTS)
 _OPAQUE = (ast.Unknown, ast.Undecoded, ast.RuleGap)
 
 
@@ -115,6 +116,8 @@ def _jump(rule: ast.Rule) -> str:
 
 def _with_target(rule: ast.Rule, chain: str) -> ast.Rule:
     """Return the rule with an `Undecoded` if it has no target."""
+    if rule.expressions and type(rule.expressions[-1]) in _TARGETS:
+        return rule
     remark = chain.startswith("KUBE-FW-") and not set(map(type, rule.expressions)) - {ast.Counter, ast.OmittedMatch}
     if remark or _has(rule, *_STATEMENTS, *_OPAQUE):
         # A rule of KUBE-FW has only a comment, which says what the filter table does.
