@@ -421,6 +421,18 @@ def test_a_loss_takes_effect_within_ten_seconds(source, tmp_path, clock):
     assert clock.now - began <= 10
 
 
+def test_a_pause_of_a_writer_does_not_end_with_an_earlier_loss(source, tmp_path, clock):
+    """One object is deleted, and the file changes all the time; half of it is written when the deletion takes effect."""
+    file = services(source, tmp_path)
+    began, events = clock.now, []
+    while not events:
+        late = clock.now - began > manifests.LONGEST_SETTLE_SECONDS - 2 * manifests.LOOK_AGAIN_SECONDS
+        file.write_text("---\n".join(FIFTY[: 25 if late else 49]) + f"# {clock.now}\n")
+        events = source.scan()
+        clock.now += manifests.LOOK_AGAIN_SECONDS
+    assert len(events) == 1
+
+
 def test_a_link_that_dangles_loses_nothing(tmp_path, clock):
     target = tmp_path / "all"
     target.write_text("---\n".join(FIFTY))

@@ -56,16 +56,16 @@ class _File(msgspec.Struct):
     problems: tuple[Problem, ...]
     lost: dict[Identity, AnyObject] = {}
     """Objects that the file lost, and that stay in force until it settles."""
-    lost_since: float = 0.0
-    """When the first of them was missing, in seconds of a monotonic clock."""
+    lost_since: dict[Identity, float] = {}
+    """When each of them was first missing, in seconds of a monotonic clock."""
     changed_at: float = 0.0
     """When the present content, or the absence of the file, was first seen."""
     gone: bool = False
 
     @property
     def settles_at(self) -> float:
-        """Return when the loss takes effect if the file does not change again."""
-        return min(self.changed_at + SETTLE_SECONDS, self.lost_since + LONGEST_SETTLE_SECONDS)
+        """Return when a loss takes effect if the file does not change again."""
+        return min(self.changed_at + SETTLE_SECONDS, min(self.lost_since.values()) + LONGEST_SETTLE_SECONDS)
 
 
 class ManifestSource:
@@ -226,7 +226,8 @@ class ManifestSource:
                 kept = identity in loaded.refused or not loaded.whole
                 (objects if kept else lost)[identity] = item
         now = self._now()
-        lost_since = known.lost_since if known is not None and known.lost else now
+        before = known.lost_since if known is not None else {}
+        lost_since = {identity: before.get(identity, now) for identity in lost}
         self._files[name] = _File(signature, digest, objects, repeated, loaded.problems, lost, lost_since, now)
 
     def _vanish(self, name: str) -> None:
@@ -241,8 +242,11 @@ class ManifestSource:
         """Let losses take effect in files that have not changed for a while."""
         now = self._now()
         for name, file in list(self._files.items()):
-            if file.lost and now >= file.settles_at:
-                file.lost = {}
+            settled = now >= file.changed_at + SETTLE_SECONDS
+            for identity in list(file.lost):
+                # Each for itself: a file may be half written while it is about to lose something else.
+                if settled or now >= file.lost_since[identity] + LONGEST_SETTLE_SECONDS:
+                    del file.lost[identity], file.lost_since[identity]
             if file.gone and not file.lost:
                 del self._files[name]
 
