@@ -33,7 +33,7 @@ from narthex.trace.program.bundle import BundleError
 from narthex.trace.program.inputs import InputError, NodeInputs
 from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, ResolvedRequest, answer, ask, question
-from narthex.trace.program.travel import KnownCluster, TraceRequest, from_files, texts_of, travel
+from narthex.trace.program.travel import KnownCluster, TraceRequest, from_files, texts_of, travel, with_sender
 from narthex.trace.render.text import text
 
 if TYPE_CHECKING:
@@ -170,6 +170,8 @@ def _over_nodes(options: dict[str, Any], request: TraceRequest, *, probe: bool) 
         node_ips=tuple(map(address, options["node_ips"])),
     )
     with working("following the packet"):
+        if options["live"]:
+            known = with_sender(known, request, options["netns"])
         path = travel(known, request)
     tried = None
     if probe:

@@ -15,7 +15,6 @@ from narthex.trace.evaluate import NO_DEVIATIONS, find_frontend, sender_of, send
 from narthex.trace.model import (
     FATES,
     Alternative,
-    Fate,
     Header,
     NameLookup,
     PacketPath,
@@ -79,28 +78,19 @@ def explain(case: PlanCase, names: AddressNames, route: RouteOf) -> PacketPath:
         tree=branch_tree([_alternative(case, outcome, names) for outcome in case.walked.outcomes]),
         lookup=case.lookup,
     )
-    return annotate(path, case, names, route)
+    return annotate(path, case, route)
 
 
-def annotate(path: PacketPath, case: PlanCase, names: AddressNames, route: RouteOf) -> PacketPath:
-    """Add what the plan says: its decision, its agreement with the rules, and for each end the rewriting and the route.
-
-    Where the userspace relay accepts the connection, the path continues to the endpoints that the relay may choose.
-    """
+def annotate(path: PacketPath, case: PlanCase, route: RouteOf) -> PacketPath:
+    """Add what the plan says: its decision, its agreement with the rules, and for each end the rewriting and the route."""
     found = case.frontend
     sender = sender_of(case.plan, case.packet, case.host)
     service, frontend = found if found else (None, None)
 
-    def explained(end: PathEnd) -> PathBranch:
-        onwards = _relayed(case, end, names) if Deviation.RELAYED in case.deviations else None
-        if onwards is not None:
-            return map_ends(onwards, lambda each: PathBranch(end=_end(case, each, frontend, sender, route)))
-        return PathBranch(end=_end(case, end, frontend, sender, route))
-
     return msgspec.structs.replace(
         path,
         service=str(service.name) if service else path.service,
-        tree=map_ends(path.tree, explained),
+        tree=map_ends(path.tree, lambda end: PathBranch(end=_end(case, end, frontend, sender, route))),
         lookup=case.lookup or path.lookup,
         plan=PlanReading(
             node=case.plan.node_name,
@@ -198,21 +188,6 @@ def _reason(outcome: Outcome) -> str:
 
 
 # ---- ends ----------------------------------------------------------------------------------------------------------
-
-
-def _relayed(case: PlanCase, end: PathEnd, names: AddressNames) -> PathBranch | None:
-    """Return how the relay continues; None if the end is no socket of the relay on this node."""
-    if end.fate is not Fate.DELIVERED or (end.address, end.port) in {each.endpoint for each in case.walked.outcomes}:
-        return None
-    alternatives: list[Alternative] = []
-    for outcome in case.walked.outcomes:
-        steps = tuple(
-            rule_step(step, end.node, _header(case.packet)) for step in outcome.steps if step.where == "relay"
-        )
-        if steps:
-            probability, _, after = _alternative(case, outcome, names)
-            alternatives.append((probability, steps, msgspec.structs.replace(after, node=end.node, reply=end.reply)))
-    return branch_tree(alternatives) if alternatives else None
 
 
 def _end(case: PlanCase, end: PathEnd, frontend: Frontend | None, sender: Sender, route: RouteOf) -> PathEnd:

@@ -20,7 +20,6 @@ from narthex.trace.model import Fate, PathLeaf, Stage, WeightedEnd, branch_ends
 from narthex.trace.program.kernel_probe import ProbeComparison, send
 from narthex.trace.program.travel import TraceRequest
 
-NODES = 3
 MANIFESTS = """
 apiVersion: apps/v1
 kind: Deployment
@@ -79,22 +78,27 @@ kind: Pod
 metadata: {name: once, labels: {app: once}}
 spec: {restartPolicy: Never, nodeName: node-2, containers: [{name: c, image: none, ports: [{containerPort: 8080}]}]}
 """
-CLIENTS = "".join(
-    f"---\napiVersion: v1\nkind: Pod\nmetadata: {{name: client-{n}}}\n"
-    f"spec: {{nodeName: node-{n}, containers: [{{name: c, image: none}}]}}\n"
-    for n in range(1, NODES + 1)
-)
-
-SENDERS = ["outside", *(f"node-{n}" for n in range(1, NODES + 1)), *(f"client-{n}" for n in range(1, NODES + 1))]
 TARGETS = [
     "web:80", "web:80", "web:80", "web:81/udp", "near:80", "local:80", "balanced:80", "nobody:80", "once:80", "web:99",
     "kubernetes", "kube-system/kube-dns:53/udp", "kube-system/kube-dns:53/tcp", "10.96.200.200:80", "10.244.1.200:80",
     "192.168.49.77:80", "192.168.49.2:6443", "203.0.113.9:80", "@pod:8080", "@pod:9", "@pod:8081/udp", "@pod6:8080",
     "once:8080@pod", "@client:8080", "@balanced:80", "@local:80", "@balanced:81", "@web6:80",
-    *(f"node-{n}:{port}" for n in range(1, NODES + 1) for port in ("30001", "30002/udp", "30004", "30005", "9")),
-    *(f"@node6-{n}:30001" for n in range(1, NODES + 1)),
 ]  # fmt: skip
 """Destinations as a person names them; those that begin with @ are addresses that the lab's state tells."""
+PORTS = ("30001", "30002/udp", "30004", "30005", "9")
+
+
+def senders(lab: Any) -> list[str]:
+    names = [node.name for node in lab.nodes]
+    return ["outside", *names, *(f"client-{name.rpartition('-')[2]}" for name in names)]
+
+
+def targets(lab: Any) -> list[str]:
+    names = [node.name for node in lab.nodes]
+    own = [f"{name}:{port}" for name in names for port in PORTS]
+    return [*TARGETS, *own, *(f"@node6-{name.rpartition('-')[2]}:30001" for name in names)]
+
+
 MODES = ("nftables", "iptables", "userspace")
 OVERLAYS = ("none", "vxlan", "host-gw")
 PATIENCE, SILENCE = 30.0, 0.4
@@ -103,8 +107,14 @@ BAD = (Fate.DROPPED, Fate.LOST, Fate.REJECTED)
 SETTLED_SECONDS = 20.0
 
 
-def manifests(directory: Path) -> Path:
-    (directory / "all.yaml").write_text(MANIFESTS + CLIENTS)
+def manifests(directory: Path, nodes: int) -> Path:
+    """Write the Services, their pods, and a client on each node."""
+    clients = "".join(
+        f"---\napiVersion: v1\nkind: Pod\nmetadata: {{name: client-{n}}}\n"
+        f"spec: {{nodeName: node-{n}, containers: [{{name: c, image: none}}]}}\n"
+        for n in range(1, nodes + 1)
+    )
+    (directory / "all.yaml").write_text(MANIFESTS + clients)
     return directory
 
 
@@ -125,7 +135,9 @@ def draw_fault(rng: random.Random, lab: Any, *, deadly: bool) -> Fault:
         return Fault(f"kill {node}", ("node-dead",), {"kill": node})
     kind = rng.choice(["none", "loss", "partition", "partition", "loss", "api", "process", "pod", "ended"])
     if kind in ("loss", "partition"):
-        targets = rng.sample(nodes, rng.choice([1, 1, 2])) if rng.random() < 0.6 else [rng.choice(pods)]
+        targets = (
+            rng.sample(nodes, rng.choice([1, 1, min(2, len(nodes))])) if rng.random() < 0.6 else [rng.choice(pods)]
+        )
         percent = rng.choice([100, 100, 50])
         begin = {"kind": kind, "targets": targets, **({"percent": percent} if kind == "loss" else {})}
         return Fault(f"{kind} {' '.join(targets)} {percent}", (f"fault-{kind}",), {"begin": begin})
@@ -182,7 +194,7 @@ def address_of(rng: random.Random, lab: Any, target: str) -> str:
     if word in ("pod", "pod6"):
         address = rng.choice(webs).addresses[word == "pod6"]
     elif word in ("client", "once"):
-        name = f"client-{rng.randint(1, NODES)}" if word == "client" else "once"
+        name = f"client-{rng.randint(1, len(lab.nodes))}" if word == "client" else "once"
         address = next(pod for pod in lab.pods if pod.name == name).addresses[0]
     elif word.startswith("node6-"):
         address = next(node for node in lab.nodes if node.name == f"node-{word[6:]}").addresses[1]
@@ -322,7 +334,7 @@ def run(name: str, rng: random.Random, cases: int, packets: int = 4, *, deadly: 
         fault = draw_fault(rng, lab, deadly=deadly)
         chosen = []
         for _ in range(min(packets, cases - tally.cases)):
-            source, target = rng.choice(SENDERS), address_of(rng, lab, rng.choice(TARGETS))
+            source, target = rng.choice(senders(lab)), address_of(rng, lab, rng.choice(targets(lab)))
             chosen.append((source, target, is_well(name, source, target)))
         delay = rng.choice([0.0, 0.0, 3.5])
         with in_force(name, fault):

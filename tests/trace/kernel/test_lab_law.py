@@ -19,20 +19,22 @@ from narthex.lab.program import labs
 from narthex.lab.program.trace import trace_lab
 from narthex.lab.program.ui import board_of
 from narthex.lab.ui.path import path
+from narthex.linux.libnftables import run_nft
 from narthex.trace.program.travel import TraceRequest
 
 pytestmark = pytest.mark.kernel
 
 CASES = int(os.environ.get("NARTHEX_LAB_CASES", "0"))
 SEED = int(os.environ.get("NARTHEX_SEED", "20260801"))
-FEW = 4
+FEW, MANY = 3, 3
+"""Cases in the suite; nodes of the labs for more cases."""
 POOL = ("--pool", "192.168.15.0/28")
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    directory = lab_law.manifests(tmp_path_factory.mktemp("lab-law"))
-    with running("law", "--nodes", str(lab_law.NODES), *POOL, directory=directory) as made:
+    directory = lab_law.manifests(tmp_path_factory.mktemp("lab-law"), 2)
+    with running("law", "--nodes", "2", *POOL, directory=directory) as made:
         yield made
 
 
@@ -98,7 +100,7 @@ def test_a_partition_of_nodes_and_what_the_status_says(mended):
     expect(mended, "client-1", "192.168.49.12:30001", cause="fault-partition")
     eventually(lambda: labs.read(mended.name).not_ready == ("node-2",), "a node that is not ready")
     found = labs.inspect_lab(mended.name)
-    assert [node.ready for node in found.nodes] == [True, False, True]
+    assert [node.ready for node in found.nodes] == [True, False]
     assert not found.healthy
     said = status(found)
     assert "partition at node-2" in said
@@ -131,6 +133,26 @@ def test_the_process_of_a_node_was_killed(mended):
         mended.narthex("fault", "kill", "process/node-1")
 
 
+def test_a_sender_on_a_live_node_and_its_own_rules(mended):
+    node = f"nx-{mended.name}-node-1"
+    there = f"{web_on(mended, 'node-2')}:8080"
+    client = next(pod for pod in mended.lab.pods if pod.name == "client-1")
+    words = ("trace", client.addresses[0], there, "--live", "--netns", node)
+    said = narthex(*words)
+    assert f"{client.network_namespace}: routing: " in said
+    run_nft(
+        "table inet own { chain c { type filter hook output priority 0; policy drop; }; }", client.network_namespace
+    )
+    try:
+        data = json.loads(narthex(*words, "-o", "json"))
+        assert [(end["fate"], end["reason"]) for end in data["ends"]] == [("dropped", "a rule drops it silently")]
+        expect(mended, "client-1", there, cause="foreign-table")
+    finally:
+        run_nft("delete table inet own", client.network_namespace)
+    unseen = narthex("trace", "10.244.1.250", there, "--live", "--netns", node)
+    assert "not known: the pod's own routes and rules: no network namespace that is linked with this node has" in unseen
+
+
 def test_a_random_sample_of_faults_and_packets(cluster):
     tally = lab_law.run(cluster.name, random.Random(SEED), FEW, packets=2)
     assert tally.wrong == []
@@ -141,10 +163,10 @@ def test_what_does_not_come_back(cluster):
     cluster.narthex("fault", "kill", "once")
     eventually(lambda: refused(cluster, "once:80"), "rules without the endpoint")
     expect(cluster, "client-1", "once:80", cause="pod-not-running")
-    there = web_on(cluster, "node-3")
-    cluster.narthex("kill", "node-3")
+    there = web_on(cluster, "node-2")
+    cluster.narthex("kill", "node-2")
     expect(cluster, "client-1", f"{there}:8080", cause="node-dead")
-    expect(cluster, "client-3", "192.168.49.11:30001", cause="node-dead")
+    expect(cluster, "client-2", "192.168.49.11:30001", cause="node-dead")
 
 
 @pytest.mark.skipif(not CASES, reason="NARTHEX_LAB_CASES is the number of cases for each mode and overlay")
@@ -152,8 +174,8 @@ def test_what_does_not_come_back(cluster):
 @pytest.mark.parametrize("mode", lab_law.MODES)
 def test_random_faults_and_packets(mode, overlay, tmp_path):
     rng = random.Random(f"{SEED} {mode} {overlay}")
-    directory = lab_law.manifests(tmp_path)
-    options = ("--nodes", str(lab_law.NODES), "--mode", mode, "--overlay", overlay, *POOL)
+    directory = lab_law.manifests(tmp_path, MANY)
+    options = ("--nodes", str(MANY), "--mode", mode, "--overlay", overlay, *POOL)
     began = time.monotonic()
     with running("drawn", *options, directory=directory) as made:
         tally = lab_law.run(made.name, rng, CASES)

@@ -247,6 +247,15 @@ def _there(path: str, namespace: str | None) -> bool:
         return Path(path).exists()
 
 
+def attached_namespaces(namespace: str | None = None) -> tuple[str, ...]:
+    """Return the named network namespaces that have a link into a namespace, None for the current one; empty if not known."""
+    try:
+        entries = json.loads(run(["ip", "-j", "netns", "list-id"], namespace=namespace, timeout=_SECONDS) or "[]")
+    except (FileNotFoundError, CommandError, TimeoutExpired, ValueError):
+        return ()
+    return tuple(str(entry["name"]) for entry in entries if entry.get("name"))
+
+
 def _settings(part: BundlePart, namespace: str | None) -> tuple[str | None, PartStatus]:
     """Read the settings from /proc/sys; `sysctl` would print the same, but isn't installed everywhere."""
     relevant = re.compile(SETTINGS)

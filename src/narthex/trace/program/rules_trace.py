@@ -159,7 +159,7 @@ def answer(
     case = _case(asked, inputs, host, live_rules, dump)
     names = AddressNames(inputs.snapshot, others)
     route = live_route or (lambda ip: names.route(ip, inputs.config.node_name))
-    path = explain(case, names, route) if path is None else annotate(path, case, names, route)
+    path = explain(case, names, route) if path is None else annotate(path, case, route)
     if asked.source.kind not in ("outside", "address") or asked.packet.from_host:
         return path
     return msgspec.structs.replace(path, announced=_announced(inputs, asked.packet.destination, announcers))

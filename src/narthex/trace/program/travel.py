@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from narthex.linux.addresses import own_addresses
+from narthex.linux.namespaces import in_namespace
 from narthex.model.decode.objects import load
 from narthex.model.net import contains, family_of
 from narthex.model.problem import Problem
@@ -23,7 +26,7 @@ from narthex.trace.model import Header, PacketPath, Party, PathBranch, PathStep,
 from narthex.trace.names import AddressName, AddressNames, service_of_steps
 from narthex.trace.node.layout import CNI_FILE, OBJECTS, PARTS
 from narthex.trace.node.view import NOT_WALKED, view_of_bundle, view_of_files
-from narthex.trace.program.bundle import BundleError, read_bundle
+from narthex.trace.program.bundle import BundleError, attached_namespaces, read_bundle
 from narthex.trace.program.inputs import ClusterObjects
 from narthex.trace.program.places import OUTSIDE, AddressOwner, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, ask, flow_of
@@ -196,6 +199,35 @@ def _is_output(name: str, text: str) -> bool:
     """Return True for a part of a bundle that a trace of single files uses."""
     empty = text.strip() in ("", "[]")
     return name.startswith(("rules/", "net/")) and name not in NOT_WALKED and not empty
+
+
+def with_sender(known: KnownCluster, request: TraceRequest, namespace: str | None) -> KnownCluster:
+    """Return what is known of a live node, with the network namespace of a sender that is a pod of it. Raises TraceError.
+
+    `namespace` is the node's own, None for the current one.
+    """
+    places = known.places()
+    source, target, spec = ask(places, request.source, request.destination, request.domain)
+    sent_from = flow_of(places, source, target, spec)[0]
+    view = next(each for each in known.views if each.origin == "live")
+    if source.kind == "outside" or view.own(sent_from) is not None or request.iif:
+        return known
+    held = [name for name in attached_namespaces(namespace) if _has(name, sent_from)]
+    if len(held) != 1:
+        count = "no" if not held else f"each of {len(held)}"
+        reason = f"{count} network namespace that is linked with this node has {sent_from}"
+        return msgspec.structs.replace(known, unseen_sender=reason)
+    owner = places.at(sent_from)
+    pod = live(owner.name if owner is not None and owner.kind == "pod" else held[0], held[0])
+    pod.on = view.name
+    view.pods = {**view.pods, pod.name: pod}
+    return known
+
+
+def _has(namespace: str, address: str) -> bool:
+    with suppress(OSError), in_namespace(namespace):
+        return any(each.address == address for each in own_addresses())
+    return False
 
 
 # ---- the path of one packet -------------------------------------------------------------------------------------------
