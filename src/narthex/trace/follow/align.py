@@ -13,7 +13,8 @@ import msgspec
 
 from narthex.netfilter.dump.kernel_trace import KernelStep, KernelTrace, TraceEvent
 from narthex.proxy.plan.show import visible
-from narthex.trace.model import PacketPath, PathLeaf, PathStep, Stage
+from narthex.trace.follow.steps import fails, final_ends
+from narthex.trace.model import Fate, PacketPath, PathLeaf, PathStep, Stage
 
 _AFTER_REWRITING = ("dnat", "snat", "masquerade", "redirect")
 _AT_THE_END = re.compile(r": ((?:goto|jump) \S+|return|accept|drop)(?: \})?$")
@@ -76,6 +77,19 @@ def align(path: PacketPath, trace: KernelTrace | None, node: str = "") -> Alignm
     agrees, shared, predicted = best
     parting = "" if agrees else _parting(kernel, predicted, shared)
     return Alignment(agrees=agrees, pairs=tuple(_pairs(trace, predicted, shared)), parting=parting, notes=notes)
+
+
+def with_answer(alignment: Alignment, path: PacketPath, answer: str) -> Alignment:
+    """Return the comparison with the answer that the sender received taken into account, as `ProbeOutcome.answer` has it."""
+    if not alignment.agrees:
+        return alignment
+    ends = [end for leaf in path.leaves() for end in final_ends([(leaf.probability, leaf.steps, leaf.end)])]
+    parting = ""
+    if answer in ("connected", "answered") and fails(ends):
+        parting = "the sender was answered, though no packet, or no reply, should arrive"
+    elif answer == "nothing" and path.packet.protocol == "tcp" and all(end.fate is Fate.DELIVERED for end in ends):
+        parting = "nothing came back, though each packet and each reply should arrive"
+    return msgspec.structs.replace(alignment, agrees=not parting, parting=parting)
 
 
 def _is_legacy(step: PathStep) -> bool:

@@ -313,7 +313,8 @@ def send(
         probed = probe(asked, deadline, patience)
     except KernelProbeError as error:
         raise TraceError(f"the probe: {error}") from error
-    return ProbeComparison(probed=probed, alignment=align.align(path, probed.trace, node_name))
+    alignment = align.with_answer(align.align(path, probed.trace, node_name), path, probed.answer)
+    return ProbeComparison(probed=probed, alignment=alignment)
 
 
 def sender_of(address: str, node: str | None) -> str | None:

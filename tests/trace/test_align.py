@@ -1,0 +1,49 @@
+"""A probe's answer beside the prediction."""
+
+import pytest
+
+from narthex.trace.follow.align import Alignment, align, with_answer
+from narthex.trace.model import Fate, Header, PacketPath, Party, PathBranch, PathEnd, PathStep, Stage
+
+LOST = PathEnd(fate=Fate.LOST, reason="partition")
+BACK = PathBranch(end=PathEnd(fate=Fate.DELIVERED))
+RULE = PathStep(stage=Stage.FORWARD, node="a", table="t", chain="c", verdict="accept", what="accept")
+
+
+def path(*ends: PathEnd, protocol: str = "tcp", steps: tuple[PathStep, ...] = ()) -> PacketPath:
+    """A path that splits into these ends; `steps` lead to the first."""
+    branches = tuple(PathBranch(end=end, steps=steps if end is ends[0] else ()) for end in ends)
+    return PacketPath(
+        packet=Header(source="10.0.0.1", destination="10.0.0.2", protocol=protocol, port=80),
+        source=Party(address="10.0.0.1"),
+        destination=Party(address="10.0.0.2"),
+        tree=PathBranch(branches=branches),
+    )
+
+
+def delivered(reply: PathBranch = BACK) -> PathEnd:
+    return PathEnd(fate=Fate.DELIVERED, reply=reply)
+
+
+@pytest.mark.parametrize(
+    ("found", "answer", "agrees"),
+    [
+        (path(LOST), "connected", False),
+        (path(LOST), "nothing", True),
+        (path(LOST, delivered()), "connected", True),
+        (path(LOST, delivered()), "nothing", True),
+        (path(delivered(PathBranch(end=LOST))), "connected", False),
+        (path(delivered()), "nothing", False),
+        (path(delivered()), "refused", True),
+        (path(delivered(), protocol="udp"), "nothing", True),
+    ],
+)
+def test_the_answer_is_compared_too(found: PacketPath, answer: str, agrees: bool) -> None:
+    compared = with_answer(Alignment(agrees=True, pairs=()), found, answer)
+    assert compared.agrees is agrees
+    assert bool(compared.parting) is not agrees
+
+
+def test_a_packet_that_may_be_lost_before_the_rules_need_not_be_seen() -> None:
+    assert align(path(delivered(), LOST, steps=(RULE,)), None, "a").agrees
+    assert not align(path(delivered(), steps=(RULE,)), None, "a").agrees
