@@ -13,6 +13,7 @@ from narthex.model.lines import without_long_lines_of
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.netfilter.ast import Chain, Ruleset
 from narthex.netfilter.describe import describe_rule
+from narthex.netfilter.dump.dump import GapKind
 from narthex.netfilter.dump.read import Dump, DumpError, merge_dumps, read_dump
 from narthex.netfilter.walk.state import KernelObjects
 from narthex.trace.follow.views import DEFAULT, LOCAL, MAIN, NodeView, PolicyRule
@@ -289,7 +290,8 @@ class DumpedRules:
         self.supposed: Ruleset = rules.copied if copied else rules.ruleset
         self.objects: KernelObjects = rules.objects
         self.unread = tuple(map(str, held.problems))
-        self.gaps = rules.gaps
+        # A tool that a bundle or a live node has run prints every table that there is.
+        self.gaps = tuple(gap for gap in rules.gaps if copied or gap.kind is not GapKind.TABLE)
         self._dump = held
 
     def place(self, table: str, chain: str, rule: int, what: str = "") -> tuple[str, str]:
