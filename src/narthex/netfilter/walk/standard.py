@@ -47,6 +47,8 @@ class _Jump(NamedTuple):
     """Only for new connections."""
     since: bool = False
     """Later versions have it, while earlier ones have the same jump in other chains alone."""
+    unless: str = ""
+    """A chain of mode ipvs, which does not have the jump."""
 
 
 _XTABLES_JUMPS: dict[str, tuple[_Jump, ...]] = {
@@ -64,7 +66,7 @@ _XTABLES_JUMPS: dict[str, tuple[_Jump, ...]] = {
         _Jump("FORWARD", "KUBE-FORWARD"),
         _Jump("FORWARD", "KUBE-SERVICES", new=True),
         _Jump("FORWARD", "KUBE-EXTERNAL-SERVICES", new=True, since=True),
-        _Jump("OUTPUT", "KUBE-PROXY-FIREWALL", new=True),
+        _Jump("OUTPUT", "KUBE-PROXY-FIREWALL", new=True, unless="KUBE-NODE-PORT"),
         _Jump("OUTPUT", "KUBE-SERVICES", new=True),
         _Jump("OUTPUT", "KUBE-FIREWALL"),
     ),
@@ -177,7 +179,7 @@ class _Completion:
         return name in self._table.chains or name in self._made
 
     def _complete_jump(self, jump: _Jump) -> None:
-        if not self._known(jump.target):
+        if not self._known(jump.target) or (jump.unless and self._known(jump.unless)):
             return
         bases = [chain for chain in self._bases if self._is_base(chain, jump)]
         if any(_calls(chain, jump.target) for chain in bases):
