@@ -350,6 +350,10 @@ def _chosen(chain: str, found: list[tuple[_Block, list[_Entry]]]) -> tuple[list[
     Selections of `grep` complement each other. Of complete prints the first counts.
     """
     complete = [entries for block, entries in found if not block.loose]
+    if len(found) > 1 and not complete:
+        # The print with most of the rules has them in the right order.
+        longest = max((entries for _, entries in found), key=len)
+        found = [(found[0][0], longest), *found]
     if len(found) == 1 or not complete:
         seen: dict[str, _Entry] = {}
         for _, entries in found:

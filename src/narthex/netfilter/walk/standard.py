@@ -191,6 +191,13 @@ class _Completion:
                 "there, as kube-proxy writes it"
             )
             self._add(jump, bases, _assumed(text, *matches, ast.Jump(jump.target)))
+        elif (
+            self._table.name == "filter"
+            and (jump.hook, jump.target) == ("FORWARD", "KUBE-SERVICES")
+            and any(_calls(each, jump.target) for each in self._bases)
+        ):
+            for rule in self._refusals(jump) if jump.target in self._table.chains else ():
+                self._add(jump, bases, rule)
         elif self._table.name == "nat" or self._nft or self._is_needed(jump):
             text = (
                 f"{self._words} does not call {jump.target} in {jump.hook.lower()}, and kube-proxy always does: a line is "
@@ -203,6 +210,17 @@ class _Completion:
         if any(_calls(each, jump.target) for each in self._bases):
             return not jump.since
         return not any(_calls(self._table.chains[name], jump.target) for name in self._table.chains)
+
+    def _refusals(self, jump: _Jump) -> Iterator[ast.Rule]:
+        """Yield what KUBE-SERVICES refuses, for a FORWARD that does not call it as kube-proxy since 1.14 does.
+
+        Only for a packet that it refuses it matters whether a line is missing.
+        """
+        text = f"{self._words} does not call {jump.target} in {jump.hook.lower()}, and kube-proxy does: a line may be missing"
+        for rule in self._table.chains[jump.target].rules:
+            if rule.expressions and isinstance(rule.expressions[-1], (ast.RejectPacket, ast.DropPacket)):
+                *matches, verdict = rule.expressions
+                yield ast.Rule((_NEW, *matches, ast.RuleGap(text), verdict))
 
     def _is_base(self, chain: ast.Chain, jump: _Jump) -> bool:
         assert chain.hook is not None
