@@ -231,7 +231,8 @@ def answers(leaf: PathLeaf, traced: LabTrace) -> set[str]:
             seen |= {"nothing"}
         return seen
     if end.fate is Fate.REJECTED:
-        return {"refused", "unreachable"}
+        # The kernel limits the rate of the errors that it sends to one address.
+        return {"refused", "unreachable", "nothing"}
     if end.fate is Fate.DROPPED:
         return {"nothing"}
     if end.fate is Fate.LOST:
