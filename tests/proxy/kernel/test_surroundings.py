@@ -87,7 +87,7 @@ def test_an_unknown_node_address_opens_nothing(mode):
         endpoint_slice("shop/web", endpoint("10.64.1.5")),
     )
     unknown = plan(*objects, node(internal_ips=()), node_port_addresses=("primary",))
-    other_family = plan(*objects, node_port_addresses=("fd20::/64",))
+    other_family = plan(*objects, node_port_addresses=("fd20::/64",), strict_node_port_addresses=True)
     for made in (unknown, other_family):
         for address in (NODE_IP, SECOND_IP):
             assert ends(mode, made, packet(OUTSIDER, f"{address}:30080")) == only(Disposition.NOT_OURS)

@@ -159,8 +159,13 @@ class FamilySync(Generic[R, C]):
         return self._done(plan, last, changes=changes or repair or None, drift=drift)
 
     def _is_doubtful(self, plan: Plan, found: R) -> bool:
-        """Return True for a first plan that would remove all Services that an earlier process served, for a while."""
-        if not self._doubt or any(name.service != API_SERVER for name in plan.services):
+        """Return True for a first plan that would take all Services that an earlier process served, for a while.
+
+        Services without any endpoints are no reason to believe it: the lists of a server that lost its data come back one
+        after the other.
+        """
+        served = (each for name, each in plan.services.items() if name.service != API_SERVER)
+        if not self._doubt or any(each.endpoint_count for each in served):
             return False
         # Once in doubt, it stays: other programs may damage the rules meanwhile.
         if self._doubted_until == math.inf and self.backend.served(found) < SOME_SERVICES:

@@ -69,6 +69,8 @@ class RuleProperties:
         self.excused_at = -1e9
         """When a fault was last active that excuses a late repair."""
         self.violations: list[str] = []
+        self._blind_at = -math.inf
+        """When the process was last seen to know too little of the cluster."""
         self._silent = False
         """Rules are missing of which the kernel does not notify anybody."""
         self.changing_silently = False
@@ -115,14 +117,19 @@ class RuleProperties:
     def _knows_little(self, process: SimulatedProcess) -> bool:
         """Return True for a process whose first list was empty and that has learned of some Services only since then.
 
-        It also knows nothing of what a second proxy writes once other programs have removed the rules that it kept.
+        It also knows nothing of what a second proxy writes once other programs have removed the rules that it kept. Its
+        first changes after that are changes to the rules that it wrote before.
         """
-        services = process.proxy.snapshot.services
-        return self._is_blind(process) and (bool(services) or self._world.competitor is not None)
+        services, competes = process.proxy.snapshot.services, self._world.competitor is not None
+        if self._is_blind(process):
+            return bool(services) or competes
+        return competes and self._world.loop.time() <= self._blind_at + REPAIR_SECONDS
 
     def _is_blind(self, process: SimulatedProcess) -> bool:
         """Return True for a process whose first list was empty, until it knows all that stays."""
         snapshot, names = process.proxy.snapshot, [NamespacedName("shop", name) for name in self.served]
+        if process.blind:
+            self._blind_at = self._world.loop.time()
         if process.blind and all(name in snapshot.services and name in snapshot.slices for name in names):
             process.blind = False
         return process.blind
