@@ -271,6 +271,9 @@ def _echo(sock: socket.socket, name: bytes) -> None:
     while True:
         try:
             _, sender = sock.recvfrom(100)
+            if sender is None:
+                # The socket was shut down meanwhile.
+                return
             sock.sendto(name, sender)
         except OSError:
             if sock.fileno() < 0:
