@@ -11,8 +11,8 @@ from narthex.dns.corefile.parse import parse as parse_corefile
 from narthex.dns.server.resolv_conf import upstreams_of_file
 from narthex.kube.access import Access, AccessError, open_connection
 from narthex.model.decode.objects import MAX_BROKEN, load
-from narthex.model.lines import MAX_LINE, BoundedProblems
-from narthex.model.problem import MAX_PROBLEMS
+from narthex.model.lines import MAX_LINE
+from narthex.model.problem import MAX_PROBLEMS, BoundedProblems
 from narthex.netfilter.ast import Unknown
 from narthex.netfilter.dump.read import MAX_DUMP_LINE, MAX_TABLES, read_dump
 from narthex.runtime.configuration.file import parse as parse_configuration

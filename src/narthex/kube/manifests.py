@@ -260,7 +260,7 @@ class ManifestSource:
                 identity = _identity_of(item)
                 first = objects.setdefault(identity, item)
                 if first is not item:
-                    problems.add(_duplicate(first, item))
+                    problems.append(_duplicate(first, item))
         for name in sorted(self._files):
             # An object that moved to another file is not lost.
             for identity, item in self._files[name].lost.items():

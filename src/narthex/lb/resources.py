@@ -67,7 +67,7 @@ def read(data: bytes, origin: str) -> LoadBalancerConfiguration:
     problems = ProblemList(origin=origin)
     for document in read_documents(text):
         if isinstance(document, MalformedDocument):
-            problems.add(Problem(origin=f"{origin}:{document.line}", message=document.message))
+            problems.append(Problem(origin=f"{origin}:{document.line}", message=document.message))
             continue
         for found in _unfold(document, origin, problems):
             problems.extend(found.problems)
@@ -75,7 +75,7 @@ def read(data: bytes, origin: str) -> LoadBalancerConfiguration:
     pools = tuple(each for each in objects if isinstance(each, IPAddressPool))
     advertisements = tuple(each for each in objects if isinstance(each, L2Advertisement))
     if not objects and not problems.problems:
-        problems.add(Problem(origin=origin, message=f"holds no document of kind {KIND} ({API_VERSION})"))
+        problems.append(Problem(origin=origin, message=f"holds no document of kind {KIND} ({API_VERSION})"))
     problems.extend(_doubled((*pools, *advertisements)))
     return LoadBalancerConfiguration(pools=pools, advertisements=advertisements, problems=problems.problems)
 
@@ -127,7 +127,7 @@ def _unfold(document: Document, origin: str, problems: ProblemList) -> Iterator[
         return f"{origin}:{document.line_of(raw, path, document.line)}"
 
     if not isinstance(raw, dict):
-        problems.add(Problem(origin=locate(()), object=KIND, message=f"is {kind_of(raw)}, must be a mapping"))
+        problems.append(Problem(origin=locate(()), object=KIND, message=f"is {kind_of(raw)}, must be a mapping"))
         return
     if raw.get("kind") != KIND:
         yield decode(raw, locate(()), lambda field: locate(steps(field)))

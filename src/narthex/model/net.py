@@ -14,6 +14,9 @@ from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import NamedTuple
 
+NODE_PORT_WORDS = frozenset(("primary", "localhost", "all"))
+"""Words of `nodePortAddresses` that stand for networks of each IP family: the node's own addresses, its loopback, and all (row 9.13)."""
+
 
 class IPFamily(enum.Enum):
     """An IP family; the value is the IP version number."""

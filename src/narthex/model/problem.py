@@ -6,13 +6,14 @@ User-supplied text appears in messages only through `quoted`, so it cannot forge
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
-from typing import Literal
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Generic, Literal, Self, TypeVar
 
 import msgspec
 
 from narthex.model.validate import Syntax
 
+P = TypeVar("P")
 Severity = Literal["error", "warning"]
 
 _LONGEST_QUOTE = 60
@@ -45,54 +46,88 @@ class UnlistedProblems(Problem, frozen=True, kw_only=True):
     count: int
 
 
-class ProblemList:
-    """Collects problems and lists the first `limit` of them; of the others it keeps only the number."""
+class BoundedProblems(Generic[P]):
+    """The first problems of a text, and the number of the others.
 
-    def __init__(self, limit: int = MAX_PROBLEMS, origin: str = "", object: str = "") -> None:
-        """Create an empty list. `origin` and `object` say where the problems are that are not listed."""
-        self._limit = limit
-        self._origin = origin
-        self._object = object
-        self._listed: list[Problem] = []
-        self._unlisted = 0
-        self._severity: Severity = "warning"
+    A text in which every line is wrong must not cost a message for each line.
+    """
+
+    def __init__(self, summary: Callable[[int], P], most: int = MAX_PROBLEMS) -> None:
+        """Create an empty list of at most `most` problems. `summary` makes the last one from the number of the others."""
+        self._summary = summary
+        self._most = most
+        self.kept: list[P] = []
+        self.omitted = 0
 
     @property
     def full(self) -> bool:
-        """Return True if no further problem will be listed."""
-        return len(self._listed) >= self._limit
+        """Return True if no further problem will be kept."""
+        return len(self.kept) >= self._most
+
+    def append(self, problem: P) -> None:
+        """Keep a problem, or count it."""
+        if self.full:
+            self.omitted += 1
+        else:
+            self.kept.append(problem)
+
+    def extend(self, problems: Iterable[P]) -> Self:
+        """Keep several problems, or count them; return the list."""
+        for problem in problems:
+            self.append(problem)
+        return self
+
+    def __bool__(self) -> bool:
+        """Return True if there is a problem."""
+        return bool(self.kept or self.omitted)
+
+    def __iter__(self) -> Iterator[P]:
+        """Iterate over the kept problems, and the summary of the others if there are any."""
+        yield from self.kept
+        if self.omitted:
+            yield self._summary(self.omitted)
+
+
+def omitted_text(count: int) -> str:
+    """Return the message about problems that were not kept."""
+    return f"{count} more problems are not listed; repair those above first"
+
+
+class ProblemList(BoundedProblems[Problem]):
+    """Problems of objects. The last one stands for those that are not kept, with their number and highest severity."""
+
+    def __init__(self, most: int = MAX_PROBLEMS, origin: str = "", object: str = "") -> None:
+        """Create an empty list. `origin` and `object` say where the problems are that are not kept."""
+        super().__init__(self._stand_in, most)
+        self._origin = origin
+        self._object = object
+        self._severity: Severity = "warning"
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Return the listed problems and, if there are others, one that states their number."""
-        return (*self._listed, *([self._summary()] if self._unlisted else ()))
+        """Return the kept problems and, if there are others, one that states their number."""
+        return tuple(self)
 
-    def add(self, problem: Problem) -> None:
-        """Add a problem, or one that stands for several."""
+    def append(self, problem: Problem) -> None:
+        """Keep a problem, or count it, or those that it stands for."""
         if self.full:
             self.count(problem.severity, problem.count if isinstance(problem, UnlistedProblems) else 1)
         else:
-            self._listed.append(problem)
+            super().append(problem)
 
     def count(self, severity: Severity, number: int = 1) -> None:
-        """Count problems that are not listed."""
-        self._unlisted += number
+        """Count problems that are not kept."""
+        self.omitted += number
         if severity == "error":
             self._severity = severity
 
-    def extend(self, problems: Iterable[Problem]) -> ProblemList:
-        """Add problems; return the list."""
-        for problem in problems:
-            self.add(problem)
-        return self
-
-    def _summary(self) -> Problem:
+    def _stand_in(self, count: int) -> Problem:
         return UnlistedProblems(
             origin=self._origin,
             object=self._object,
-            message=f"{self._unlisted} more problems are not listed",
+            message=f"{count} more problems are not listed",
             severity=self._severity,
-            count=self._unlisted,
+            count=count,
         )
 
 
@@ -208,4 +243,6 @@ class ProblemCollector:
             self._problems.count(severity)
             return
         origin = self._locate(field) if self._locate and field else self.origin
-        self._problems.add(Problem(origin=origin, object=self.object, field=field, message=message, severity=severity))
+        self._problems.append(
+            Problem(origin=origin, object=self.object, field=field, message=message, severity=severity)
+        )

@@ -490,6 +490,11 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
     expressions: tuple[Expression, ...]
     comment: str = ""
 
+    @property
+    def target(self) -> str:
+        """Name of the chain that the rule calls or continues in; empty if there is none."""
+        return next((each.chain for each in self.expressions if isinstance(each, (Jump, Goto))), "")
+
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True):
     """The hook, priority, and policy of a base chain."""
@@ -508,6 +513,11 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     name: str
     rules: tuple[Rule, ...] = ()
     hook: Hook | None = None
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """Names of the chains that the rules call or continue in."""
+        return frozenset(rule.target for rule in self.rules if rule.target)
 
 
 ElementKey = tuple[Atom, ...]

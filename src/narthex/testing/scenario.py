@@ -15,9 +15,8 @@ import msgspec
 import yaml  # type: ignore[import-untyped]
 
 from narthex.model.decode.objects import decode
-from narthex.model.net import Protocol, address, family_of, network, split_port
+from narthex.model.net import NODE_PORT_WORDS, Protocol, address, family_of, network, split_port
 from narthex.model.objects import AnyObject, Service
-from narthex.proxy.plan.planner import NODE_PORT_WORDS
 from narthex.testing.findings import DROP, NONE, REJECT, Ends, delivered
 
 KNOWN_MODES = ("nftables", "iptables", "ipvs", "userspace")

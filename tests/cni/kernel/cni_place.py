@@ -35,7 +35,7 @@ class Place:
         self.programs = scratch / "bin"
         self._wants_agent = agent
         self.agent: Any = None
-        self._servers: list[socket.socket] = []
+        self._servers: list[tuple[socket.socket, threading.Thread]] = []
 
     @property
     def outside(self) -> str:
@@ -63,7 +63,11 @@ class Place:
 
     def __exit__(self, *_: object) -> None:
         self.stop_agent()
-        for server in self._servers:
+        for server, thread in self._servers:
+            # A thread that is about to accept would take connections of the next socket with the same number.
+            with contextlib.suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            thread.join(PATIENCE)
             server.close()
         for name in namespace_names():
             if name.startswith(self.name):
@@ -214,10 +218,11 @@ class Place:
             server = socket.socket(family, kind)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((address, port))
-        self._servers.append(server)
         if kind == socket.SOCK_STREAM:
             server.listen()
-        threading.Thread(target=_answer, args=(server, where, kind), daemon=True).start()
+        thread = threading.Thread(target=_answer, args=(server, where, kind), daemon=True)
+        self._servers.append((server, thread))
+        thread.start()
 
     def ask(
         self,
@@ -253,4 +258,6 @@ def _answer(server: socket.socket, where: str, kind: int) -> None:
                     connection.send(f"{where} {peer[0].removeprefix('::ffff:')}".encode())
             else:
                 _, peer = server.recvfrom(10)
+                if peer is None:
+                    return
                 server.sendto(f"{where} {peer[0].removeprefix('::ffff:')}".encode(), peer)

@@ -89,6 +89,20 @@ def test_a_first_list_without_services_removes_nothing_for_a_while(mode, listed)
 
 
 @pytest.mark.parametrize("mode", KEEPING)
+def test_services_without_endpoints_do_not_end_the_doubt(mode):
+    """A server that regains its data may list Services before their endpoints."""
+    services, slices = SHOP[::2], SHOP[1::2]
+    sync, store, target = restarted(mode, *services, earlier=SHOP)
+    before = target.rules
+    assert sync.sync(store.apply(Synced()), store.take_changed()).doubted_until
+    assert target.rules == before
+    for obj in slices:
+        snapshot = store.apply(Upsert(obj))
+    assert sync.sync(snapshot, store.take_changed()).doubted_until is None
+    assert sync.backend.served(target.rules) == sync.backend.served(before)
+
+
+@pytest.mark.parametrize("mode", KEEPING)
 def test_a_service_that_appears_ends_the_doubt(mode):
     sync, store, target = restarted(mode, earlier=SHOP)
     assert sync.sync(store.apply(Synced()), store.take_changed()).doubted_until

@@ -29,7 +29,7 @@ from narthex.model.net import FAMILIES, IPFamily, address, contains, family_of
 from narthex.model.packet import Host
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.find import find
-from narthex.trace.follow.views import NodeView, RelayTable
+from narthex.trace.follow.views import NodeView, RelayEndpoints
 from narthex.trace.model import PacketPath
 from narthex.trace.names import AddressName, AddressNames
 from narthex.trace.node.layout import CNI_FILE, PARTS
@@ -222,7 +222,7 @@ def _view_beyond(name: str, node: str, namespace: str) -> NodeView:
 _FAULT_RULES = re.compile(rf"^table inet {TABLE} \{{$.*?^\}}$", re.MULTILINE | re.DOTALL)
 
 
-def _relay(namespace: str) -> RelayTable:
+def _relay(namespace: str) -> RelayEndpoints:
     """Return the table of the relay in a node's namespace."""
     endpoints: dict[tuple[IPFamily, str, int], tuple[tuple[str, int], ...]] = {}
     mark = 0
@@ -232,7 +232,7 @@ def _relay(namespace: str) -> RelayTable:
             mark = rules.mark
             for (protocol, port), listener in rules.listeners.items():
                 endpoints[family, protocol.lower, port] = listener.endpoints
-    return RelayTable(endpoints=endpoints, mark=mark)
+    return RelayEndpoints(endpoints=endpoints, mark=mark)
 
 
 def _look_into_pods(lab: LabState, known: KnownCluster, path: PacketPath) -> None:

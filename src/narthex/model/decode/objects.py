@@ -284,7 +284,7 @@ def _collect(text: str, origin: str, decoding: DecodeFunction) -> Loaded:
                     whole=False,
                 )
     if empty:
-        problems.add(Problem(origin=origin, message="holds no object", severity="warning"))
+        problems.append(Problem(origin=origin, message="holds no object", severity="warning"))
     return Loaded(tuple(objects), problems.problems, frozenset(refused), whole)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from narthex.model.lines import BoundedProblems, omitted_text
 from narthex.model.net import IPFamily, family_of
+from narthex.model.problem import BoundedProblems, omitted_text
 from narthex.netfilter.ast import AnyOf, Expression, InlineVerdictMap, Ruleset, Table, Unknown
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.ipvs import ServerKey, VirtualServer

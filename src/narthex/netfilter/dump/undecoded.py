@@ -109,11 +109,6 @@ def _opaque(rule: ast.Rule) -> bool:
     return _has(rule, *_OPAQUE)
 
 
-def _jump(rule: ast.Rule) -> str:
-    last = rule.expressions[-1] if rule.expressions else None
-    return last.chain if isinstance(last, (ast.Jump, ast.Goto)) else ""
-
-
 def _with_target(rule: ast.Rule, chain: str) -> ast.Rule:
     """Return the rule with an `Undecoded` if it has no target."""
     if rule.expressions and type(rule.expressions[-1]) in _TARGETS:
@@ -151,7 +146,7 @@ def _spread(chain: str, rules: Rules) -> Rules:
     ways = [
         number
         for number, rule in enumerate(rules)
-        if _jump(rule).startswith("KUBE-SEP-") and not _has(rule, ast.RecentCheck, *_OPAQUE)
+        if rule.target.startswith("KUBE-SEP-") and not _has(rule, ast.RecentCheck, *_OPAQUE)
     ]
     plain = {number for number in ways[:-1] if not _has(rules[number], ast.RandomMatch, ast.EveryNth)}
     return [
@@ -161,7 +156,7 @@ def _spread(chain: str, rules: Rules) -> Rules:
 
 
 def _cluster_ip_mark(chain: str, rule: ast.Rule) -> ast.Rule:
-    if _jump(rule) != "KUBE-MARK-MASQ" or _opaque(rule):
+    if rule.target != "KUBE-MARK-MASQ" or _opaque(rule):
         return rule
     if _compares(rule, ast.Field.DADDR) and not _compares(rule, ast.Field.DPORT):
         return _without_match(rule, "the port", chain)
@@ -194,9 +189,9 @@ def _external(chain: str, rules: Rules) -> Rules:
 
 def _services(chain: str, rules: Rules) -> Rules:
     def wrong(rule: ast.Rule) -> str:
-        service = _SERVICE.match(_jump(rule)) is not None
+        service = _SERVICE.match(rule.target) is not None
         final = _has(rule, ast.RejectPacket, ast.DropPacket)
-        marks = _jump(rule) == "KUBE-MARK-MASQ" and _compares(rule, ast.Field.DADDR)
+        marks = rule.target == "KUBE-MARK-MASQ" and _compares(rule, ast.Field.DADDR)
         if not (service or final or marks) or _has(rule, ast.MatchSet, ast.AnyOf):
             return ""
         if not _compares(rule, ast.Field.DADDR) and not _has(rule, ast.IsLocal):
@@ -208,7 +203,7 @@ def _services(chain: str, rules: Rules) -> Rules:
 
 def _node_ports(chain: str, rules: Rules) -> Rules:
     def wrong(rule: ast.Rule) -> str:
-        ports = _SERVICE.match(_jump(rule)) or _jump(rule) == "KUBE-MARK-MASQ" or _has(rule, ast.Accept)
+        ports = _SERVICE.match(rule.target) or rule.target == "KUBE-MARK-MASQ" or _has(rule, ast.Accept)
         return "the port" if ports and not _compares(rule, ast.Field.DPORT) and not _has(rule, ast.AnyOf) else ""
 
     return _each(rules, wrong, chain)

@@ -182,7 +182,7 @@ class _Completion:
         if not self._known(jump.target) or (jump.unless and self._known(jump.unless)):
             return
         bases = [chain for chain in self._bases if self._is_base(chain, jump)]
-        if any(_calls(chain, jump.target) for chain in bases):
+        if any(jump.target in chain.targets for chain in bases):
             return
         matches = (_NEW,) if jump.new else ()
         if not bases or self._table.partial:
@@ -194,7 +194,7 @@ class _Completion:
         elif (
             self._table.name == "filter"
             and (jump.hook, jump.target) == ("FORWARD", "KUBE-SERVICES")
-            and any(_calls(each, jump.target) for each in self._bases)
+            and any(jump.target in each.targets for each in self._bases)
         ):
             for rule in self._refusals(jump) if jump.target in self._table.chains else ():
                 self._add(jump, bases, rule)
@@ -207,9 +207,9 @@ class _Completion:
 
     def _is_needed(self, jump: _Jump) -> bool:
         """Return True for a jump of table filter that a base chain lacks: others have it, or nothing calls its target."""
-        if any(_calls(each, jump.target) for each in self._bases):
+        if any(jump.target in each.targets for each in self._bases):
             return not jump.since
-        return not any(_calls(self._table.chains[name], jump.target) for name in self._table.chains)
+        return not any(jump.target in self._table.chains[name].targets for name in self._table.chains)
 
     def _refusals(self, jump: _Jump) -> Iterator[ast.Rule]:
         """Yield what KUBE-SERVICES refuses, for a FORWARD that does not call it as kube-proxy since 1.14 does.
@@ -278,7 +278,7 @@ class _Completion:
         names = [name for name in chains if name.startswith(SERVICE_CHAINS) or name in _DISPATCH]
         if self._nft or len(names) > _MAX_COMPARED:
             return {}
-        called = {target for name in names for target in _targets(chains[name])}
+        called = {target for name in names for target in chains[name].targets}
         lost = (name for name in names if name.startswith(("KUBE-SEP-", "KUBE-EXT-")) and name not in called)
         return {name: _named(chains[name]) for name in lost if chains[name].rules}
 
@@ -308,18 +308,18 @@ class _Completion:
         """
         if self._nft or self._table.name != "nat" or chain.name not in ("KUBE-SERVICES", "KUBE-NODEPORTS"):
             return
-        sent = {_frontend(rule) for rule in chain.rules if _target(rule).startswith(SERVICE_CHAINS)}
-        marked = {_frontend(rule) for rule in chain.rules if _target(rule) == "KUBE-MARK-MASQ"}
+        sent = {_frontend(rule) for rule in chain.rules if rule.target.startswith(SERVICE_CHAINS)}
+        marked = {_frontend(rule) for rule in chain.rules if rule.target == "KUBE-MARK-MASQ"}
         if chain.name == "KUBE-SERVICES":
             names = [name for name in self._table.chains if name.startswith("KUBE-SVC-")]
             for name in names if len(names) <= _MAX_COMPARED else ():
                 marked |= {
-                    _frontend(each) for each in self._table.chains[name].rules if _target(each) == "KUBE-MARK-MASQ"
+                    _frontend(each) for each in self._table.chains[name].rules if each.target == "KUBE-MARK-MASQ"
                 }
         elif not any(name.startswith("KUBE-EXT-") for name in self._table.chains):
-            plain = {_frontend(each) for each in chain.rules if _target(each).startswith("KUBE-SVC-")}
+            plain = {_frontend(each) for each in chain.rules if each.target.startswith("KUBE-SVC-")}
             marked |= plain
-            sent &= {_frontend(each) for each in chain.rules if _target(each) == "KUBE-MARK-MASQ"} | (sent - plain)
+            sent &= {_frontend(each) for each in chain.rules if each.target == "KUBE-MARK-MASQ"} | (sent - plain)
         for frontend in marked - sent:
             if frontend and any(each.field is ast.Field.DPORT for each in frontend):
                 text = (
@@ -334,7 +334,7 @@ class _Completion:
         """
         if chain.name != "KUBE-SERVICES" or self._table.name != "nat" or "KUBE-NODEPORTS" not in self._table.chains:
             return
-        if _calls(chain, "KUBE-NODEPORTS"):
+        if "KUBE-NODEPORTS" in chain.targets:
             return
         text = f"nothing in the input calls KUBE-NODEPORTS of {self._words}"
         local, jump = ast.IsLocal(ast.Field.DADDR), ast.Jump("KUBE-NODEPORTS")
@@ -366,20 +366,6 @@ def _named(chain: ast.Chain) -> str:
     return next((comment for comment in comments if "/" in comment and " " not in comment), "")
 
 
-def _target(rule: ast.Rule) -> str:
-    last = rule.expressions[-1] if rule.expressions else None
-    return last.chain if isinstance(last, (ast.Jump, ast.Goto)) else ""
-
-
-def _targets(chain: ast.Chain) -> Iterator[str]:
-    for rule in chain.rules:
-        yield from (each.chain for each in rule.expressions if isinstance(each, (ast.Jump, ast.Goto)))
-
-
-def _calls(chain: ast.Chain, target: str) -> bool:
-    return any(each == target for each in _targets(chain))
-
-
 # ---- chains that contradict the structure ---------------------------------------------------------------------------
 
 _NOT_READ = (ast.Unknown, ast.Undecoded, ast.RuleGap)
@@ -398,7 +384,7 @@ def _xtables_flaw(chain: ast.Chain) -> str:
 def _endpoint_flaw(chain: ast.Chain) -> str:
     if not _has(chain, ast.Dnat):
         return "has no rule that rewrites the destination"
-    return "" if _calls(chain, "KUBE-MARK-MASQ") else "has no rule that marks what the endpoint sends to itself"
+    return "" if "KUBE-MARK-MASQ" in chain.targets else "has no rule that marks what the endpoint sends to itself"
 
 
 def _service_flaw(chain: ast.Chain) -> str:
@@ -406,9 +392,7 @@ def _service_flaw(chain: ast.Chain) -> str:
     spread = [
         rule
         for rule in chain.rules
-        if any(
-            isinstance(each, (ast.Jump, ast.Goto)) and each.chain.startswith("KUBE-SEP-") for each in rule.expressions
-        )
+        if rule.target.startswith("KUBE-SEP-")
         and not any(isinstance(each, ast.RecentCheck) for each in rule.expressions)
     ]
     if not spread:
@@ -424,9 +408,9 @@ def _service_flaw(chain: ast.Chain) -> str:
 def _external_flaw(chain: ast.Chain) -> str:
     if not chain.rules:
         return "has no rule"
-    if all(target == "KUBE-MARK-MASQ" for target in _targets(chain)) and not _has(chain, ast.DropPacket):
+    if all(target == "KUBE-MARK-MASQ" for target in chain.targets) and not _has(chain, ast.DropPacket):
         return "has no rule that leads to an endpoint"
-    return "" if _calls(chain, "KUBE-MARK-MASQ") else "has no rule that marks what is to be masqueraded"
+    return "" if "KUBE-MARK-MASQ" in chain.targets else "has no rule that marks what is to be masqueraded"
 
 
 def _postrouting_flaw(chain: ast.Chain) -> str:
@@ -462,7 +446,7 @@ def _nft_flaw(chain: ast.Chain, maps: set[str]) -> str:
         return f"does not look up the map {min(lacks)}"
     if chain.name.startswith("endpoint-") and not _has(chain, ast.Dnat):
         return "has no rule that rewrites the destination"
-    if chain.name.startswith("external-") and not any("/" in target for target in _targets(chain)):
+    if chain.name.startswith("external-") and not any("/" in target for target in chain.targets):
         return "has no rule that sends to the Service"
     if chain.name.startswith(("service-", "local-")) and not _has(chain, *_SPREADS):
         return "has no rule that sends to an endpoint"

@@ -32,7 +32,7 @@ from narthex.proxy.backends.nftables.frame import TABLE
 from narthex.proxy.backends.userspace.names import USERSPACE_CHAINS
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import NodeConfig
-from narthex.runtime.configuration.file import PRIMARY, ProxyConfiguration
+from narthex.runtime.configuration.file import ProxyConfiguration
 from narthex.runtime.configuration.values import IpvsConfiguration
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.process import StartError
@@ -434,7 +434,7 @@ def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) ->
     # kube-proxy's ipvs mode takes both masquerade settings from the iptables section (row 27.12).
     section = configuration.rules_section(mode)
     plane = DATAPLANES[mode]
-    unset = (PRIMARY,) if plane.primary_node_ports else None
+    unset = ("primary",) if plane.primary_node_ports else None
     given = configuration.node_port_addresses
     return NodeConfig(
         node_name=node_name,

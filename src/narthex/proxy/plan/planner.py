@@ -8,7 +8,17 @@ from collections.abc import Set as AbstractSet
 import msgspec
 from immutables import Map
 
-from narthex.model.net import IPFamily, address, address_key, contains, family_of, host_network, is_zero_prefix, network
+from narthex.model.net import (
+    NODE_PORT_WORDS,
+    IPFamily,
+    address,
+    address_key,
+    contains,
+    family_of,
+    host_network,
+    is_zero_prefix,
+    network,
+)
 from narthex.model.objects import NamespacedName, Node, Service, ServicePortName
 from narthex.model.store import Slices, Snapshot
 from narthex.proxy.plan.decide import Context, decide, health_check
@@ -26,10 +36,6 @@ from narthex.proxy.plan.ir import (
 from narthex.proxy.plan.select import ProxyLocation
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
-
-
-NODE_PORT_WORDS = frozenset(("primary", "localhost", "all"))
-"""Words of `nodePortAddresses` that stand for networks of each IP family: the node's own addresses, its loopback, and all."""
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):

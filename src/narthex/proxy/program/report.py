@@ -138,7 +138,7 @@ class SyncReporter:
         self._doubted.add(family)
         note = (
             f"the lists of the source have no Services, but the {family.label} rules of an earlier proxy serve some; these "
-            f"rules stay in force for {seconds:.3g} s unless a Service appears; look whether the server has lost its data"
+            f"rules stay in force for {seconds:.3g} s, or until a Service with endpoints is listed; check whether the API server lost its data"
         )
         LOGGER.error("%s", note)
         self._record(source_problem(self._node_name, "ObjectsMissingFromList", note))

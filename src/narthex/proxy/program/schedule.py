@@ -82,26 +82,28 @@ class FamilySchedule:
     def changed(self, services: frozenset[NamespacedName], periods: SyncPeriods) -> None:
         """Note changed Services. They may remove the cause of a failure, so a long backoff is cut to the first delay."""
         self.waiting |= services
-        if self.failures:
-            self.earliest = min(self.earliest, self.ended + max(FIRST_RETRY, periods.minimum))
+        self._cut_backoff(periods)
 
     def suspect(self, touched: frozenset[TouchedPart] | None, periods: SyncPeriods) -> None:
         """Note that others may have changed these chains and sets (None: anything).
 
         A long backoff after a failure is cut to the first delay, since Services may be without rules.
         """
-        if self.failures:
-            self.earliest = min(self.earliest, self.ended + max(FIRST_RETRY, periods.minimum))
+        self._cut_backoff(periods)
         if not self.suspicious:
             self.touched = touched
         else:
             self.touched = None if self.touched is None or touched is None else self.touched | touched
         self.suspicious = True
 
+    def _cut_backoff(self, periods: SyncPeriods) -> None:
+        """Cut a long backoff after failures to the first delay."""
+        if self.failures:
+            self.earliest = min(self.earliest, self.ended + max(FIRST_RETRY, periods.minimum))
+
     def succeeded(self, now: float, periods: SyncPeriods, snapshot: Snapshot, done: SyncResult) -> None:
         """Note a successful sync that ended at `now`."""
-        self.waiting, self.seen, self.failures = frozenset(), snapshot, 0
-        self.ended, self.earliest = now, now + periods.minimum
+        self._ended(now, periods, snapshot)
         if "read" in done.seconds:
             self.suspicious, self.touched = False, None
             share = READ_BACK_SHARE * done.seconds["read"]
@@ -114,10 +116,13 @@ class FamilySchedule:
 
     def deferred(self, now: float, periods: SyncPeriods, snapshot: Snapshot, until: float) -> None:
         """Note a sync that wrote nothing, since the snapshot is doubted until a time."""
-        self.waiting, self.seen, self.failures = frozenset(), snapshot, 0
-        self.ended, self.earliest = now, now + periods.minimum
+        self._ended(now, periods, snapshot)
         self.suspicious, self.touched = False, None
         self.read_anyway = until
+
+    def _ended(self, now: float, periods: SyncPeriods, snapshot: Snapshot) -> None:
+        self.waiting, self.seen, self.failures = frozenset(), snapshot, 0
+        self.ended, self.earliest = now, now + periods.minimum
 
     def _repaired(self, now: float, window: float) -> None:
         """Note a repair: at once after most changes by others, with backoff once there are many within the window."""

@@ -12,14 +12,13 @@ from typing import Any
 
 import msgspec
 
-from narthex.model.net import FAMILIES, IPFamily, family_of, split_port
+from narthex.model.net import FAMILIES, NODE_PORT_WORDS, IPFamily, family_of, split_port
 from narthex.proxy.kernel.dataplanes import node_config
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.proxy.program.schedule import SyncPeriods
 from narthex.runtime.configuration.file import (
     API_VERSION,
     KIND,
-    NODE_PORT_WORDS,
     OWN_API_VERSION,
     OWN_KIND,
     ConfigurationError,
@@ -165,15 +164,19 @@ def family_warnings(settings: ProxySettings, families: tuple[IPFamily, ...]) -> 
     cidrs = settings.node.cluster_cidrs if settings.node.detect_local_mode == "ClusterCIDR" else ()
     words = settings.node.node_port_addresses or ()
     ports = tuple(word for word in words if word not in NODE_PORT_WORDS)
-    closed = settings.node.strict_node_port_addresses
-    for name, networks in (("clusterCIDR", cidrs), ("nodePortAddresses", ports)):
+    ports_effect = (
+        "no node port answers" if settings.node.strict_node_port_addresses else "node ports answer on every address"
+    )
+    for name, networks, effect in (
+        ("clusterCIDR", cidrs, "no source counts as a pod"),
+        # A word stands for networks of each family.
+        ("nodePortAddresses", ports, ports_effect if ports == words else ""),
+    ):
         have = {family_of(cidr) for cidr in networks}
-        what = "no node port answers" if closed else "node ports answer on every address"
-        what = "no source counts as a pod" if name == "clusterCIDR" else what
         said += [
-            f"{name} names no network of {family.label}: {what} there; add one"
+            f"{name} names no network of {family.label}: {effect} there; add one"
             for family in families
-            if have and family not in have and len(networks) == len(cidrs if name == "clusterCIDR" else words)
+            if effect and have and family not in have
         ]
         said += [
             f"{name} names a network of {family.label}, which this node does not serve"

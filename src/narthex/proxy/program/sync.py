@@ -159,10 +159,10 @@ class FamilySync(Generic[R, C]):
         return self._done(plan, last, changes=changes or repair or None, drift=drift)
 
     def _is_doubtful(self, plan: Plan, found: R) -> bool:
-        """Return True for a first plan that would take all Services that an earlier process served, for a while.
+        """Return True while a first plan is doubted, because it would remove every Service that an earlier process served.
 
-        Services without any endpoints are no reason to believe it: the lists of a server that lost its data come back one
-        after the other.
+        A Service without endpoints does not end the doubt: when a server regains its data, Services may be listed before
+        their endpoints.
         """
         served = (each for name, each in plan.services.items() if name.service != API_SERVER)
         if not self._doubt or any(each.endpoint_count for each in served):

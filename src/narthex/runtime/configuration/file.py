@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from narthex.model.duration import duration_text
-from narthex.model.net import IPFamily, family_of, join_port, split_port
+from narthex.model.net import NODE_PORT_WORDS, IPFamily, family_of, join_port, split_port
 from narthex.model.problem import Problem, ProblemCollector, ProblemList, kind_of, quoted, steps
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, any_address, any_network
 from narthex.runtime.configuration.fields import Fields, camel_case
@@ -47,9 +47,6 @@ CONNECTION_METRICS = ("endpoints", "services", "off")
 PREVIOUS_MINOR = "1.35"
 """The release before the one whose behaviour is implemented (row 27.9)."""
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
-PRIMARY = "primary"
-NODE_PORT_WORDS = (PRIMARY, "localhost", "all")
-"""Words of `nodePortAddresses`, in any combination with networks (row 9.13)."""
 
 _VERSIONS = {KIND: API_VERSION, OWN_KIND: OWN_API_VERSION}
 _MOST_BYTES = 1024 * 1024
@@ -136,7 +133,7 @@ def _choose(text: str, origin: str) -> tuple[dict[str, Document], list[Problem]]
         if not isinstance(kind, str) or kind not in _VERSIONS:
             known = " or ".join(_VERSIONS)
             message = f"{quoted(kind)} is not {known}, ignored"
-            said.add(Problem(origin=place, field="kind", message=message, severity="warning"))
+            said.append(Problem(origin=place, field="kind", message=message, severity="warning"))
         elif version != _VERSIONS[kind]:
             raise _failure(place, f"apiVersion: {quoted(version)} is not {_VERSIONS[kind]}", kind)
         elif kind in chosen:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from narthex.model.net import IPFamily
 from narthex.model.packet import Disposition, Host, Packet
-from narthex.netfilter.ast import Chain, Goto, Jump, Table
+from narthex.netfilter.ast import Table
 from narthex.netfilter.dump.dump import GapKind
 from narthex.netfilter.walk.ipvs import BEFORE_INPUT
 from narthex.netfilter.walk.walk import HookPoint, HookWalk
@@ -151,11 +151,8 @@ def _not_called(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 def _lacks_call(table: Table, needed: _NeededChain) -> bool:
     if table.name != needed.table or table.partial or not {needed.base, needed.chain} <= set(table.chains):
         return False
-    return not any(needed.chain in _targets(table.chains[name]) for name in (needed.base, *_targets(table.chains[needed.base])) if name in table.chains)  # fmt: skip
-
-
-def _targets(chain: Chain) -> tuple[str, ...]:
-    return tuple(each.chain for rule in chain.rules for each in rule.expressions if isinstance(each, (Jump, Goto)))
+    callers = {needed.base, *table.chains[needed.base].targets} & set(table.chains)
+    return not any(needed.chain in table.chains[name].targets for name in callers)
 
 
 def _closed_forward(scene: DiagnosisContext) -> Iterator[CauseFinding]:

@@ -228,7 +228,7 @@ class NodeView(msgspec.Struct, kw_only=True):
     """Lines in which programs report a fault: a warning of iptables, kube-proxy's log."""
     pods: Mapping[str, NodeView] = {}
     """The network namespaces of pods on this node, as far as they are known, by `NAMESPACE/NAME`."""
-    relay: RelayTable | None = None
+    relay: RelayEndpoints | None = None
     """The listeners of a userspace relay on this node."""
 
     @property
@@ -266,7 +266,7 @@ class NodeView(msgspec.Struct, kw_only=True):
         return None if self.sysctls is None else self.sysctls.get(name)
 
 
-class RelayTable(msgspec.Struct, frozen=True, kw_only=True):
+class RelayEndpoints(msgspec.Struct, frozen=True, kw_only=True):
     """Where a userspace relay connects to."""
 
     endpoints: Mapping[tuple[IPFamily, str, int], tuple[tuple[str, int], ...]]

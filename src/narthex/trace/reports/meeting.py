@@ -201,12 +201,11 @@ def _of_chains(rules: NodeRules, table: Table) -> Iterator[tuple[Match, Frontend
         if name not in table.chains:
             continue
         for number, rule in enumerate(table.chains[name].rules):
-            leads = next((each.chain for each in rule.expressions if isinstance(each, (Jump, Goto))), "")
-            if not leads.startswith(_LEADS):
+            if not rule.target.startswith(_LEADS):
                 continue
             match = _match(rule)
             if match is not None and (match[0] is None) == (name == "KUBE-NODEPORTS"):
-                yield match, FrontendOrigin("iptables", leads, rules.place(table.name, name, number)[0])
+                yield match, FrontendOrigin("iptables", rule.target, rules.place(table.name, name, number)[0])
 
 
 def _match(rule: Rule) -> Match | None:
@@ -259,9 +258,7 @@ def _nat_maps(table: Table) -> set[str]:
         if name in seen or name not in table.chains:
             continue
         seen.add(name)
-        for each in (each for rule in table.chains[name].rules for each in rule.expressions):
-            if isinstance(each, (Jump, Goto)):
-                todo.append(each.chain)
-            elif isinstance(each, VerdictMap):
-                found.add(each.map)
+        chain = table.chains[name]
+        todo += chain.targets
+        found |= {each.map for rule in chain.rules for each in rule.expressions if isinstance(each, VerdictMap)}
     return found

@@ -13,7 +13,7 @@ import msgspec
 from immutables import Map
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast import Chain, CtState, Goto, Jump, Rule, Table
+from narthex.netfilter.ast import Chain, CtState, Jump, Rule, Table
 from narthex.netfilter.xtables.parse import parse_save_text
 from narthex.netfilter.xtables.print import chain_lines, chain_words, rule_text
 from narthex.netfilter.xtables.values import builtin_chains
@@ -87,7 +87,7 @@ def find(text: str, family: IPFamily, owner: names.ChainOwnership = names.IPTABL
                 jumps[place] = tuple(rule for rule, mine in zip(chain.rules, ours, strict=True) if mine)
                 lines[place] = tuple(line for line, mine in zip(printed[place], ours, strict=True) if mine)
             theirs = (rule for rule, mine in zip(chain.rules, ours, strict=True) if not mine)
-            used.update((name, target) for target in _targets(theirs) if target in own[name])
+            used.update((name, target) for target in (rule.target for rule in theirs) if target in own[name])
     return KernelChains(
         family=family,
         own=own,
@@ -127,18 +127,11 @@ def _is_our_jump(table: str, chain: Chain, rule: Rule, owner: names.ChainOwnersh
     )
 
 
-def _targets(rules: Iterable[Rule]) -> Iterator[str]:
-    for rule in rules:
-        for expression in rule.expressions:
-            if isinstance(expression, Jump | Goto):
-                yield expression.chain
-
-
 def _reachable(used: set[Place], own: Mapping[str, Map[str, Rules]]) -> frozenset[Place]:
     reached, waiting = set(used), list(used)
     while waiting:
         table, chain = waiting.pop()
-        for target in _targets(own[table].get(chain, ())):
+        for target in (rule.target for rule in own[table].get(chain, ())):
             if (table, target) not in reached and target in own[table]:
                 reached.add((table, target))
                 waiting.append((table, target))
