@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -14,6 +15,9 @@ from narthex.cli.output import print_document
 from narthex.cli.progress import working
 from narthex.proxy.plan.show import visible
 from narthex.trace.node.layout import TAKEN, BundleDocument, BundleManifest
+
+if TYPE_CHECKING:
+    from narthex.trace.program.bundle import GatheredParts
 
 
 @click.command()
@@ -60,7 +64,7 @@ def command(
         narthex bundle -o node-1.tgz --kubeconfig ~/.kube/config
         narthex bundle --script | ssh root@node-1 sh > node-1.tgz
     """
-    from narthex.trace.program.bundle import intended, take, write, write_file
+    from narthex.trace.program.bundle import intended, take
 
     if script:
         from narthex.trace.node.layout import script as script_text
@@ -84,6 +88,16 @@ def command(
     if output == "json":
         _show(gathered.table, output)
         return
+    _write(gathered, output)
+    for part in gathered.table.parts:
+        if part.status != TAKEN:
+            click.echo(visible(f"{part.status}: {part.path}: {part.remark}"), err=True)
+
+
+def _write(gathered: GatheredParts, output: str) -> None:
+    """Write a bundle to a file, or to standard output (`-`). Ends the command on errors."""
+    from narthex.trace.program.bundle import write, write_file
+
     try:
         if output == "-":
             write(sys.stdout.buffer, gathered.table, gathered.parts)
@@ -93,9 +107,6 @@ def command(
         raise click.ClickException(f"{output} exists: name another file, or remove it") from error
     except OSError as error:
         raise click.ClickException(f"cannot write {output}: {error.strerror}") from error
-    for part in gathered.table.parts:
-        if part.status != TAKEN:
-            click.echo(visible(f"{part.status}: {part.path}: {part.remark}"), err=True)
 
 
 def _of_lab(name: str, node: str) -> tuple[str, str, str]:

@@ -179,9 +179,11 @@ def _known(lab: LabState, cluster: ClusterObjects, sender: AddressOwner | None =
 
 def _views_of(lab: LabState, sender: AddressOwner | None) -> tuple[NodeView, ...]:
     """Return the views of all nodes, that of the sender with the sender's own namespace."""
+    from narthex.proxy.kernel.dataplanes import DATAPLANES
+
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         views = {view.name: view for view in pool.map(lambda node: live(node.name, node.namespace), lab.nodes)}
-    if lab.mode == "userspace":
+    if DATAPLANES[lab.mode].relays_connections:
         for node in lab.nodes:
             views[node.name].relay = _relay(node.namespace)
     sent_from = set(sender.addresses) if sender is not None and sender.kind != "node" else set()

@@ -104,6 +104,8 @@ class Dataplane(ABC):
     """The addresses of Services are bound to a link of the node."""
     drains_connections: ClassVar[bool] = False
     """TCP connections to endpoints that leave a Service continue until they end (row 24.8)."""
+    relays_connections: ClassVar[bool] = False
+    """The proxy accepts the connections of clients, and opens others to the endpoints."""
     uses_iptables: ClassVar[bool] = True
     notifies: ClassVar[bool] = True
     """The kernel can notify about every object of the mode."""
@@ -354,6 +356,7 @@ class UserspaceDataplane(Dataplane):
     mode = "userspace"
     owned = OwnedObjects(chains=USERSPACE_CHAINS)
     localhost_node_ports = True
+    relays_connections = True
 
     @property
     def backend(self) -> Backend[Any, Any]:

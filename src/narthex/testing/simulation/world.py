@@ -169,7 +169,7 @@ class Simulation:
     def compete(self, seconds: float) -> None:
         """Start a second proxy with another cluster CIDR for some time."""
         # Two proxies that know different objects, since one of them started without any, cannot agree.
-        if self.competitor is not None or self.lost or self.plane.mode == "userspace":
+        if self.competitor is not None or self.lost or self.plane.relays_connections:
             return
         faults = KernelFaults()
         faults.read_seconds, faults.write_seconds = self.kernel.faults.read_seconds, self.kernel.faults.write_seconds

@@ -17,7 +17,7 @@ from narthex.trace.causes.scene import EXTERNAL_IP, NODE_PORT, DiagnosisContext,
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, PathLeaf, Stage
 from narthex.trace.names import service_of_chain
-from narthex.trace.reports.meeting import frontends
+from narthex.trace.reports.frontend_walk import frontends
 
 OUR_TABLE, KUBE_PROXY_TABLE = "narthex", "kube-proxy"
 PROXY_TABLES = (OUR_TABLE, KUBE_PROXY_TABLE)

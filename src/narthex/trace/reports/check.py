@@ -30,8 +30,14 @@ from narthex.proxy.plan.ir import (
 )
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate
-from narthex.trace.reports.meeting import FrontendOrigin, FrontendOutcome, FrontendPacket, NodeMeetings, frontends
-from narthex.trace.reports.onward import Obstacle
+from narthex.trace.reports.forwarding import Obstacle
+from narthex.trace.reports.frontend_walk import (
+    FrontendOrigin,
+    FrontendOutcome,
+    FrontendPacket,
+    FrontendWalker,
+    frontends,
+)
 from narthex.trace.reports.senders import Senders
 
 _TOLERANCE = 1 / 2000
@@ -150,7 +156,7 @@ class _Checker:
         self._own = own
         self._there = there
         self.unknown: list[str] = []
-        self._meetings = NodeMeetings(view, plan.family, own)
+        self._walker = FrontendWalker(view, plan.family, own)
         self._senders = Senders(view, plan.family, plan.pods.cidrs, own)
         self._blocked: dict[Obstacle, _Blocked] = {}
         self._by_match = {each.match: service for service in plan.services.values() for each in service.frontends}
@@ -191,29 +197,29 @@ class _Checker:
             iif=source.iif,
             outside=sender is not Sender.POD,
         )
-        met = self._meetings.meet(asked)
-        if met.unknown:
-            self.unknown.append(f"{_text(frontend)} of {service.name}: {met.unknown}")
+        outcome = self._walker.outcome(asked)
+        if outcome.unknown:
+            self.unknown.append(f"{_text(frontend)} of {service.name}: {outcome.unknown}")
             return
-        if met.relayed:
+        if outcome.relayed:
             why = "a relay on this node takes it (userspace mode); no rule says where it connects to"
             self.unknown.append(f"{_text(frontend)} of {service.name}: {why}")
             return
-        if met.untracked and not met.endpoints and self._view.own(to) is not None:
+        if outcome.untracked and not outcome.endpoints and self._view.own(to) is not None:
             return  # a process on this node answers there, and rules see to it
         asker = f"{sender.value} {source.address}"
         expected = _expected(service, frontend, source.address, sender)
-        foreign = self._meetings.foreign(asked) if met.endpoints.keys() != expected.endpoints.keys() else ""
-        for finding in _differences(service, frontend, met, expected, foreign, self._there):
+        foreign = self._walker.foreign(asked) if outcome.endpoints.keys() != expected.endpoints.keys() else ""
+        for finding in _differences(service, frontend, outcome, expected, foreign, self._there):
             yield msgspec.structs.replace(finding, sender=asker)
-        self._obstructed(service, frontend, met, expected, asker)
+        self._obstructed(service, frontend, outcome, expected, asker)
 
     def _obstructed(
-        self, service: ServicePlan, frontend: Frontend, met: FrontendOutcome, expected: _Expected, asker: str
+        self, service: ServicePlan, frontend: Frontend, outcome: FrontendOutcome, expected: _Expected, asker: str
     ) -> None:
         """Record the expected endpoints that packets do not reach, by what is in the way."""
-        for endpoint, passage in met.passages.items():
-            obstacle = passage.obstacle
+        for endpoint, result in outcome.forwarding.items():
+            obstacle = result.obstacle
             if obstacle is None or endpoint not in expected.endpoints:
                 continue
             held = self._blocked.get(obstacle)
@@ -244,7 +250,7 @@ class _Checker:
 
     def left_out(self) -> Iterator[str]:
         """Yield what was not compared because there was too much of it."""
-        count = self._meetings.left_out
+        count = self._walker.left_out
         if count:
             yield f"{count:,} rewritten packets were not followed to their endpoints: the rules distinguish too many of them"
 
@@ -336,7 +342,7 @@ def _expected(service: ServicePlan, frontend: Frontend, source: str, sender: Sen
 def _differences(
     service: ServicePlan,
     frontend: Frontend,
-    met: FrontendOutcome,
+    outcome: FrontendOutcome,
     expected: _Expected,
     foreign: str,
     there: dict[Match, list[FrontendOrigin]],
@@ -353,22 +359,22 @@ def _differences(
             DiscrepancyKind.SHADOWED, f"{frontend_words} of {name} never comes to its rules: {foreign} takes it first"
         )
         return
-    if not met.endpoints:
-        yield from _nowhere(finding, decision, met, frontend_words, name)
+    if not outcome.endpoints:
+        yield from _nowhere(finding, decision, outcome, frontend_words, name)
         return
-    for endpoint in sorted(met.endpoints.keys() - want.keys()):
+    for endpoint in sorted(outcome.endpoints.keys() - want.keys()):
         at = join_port(*endpoint)
         yield finding(
             DiscrepancyKind.STALE,
             f"{frontend_words} of {name} is sent to {at}, which {_why_not(service, endpoint, decision)}",
             at,
         )
-    for endpoint in sorted(want.keys() - met.endpoints.keys()):
+    for endpoint in sorted(want.keys() - outcome.endpoints.keys()):
         at = join_port(*endpoint)
         yield finding(DiscrepancyKind.MISSING, f"{frontend_words} of {name} is never sent to its endpoint {at}", at)
-    if want.keys() == met.endpoints.keys():
+    if want.keys() == outcome.endpoints.keys():
         for endpoint, share in sorted(want.items()):
-            have = met.endpoints[endpoint]
+            have = outcome.endpoints[endpoint]
             # Differences of exact fractions with long denominators would be a tenth of the time of a large check.
             if abs(float(have) - float(share)) > _TOLERANCE:
                 at = join_port(*endpoint)
@@ -379,12 +385,12 @@ def _differences(
 def _nowhere(
     finding: Callable[[DiscrepancyKind, str], Discrepancy],
     decision: Decision,
-    met: FrontendOutcome,
+    outcome: FrontendOutcome,
     frontend_words: str,
     name: str,
 ) -> Iterator[Discrepancy]:
     """Return the discrepancy if the kernel sends the packet to no endpoint."""
-    fate = met.fate
+    fate = outcome.fate
     if isinstance(decision, Forward):
         if fate is Disposition.NOT_OURS:
             yield finding(DiscrepancyKind.MISSING, f"the kernel has no rule for {frontend_words} of {name}")

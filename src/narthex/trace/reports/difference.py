@@ -17,9 +17,9 @@ from narthex.model.packet import Disposition
 from narthex.proxy.plan.ir import Match, Sender
 from narthex.trace.follow.views import NodeLink, NodeView
 from narthex.trace.model import fraction_text
-from narthex.trace.reports.meeting import FrontendOutcome, FrontendPacket, NodeMeetings, frontends
+from narthex.trace.reports.forwarding import ForwardingResult
+from narthex.trace.reports.frontend_walk import FrontendOutcome, FrontendPacket, FrontendWalker, frontends
 from narthex.trace.reports.migration import MigrationReport, heading
-from narthex.trace.reports.onward import Passage
 from narthex.trace.reports.senders import Senders, pod_networks
 
 _COUNTERS = re.compile(r"\[\d+:\d+\]|counter packets \d+ bytes \d+|^#.*$|\bexpires \w+|# handle \d+", re.MULTILINE)
@@ -166,7 +166,7 @@ class _Side:
         self._own = tuple(ip for ip in view.own_addresses(("kube-ipvs0",)) if family_of(ip) is family)
         self.pods = pod_networks(view, family)
         self.known = frontends(view.rules[family], family, self._own)
-        self._meetings = NodeMeetings(view, family, self._own)
+        self._walker = FrontendWalker(view, family, self._own)
         self._senders = Senders(view, family, self.pods, self._own)
 
     def outcome(self, match: Match, sender: Sender) -> str:
@@ -181,27 +181,27 @@ class _Side:
         packet = FrontendPacket(
             source=source.address, destination=to, protocol=protocol, port=port, iif=source.iif, outside=outside
         )
-        return _meeting_text(self._meetings.meet(packet))
+        return _outcome_text(self._walker.outcome(packet))
 
 
-def _meeting_text(met: FrontendOutcome) -> str:
-    if met.unknown:
-        return f"not known: {met.unknown}"
-    if met.endpoints:
-        shares = sorted(met.endpoints.items())
+def _outcome_text(outcome: FrontendOutcome) -> str:
+    if outcome.unknown:
+        return f"not known: {outcome.unknown}"
+    if outcome.endpoints:
+        shares = sorted(outcome.endpoints.items())
         return ", ".join(
-            f"{fraction_text(share)} to {join_port(*endpoint)}{_passage_text(met.passages.get(endpoint))}"
+            f"{fraction_text(share)} to {join_port(*endpoint)}{_forwarding_text(outcome.forwarding.get(endpoint))}"
             for endpoint, share in shares
         )
-    return "no rule" if met.fate is Disposition.NOT_OURS else met.fate.value
+    return "no rule" if outcome.fate is Disposition.NOT_OURS else outcome.fate.value
 
 
-def _passage_text(passage: Passage | None) -> str:
-    if passage is None:
+def _forwarding_text(result: ForwardingResult | None) -> str:
+    if result is None:
         return ""
-    if passage.obstacle is not None:
-        return f" ({passage.obstacle.fate.value}: {passage.obstacle.reason})"
-    return " (masqueraded)" if passage.masqueraded else ""
+    if result.obstacle is not None:
+        return f" ({result.obstacle.fate.value}: {result.obstacle.reason})"
+    return " (masqueraded)" if result.masqueraded else ""
 
 
 def _text(match: Match) -> str:

@@ -1,6 +1,6 @@
 """The frontends that a node's rules have, and what happens to a packet there.
 
-The rules up to the rewriting are walked for each packet, and what follows for one packet of each class (see `onward`), so that
+The rules up to the rewriting are walked for each packet, and what follows for one packet of each class (see `forwarding`), so that
 thousands of frontends are checked in seconds.
 """
 
@@ -20,7 +20,7 @@ from narthex.netfilter.walk.walk import Branch, BranchEnd, HookPoint, HookWalk
 from narthex.proxy.plan.ir import Match
 from narthex.trace.follow.views import NodeRules, NodeView
 from narthex.trace.model import Header
-from narthex.trace.reports.onward import Endpoint, Onward, Passage
+from narthex.trace.reports.forwarding import Endpoint, ForwardingResult, ForwardingWalker
 
 _OURS = ("KUBE-", "kube-proxy", "narthex")
 
@@ -33,7 +33,7 @@ class FrontendOutcome(msgspec.Struct, frozen=True, kw_only=True):
     fate: Disposition = Disposition.NOT_OURS
     """What happens to the share that is sent nowhere."""
     unknown: str = ""
-    passages: Mapping[Endpoint, Passage] = {}
+    forwarding: Mapping[Endpoint, ForwardingResult] = {}
     """What happens to the packet to each endpoint after the rewriting."""
     outside: bool = True
     """The sender is no pod of the cluster."""
@@ -59,8 +59,8 @@ class FrontendPacket(msgspec.Struct, frozen=True, kw_only=True):
     """The sender is no pod of the cluster."""
 
 
-class NodeMeetings:
-    """Sends packets to the frontends of one node, in thought."""
+class FrontendWalker:
+    """Walks packets to the frontends of one node through its rules."""
 
     def __init__(self, view: NodeView, family: IPFamily, own: tuple[str, ...]) -> None:
         """Prepare for packets of an IP family. The rules must be known; `own` are the node's addresses."""
@@ -68,14 +68,14 @@ class NodeMeetings:
         self._view = view
         self._held = view.rules[family]
         self._own = own
-        self._onward = Onward(view, self._held, family, own)
+        self._forwarding = ForwardingWalker(view, self._held, family, own)
 
     @property
     def left_out(self) -> int:
-        """How many rewritten packets were not followed any further."""
-        return self._onward.left_out
+        """Return the number of rewritten packets that were not followed any further."""
+        return self._forwarding.left_out
 
-    def meet(self, asked: FrontendPacket) -> FrontendOutcome:
+    def outcome(self, asked: FrontendPacket) -> FrontendOutcome:
         """Walk prerouting, and for packets that it doesn't rewrite, input with IPVS or forward; then what follows for the others."""
         walk = self._walk(asked, explained=False)
         branches, ended = walk.hook(HookPoint("prerouting", iif=asked.iif), [walk.start()])
@@ -92,7 +92,7 @@ class NodeMeetings:
             rest, off = walk.hook(place, [each for each in rest if each.served is None], span=AFTER_INPUT)
             ended += off
         elif rest:
-            oif = self._onward.link_to(asked.source, asked.destination, asked.iif)
+            oif = self._forwarding.link_to(asked.source, asked.destination, asked.iif)
             rest, off = walk.hook(HookPoint("forward", iif=asked.iif, oif=oif), rest)
             ended += off
         endpoints: dict[Endpoint, Fraction] = {}
@@ -103,7 +103,7 @@ class NodeMeetings:
             endpoints=endpoints,
             fate=_fate(ended),
             unknown=_unknown(ended),
-            passages=self._onward.passages(_header(asked), asked.iif, sent),
+            forwarding=self._forwarding.results(_header(asked), asked.iif, sent),
             outside=asked.outside,
             untracked=untracked,
             relayed=len(endpoints) == 1

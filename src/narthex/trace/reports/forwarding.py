@@ -39,7 +39,7 @@ class Obstacle(msgspec.Struct, frozen=True, kw_only=True):
     """Position in the dump, if known."""
 
 
-class Passage(msgspec.Struct, frozen=True):
+class ForwardingResult(msgspec.Struct, frozen=True):
     """What happens to a rewritten packet."""
 
     obstacle: Obstacle | None = None
@@ -47,8 +47,8 @@ class Passage(msgspec.Struct, frozen=True):
     masqueraded: bool = False
 
 
-class Onward:
-    """Follows the rewritten packets of one node and IP family."""
+class ForwardingWalker:
+    """Follows packets of one node and IP family after the rewriting of their destination."""
 
     def __init__(self, view: NodeView, rules: NodeRules, family: IPFamily, own: tuple[str, ...]) -> None:
         """Index what later rules and routes distinguish. `own` are the node's addresses."""
@@ -65,13 +65,13 @@ class Onward:
         self._follower = PathFollower(ClusterMap((view,), node_addresses=nodes))
         self._neighbours = {(each.address, each.link): each.state for each in view.neighbours or ()}
         self._hops: dict[tuple[object, ...], tuple[object, ...]] = {}
-        self._known: dict[tuple[object, ...], Passage] = {}
+        self._known: dict[tuple[object, ...], ForwardingResult] = {}
         self._targets: dict[Endpoint, tuple[object, ...]] = {}
         self._followed = 0
         self.left_out = 0
         """Packets that were not followed because there were too many classes."""
 
-    def passages(self, header: Header, iif: str, branches: Iterable[Branch]) -> dict[Endpoint, Passage]:
+    def results(self, header: Header, iif: str, branches: Iterable[Branch]) -> dict[Endpoint, ForwardingResult]:
         """Return what happens to the rewritten packets of a connection, by endpoint.
 
         Args:
@@ -79,8 +79,8 @@ class Onward:
             iif: The input interface.
             branches: Its alternatives after prerouting or IPVS.
         """
-        found: dict[Endpoint, Passage] = {}
-        followed: dict[Endpoint, Passage] | None = None
+        found: dict[Endpoint, ForwardingResult] = {}
+        followed: dict[Endpoint, ForwardingResult] | None = None
         for branch in branches:
             key = self._class(header, iif, branch)
             if key not in self._known:
@@ -90,7 +90,7 @@ class Onward:
                 if followed is None:
                     self._followed += 1
                     followed = self._follow(header, iif)
-                self._known[key] = followed.get((branch.daddr, branch.dport), Passage())
+                self._known[key] = followed.get((branch.daddr, branch.dport), ForwardingResult())
             found[branch.daddr, branch.dport] = self._known[key]
         return found
 
@@ -140,15 +140,15 @@ class Onward:
         state = self._neighbours.get((hop.via or to, hop.link), "")
         return hop.link, bool(hop.via), state if state in ("", "FAILED", "INCOMPLETE") else "known"
 
-    def _follow(self, header: Header, iif: str) -> dict[Endpoint, Passage]:
+    def _follow(self, header: Header, iif: str) -> dict[Endpoint, ForwardingResult]:
         """Follow a packet over the node; return what happens to each of its alternatives."""
-        found: dict[Endpoint, Passage] = {}
+        found: dict[Endpoint, ForwardingResult] = {}
         for alternative in self._follower.follow(self._view, header, NodeEntry(link=iif)):
             _, steps, end = alternative
             obstacle = _obstacle(steps, end) if end.fate in _BAD else None
             at = _endpoint(alternative)
             if at not in found or (obstacle is not None and found[at].obstacle is None):
-                found[at] = Passage(obstacle, end.masqueraded)
+                found[at] = ForwardingResult(obstacle, end.masqueraded)
         return found
 
 
