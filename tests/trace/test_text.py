@@ -21,7 +21,8 @@ from narthex.trace.model import (
 )
 from narthex.trace.render.outline import MOST_NAMED
 from narthex.trace.render.styled import Span, Style, paragraph, plain
-from narthex.trace.render.text import lines, share_text, text
+from narthex.trace.render.text import lines, text
+from narthex.trace.render.verdict import share_text
 
 SENT = Header(source="10.244.1.5", destination="10.96.0.10", protocol="tcp", port=80)
 
@@ -142,7 +143,7 @@ def test_what_is_not_known_names_the_next_command_and_is_short() -> None:
     said = text(unknown)
     assert said.startswith(
         "? not known: tcp 10.244.1.5 -> 10.96.0.10:80\n  the text is cut\n  if it leaves by docker0: dropped\n"
-        "  supposed: one\n  supposed: two\n  supposed: three\n  and 1 more suppositions; --all lists them\n"
+        "  supposed: one\n  supposed: two\n  supposed: three\n  and 1 more supposition; --all lists them\n"
         "  next  run this on the node, and add its output to the input:\n        iptables-save -t nat\n"
     )
     assert said.endswith(

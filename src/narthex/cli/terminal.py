@@ -39,10 +39,10 @@ def line_width() -> int:
 
 def print_lines(lines: Iterable[StyledLine], color: str) -> None:
     """Print lines. `color` is `always`, `never`, or `auto`: on a terminal that has colors, without NO_COLOR."""
-    wanted = color == "always"
+    colored = color == "always"
     if color == "auto":
-        wanted = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    if not wanted:
+        colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    if not colored:
         click.echo(plain(lines), nl=False)
         return
     for line in lines:

@@ -12,7 +12,6 @@ from itertools import takewhile
 
 import msgspec
 
-from narthex.model.net import join_port
 from narthex.trace.model import (
     Fate,
     Header,
@@ -20,23 +19,19 @@ from narthex.trace.model import (
     PathBranch,
     PathEnd,
     PathStep,
-    PossibleEnd,
     Stage,
     branch_ends,
     branch_steps,
 )
-from narthex.trace.render.drawing import GOOD
 from narthex.trace.render.styled import Style
+from narthex.trace.render.verdict import FAILED, GOOD, WELL, fate_style, fate_text, place_text, possible_text
 
 MOST_DETAILED = 10
 """If a path splits into more branches than this, those that arrive are only named."""
 MOST_NAMED = 8
 """Endpoints of such a split that are named, of each way to end."""
 _MOST_NEAR = 3
-FAILED = frozenset({Fate.DROPPED, Fate.REJECTED, Fate.LOST})
 _DECIDED_BY_RULE = frozenset({Fate.DROPPED, Fate.REJECTED, Fate.UNKNOWN})
-WELL = frozenset({Style.GOOD, Style.PLAIN})
-"""The styles of branches that do not fail."""
 _ENDPOINT = "the endpoint"
 
 
@@ -92,10 +87,12 @@ def outline(path: PacketPath, *, every: bool = False) -> Items:
     return tuple(_Outline(path, every).items(path.tree, _start(path)))
 
 
-def start_text(path: PacketPath) -> str:
-    """Return where the path starts: ` on node worker-a`; empty if that is not known."""
-    node = _start(path)
-    return f" on {node}" if node else " on node (no name)" if path.plan is not None else ""
+def heading(path: PacketPath) -> tuple[str, str]:
+    """Return the title of the outline, and in parentheses what is known of the rules."""
+    node, plan = _start(path), path.plan
+    title = f"Path on {node}" if node else "Path" if plan is None else "Path on node (no name)"
+    agree = "; plan and rules agree" if plan is not None and plan.agree else ""
+    return title, f"({plan.mode}, {plan.rules}{agree})" if plan is not None else ""
 
 
 def _start(path: PacketPath) -> str:
@@ -167,7 +164,7 @@ class _Outline:
         for text in end.rewriting if self._every else end.rewriting[-1:]:
             yield Row(stage="address", text=text)
         notes = tuple(Note(possible_text(each), Style.DOUBT) for each in end.may)
-        yield Row(text=end_text(end), sign=True, style=_style(end.fate), notes=notes)
+        yield Row(text=end_text(end), sign=True, style=fate_style(end.fate), notes=notes)
         if end.reply is None:
             return
         fates = {each.fate for each in branch_ends(end.reply)}
@@ -210,8 +207,8 @@ class _Part:
         fates = {end.fate for end in ends}
         replies = {each.fate for end in ends if end.reply is not None for each in branch_ends(end.reply)}
         failed = (fates | replies) & FAILED
-        self.style = Style.BAD if failed else _style(next(iter(fates))) if len(fates) == 1 else Style.DOUBT
-        self.head = Head(share=branch.probability, place=_text_of(place), name=name, style=self.style)
+        self.style = Style.BAD if failed else fate_style(next(iter(fates))) if len(fates) == 1 else Style.DOUBT
+        self.head = Head(share=branch.probability, place=place_text(*place), name=name, style=self.style)
         self.own = items
         self.items = _renamed(items, _renaming(place, name))
 
@@ -227,14 +224,10 @@ def _endpoint(branch: PathBranch, asked: tuple[str, int]) -> tuple[tuple[str, in
     return (place, name) if place[0] else (sent[-1] if sent else ("", 0), name)
 
 
-def _text_of(place: tuple[str, int]) -> str:
-    return join_port(*place) if place[1] else place[0]
-
-
 def _renaming(place: tuple[str, int], name: str) -> Callable[[str], str]:
     if not place[0]:
         return lambda text: text
-    to = _text_of(place)
+    to = place_text(*place)
     words = [re.escape(each) for each in (f"{to}, {name}" if name else "", to, name, place[0]) if each]
     pattern = re.compile(rf"(?<![\w.:/-])(?:{'|'.join(words)})(?![\w/-]|[.:]\w)")
     return lambda text: pattern.sub(_ENDPOINT, text)
@@ -279,13 +272,9 @@ def _place(step: PathStep) -> str:
     return f"node {step.node}" if step.node else ""
 
 
-def _style(fate: Fate) -> Style:
-    return {Fate.DELIVERED: Style.GOOD, Fate.LEAVES: Style.PLAIN, Fate.UNKNOWN: Style.DOUBT}.get(fate, Style.BAD)
-
-
 def _changes(before: Header, after: Header, *, source: bool = True) -> list[str]:
     """Return what the rule changes in the header."""
-    was, now = (_text_of((each.destination, each.port)) for each in (before, after))
+    was, now = (place_text(each.destination, each.port) for each in (before, after))
     changes = [f"{was} becomes {now} (DNAT)"] if was != now else []
     if source and (before.source, before.masqueraded) != (after.source, after.masqueraded):
         kind = "masqueraded" if after.masqueraded else "SNAT"
@@ -295,7 +284,7 @@ def _changes(before: Header, after: Header, *, source: bool = True) -> list[str]
 
 def end_text(end: PathEnd) -> str:
     """Return how a branch ends, in one line."""
-    to = _text_of((end.address, end.port))
+    to = place_text(end.address, end.port)
     named = f"{to}, {end.name}" if end.name else to
     if end.fate is Fate.DELIVERED:
         if end.rewriting or not end.source:
@@ -304,18 +293,3 @@ def end_text(end: PathEnd) -> str:
     if end.fate is Fate.LEAVES:
         return f"goes to {named}" + (", masqueraded" if end.masqueraded else "") + f": {end.reason}"
     return f"{fate_text(end.fate)}: {end.reason}" if end.reason else fate_text(end.fate)
-
-
-def fate_text(fate: Fate) -> str:
-    """Return the verdict for a fate."""
-    return {Fate.UNKNOWN: "not known", Fate.LEAVES: "leaves this machine"}.get(fate) or fate.value
-
-
-def possible_text(end: PossibleEnd) -> str:
-    """Return an end that is possible, in one line, after its condition."""
-    to = _text_of((end.address, end.port))
-    words = {Fate.DELIVERED: "delivered", Fate.LEAVES: "goes on"}.get(end.fate) or end.fate.value
-    where = f" to {to}{f', {end.name}' if end.name else ''}" if to else ""
-    why = f" ({end.reason})" if end.reason and end.fate not in GOOD else ""
-    masqueraded = ", masqueraded" if end.masqueraded else ""
-    return f"{f'if {end.when}' if end.when else 'it may be'}: {words}{where}{masqueraded}{why}"

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.model import Fate
-from narthex.trace.render.drawing import GOOD, BoxRow, BranchLane, Drawing, NamespaceArea, StageBox, clean, verdict
+from narthex.trace.render.drawing import BoxRow, BranchLane, Drawing, NamespaceArea, StageBox, clean, verdict
+from narthex.trace.render.verdict import GOOD
 
 WIDTH = 1040
 _EDGE = 20

@@ -5,32 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from narthex.model.net import join_port
 from narthex.trace.causes.catalogue import CauseFinding
-from narthex.trace.model import (
-    Fate,
-    MissingPart,
-    PacketPath,
-    PathLeaf,
-    PlanReading,
-    PlanStep,
-    branch_ends,
-    fraction_text,
-)
-from narthex.trace.render.drawing import percent
-from narthex.trace.render.outline import (
-    FAILED,
-    Group,
-    Head,
-    Items,
-    Row,
-    Split,
-    fate_text,
-    outline,
-    possible_text,
-    start_text,
-)
+from narthex.trace.model import MissingPart, PacketPath, PlanReading, PlanStep
+from narthex.trace.render.outline import Group, Head, Items, Row, Split, heading, outline
 from narthex.trace.render.styled import Span, Style, StyledLine, paragraph, plain
+from narthex.trace.render.verdict import SIGNS, judge, share_text
 
 WIDTH = 80
 """Characters of a line where there is no terminal."""
@@ -39,14 +18,6 @@ _STAGE = 13
 _MOST_REASONS = 4
 _MOST_SUPPOSED = 3
 _MOST_FINDINGS = 8
-_LONGEST_FRACTION = 100
-"""The greatest denominator that a reader grasps; other shares are percents."""
-_SIGNS = {
-    Style.GOOD: "\N{CHECK MARK} ",
-    Style.BAD: "\N{MULTIPLICATION X} ",
-    Style.DOUBT: "? ",
-    Style.PLAIN: "\N{RIGHTWARDS ARROW} ",
-}
 
 
 def text(path: PacketPath, findings: Sequence[CauseFinding] = (), *, every: bool = False, width: int = WIDTH) -> str:
@@ -81,95 +52,27 @@ def lines(
 # ---- the verdict ---------------------------------------------------------------------------------------------------
 
 
-def _reply_fails(leaf: PathLeaf) -> bool:
-    return leaf.end.reply is not None and any(each.fate in FAILED for each in branch_ends(leaf.end.reply))
-
-
-def _result(path: PacketPath, causes: Sequence[CauseFinding]) -> tuple[str, Style]:
-    """Return the verdict. `causes` affect the path."""
-    leaves = path.leaves()
-    bad = [leaf for leaf in leaves if leaf.end.fate in FAILED or _reply_fails(leaf)]
-    failing = sum((leaf.probability for leaf in bad), Fraction(0))
-    if 0 < failing < 1:
-        return f"fails in {percent(failing)}", Style.BAD
-    fates = sorted({leaf.end.fate for leaf in leaves}, key=lambda fate: fate.value)
-    if failing:
-        words = dict.fromkeys(fate_text(fate) for fate in fates if fate in FAILED)
-        return " or ".join(words) or "delivered, but the reply does not arrive", Style.BAD
-    unknown = sum((leaf.probability for leaf in leaves if leaf.end.fate is Fate.UNKNOWN), Fraction(0))
-    if unknown:
-        return "not known" + (f" in {percent(unknown)}" if unknown < 1 else ""), Style.DOUBT
-    word = fate_text(Fate.LEAVES if Fate.LEAVES in fates else Fate.DELIVERED)
-    if causes:
-        certain = any(each.certain for each in causes)
-        return f"{word}, and yet it fails" if certain else f"{word}, but it probably fails", Style.BAD
-    return word, Style.PLAIN if Fate.LEAVES in fates else Style.GOOD
-
-
 def _verdict(path: PacketPath, causes: Sequence[CauseFinding], every: bool, width: int) -> Iterator[StyledLine]:
-    word, style = _result(path, causes)
-    first = (Span(_SIGNS[style] + word, style), Span(": ", style))
+    verdict = judge(path, causes)
+    first = (Span(f"{SIGNS[verdict.style]} {verdict.word}: ", verdict.style),)
     yield from paragraph(str(path.packet), width, style=Style.STRONG, first=first, further="  ")
-    yield from _reasons(path, width)
-    may = dict.fromkeys(possible_text(each) for end in branch_ends(path.tree) for each in end.may)
-    for possible in list(may)[:_MOST_REASONS]:
+    several = len(verdict.reasons) > 1
+    for reason in verdict.reasons[:_MOST_REASONS]:
+        share = Span(f"{share_text(reason.share)}  " if several else "", reason.style)
+        yield from paragraph(reason.text, width, first=(Span("  "), share))
+    if len(verdict.reasons) > _MOST_REASONS:
+        yield (Span(f"  and {len(verdict.reasons) - _MOST_REASONS} more ways to end"),)
+    for possible in verdict.possible[:_MOST_REASONS]:
         yield from paragraph(possible, width, style=Style.DOUBT, first=(Span("  "),))
-    yield from _supposed(path, every, width)
+    supposed = verdict.supposed if every else verdict.supposed[:_MOST_SUPPOSED]
+    for each in supposed:
+        yield from paragraph(each, width, style=Style.DOUBT, first=(Span("  supposed: "),), further="    ")
+    left = len(verdict.supposed) - len(supposed)
+    if left:
+        yield (Span(f"  and {left} more supposition{'s' * (left > 1)}; --all lists them", Style.DIM),)
     if path.next_command:
         yield from paragraph("run this on the node, and add its output to the input:", width, first=(Span("  next  "),))
         yield (Span(f"        {path.next_command}", Style.STRONG),)
-
-
-def _reasons(path: PacketPath, width: int) -> Iterator[StyledLine]:
-    """Yield how the branches end, failures first, with their shares if there is more than one way."""
-    leaves = path.leaves()
-    well = [leaf for leaf in leaves if leaf.end.fate not in FAILED | {Fate.UNKNOWN} and not _reply_fails(leaf)]
-    reasons: dict[tuple[str, Style], Fraction] = {}
-    for leaf in leaves:
-        key = (_arrival(well), Style.GOOD) if leaf in well else _failure(leaf)
-        reasons[key] = reasons.get(key, Fraction(0)) + leaf.probability
-    ordered = sorted(reasons.items(), key=lambda each: each[0][1] is Style.GOOD)
-    several = len(reasons) > 1
-    for (reason, style), share in ordered[:_MOST_REASONS]:
-        said = f"{'delivered ' if several and style is Style.GOOD else ''}{reason}"
-        yield from paragraph(said, width, first=(Span("  "), Span(f"{share_text(share)}  " if several else "", style)))
-    if len(ordered) > _MOST_REASONS:
-        yield (Span(f"  and {len(ordered) - _MOST_REASONS} more ways to end"),)
-
-
-def _arrival(leaves: Sequence[PathLeaf]) -> str:
-    """Return where branches that do not fail end."""
-    ends = {(leaf.end.address, leaf.end.port): leaf.end for leaf in leaves}
-    if len(ends) > 1:
-        return f"to one of {len(ends)} endpoints"
-    ((address, port), end), *_ = ends.items()
-    to = join_port(address, port) if port else address
-    return f"to {to}" + (f", {end.name}" if end.name else "") + (f": {end.reason}" if end.reason else "")
-
-
-def _failure(leaf: PathLeaf) -> tuple[str, Style]:
-    end = leaf.end
-    if end.fate is Fate.UNKNOWN:
-        return end.reason or fate_text(end.fate), Style.DOUBT
-    if end.reply is None or end.fate in FAILED:
-        return end.reason or fate_text(end.fate), Style.BAD
-    lost = next(each for each in branch_ends(end.reply) if each.fate in FAILED)
-    return f"the reply is {fate_text(lost.fate)}" + (f": {lost.reason}" if lost.reason else ""), Style.BAD
-
-
-def _supposed(path: PacketPath, every: bool, width: int) -> Iterator[StyledLine]:
-    supposed = list(dict.fromkeys(text for end in branch_ends(path.tree) for text in end.supposing))
-    shown = supposed if every else supposed[:_MOST_SUPPOSED]
-    for each in shown:
-        yield from paragraph(each, width, style=Style.DOUBT, first=(Span("  supposed: "),), further="    ")
-    if len(supposed) > len(shown):
-        yield (Span(f"  and {len(supposed) - len(shown)} more suppositions; --all lists them", Style.DIM),)
-
-
-def share_text(share: Fraction) -> str:
-    """Return a share in the form that is shorter: `1/3`, or `0.123 %`. Decimals in rules are taken for what they stand for."""
-    near = share.limit_denominator(_LONGEST_FRACTION)
-    return fraction_text(near) if abs(near - share) * 1000 < share else f"{float(share) * 100:.3g} %"
 
 
 def _findings(findings: Sequence[CauseFinding], word: str, width: int) -> Iterator[StyledLine]:
@@ -228,14 +131,9 @@ def _plan_step(step: PlanStep) -> str:
 
 
 def _path(path: PacketPath, every: bool, width: int) -> Iterator[StyledLine]:
-    items = outline(path, every=every)
-    plan = path.plan
-    agree = "; plan and rules agree" if plan is not None and plan.agree else ""
-    rules = f" ({plan.mode}, {plan.rules}{agree})" if plan is not None else ""
-    yield from paragraph(
-        rules.strip(), width, first=(Span("Path" + start_text(path), Style.STRONG), Span(" ")), further="  "
-    )
-    yield from _items(items, "  ", width)
+    title, rules = heading(path)
+    yield from paragraph(rules, width, first=(Span(title, Style.STRONG), Span(" ")), further="  ")
+    yield from _items(outline(path, every=every), "  ", width)
 
 
 def _items(items: Items, indent: str, width: int) -> Iterator[StyledLine]:
@@ -244,7 +142,7 @@ def _items(items: Items, indent: str, width: int) -> Iterator[StyledLine]:
 
 
 def _row(row: Row, indent: str, width: int) -> Iterator[StyledLine]:
-    lead = _SIGNS[row.style] if row.sign else f"{row.stage:<{_STAGE}}" if row.stage else ""
+    lead = f"{SIGNS[row.style]} " if row.sign else f"{row.stage:<{_STAGE}}" if row.stage else ""
     stage = Span(lead, row.style if row.sign or row.style is not Style.PLAIN else Style.DIM)
     further = indent + " " * len(lead)
     yield from paragraph(row.text, width, style=row.style, first=(Span(indent, Style.DIM), stage), further=further)
