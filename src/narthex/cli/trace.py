@@ -27,7 +27,7 @@ from narthex.model.net import IPFamily, address
 from narthex.model.store import Snapshot
 from narthex.netfilter.dump.read import DumpError, WalkInput, merge_dumps, read_dump
 from narthex.trace.causes.catalogue import CauseFinding
-from narthex.trace.document import trace_document
+from narthex.trace.document import ProbeRecord, trace_document
 from narthex.trace.model import Fate, PacketPath, branch_ends
 from narthex.trace.names import AddressName
 from narthex.trace.program.bundle import BundleError
@@ -286,17 +286,24 @@ def _findings(path: PacketPath, known: KnownCluster) -> list[CauseFinding]:
 
 def show(result: TraceResult, format: str, *, every: bool = False, color: str = "auto") -> None:
     """Print a result; `every` adds details to the text."""
-    from narthex.trace.program.kernel_probe import probe_record, probe_text
-
     if format in PICTURES:
         click.echo(picture(format)(result.path, result.findings), nl=False)
-    elif format == "json":
-        probe = probe_record(result.tried) if result.tried is not None else None
+        return
+    probe, probed = _probed(result.tried)
+    if format == "json":
         click.echo(json_text(trace_document(result.path, result.findings, probe)), nl=False)
-    else:
-        probed = probe_text(result.tried).splitlines() if result.tried is not None else []
-        said = lines(result.path, result.findings, every=every, width=line_width())
-        print_lines([*said, *((Span(line),) for line in probed)], color)
+        return
+    said = lines(result.path, result.findings, every=every, width=line_width())
+    print_lines([*said, *((Span(line),) for line in probed.splitlines())], color)
+
+
+def _probed(tried: ProbeComparison | None) -> tuple[ProbeRecord | None, str]:
+    """Return what a probe showed, as part of the document and as text."""
+    if tried is None:
+        return None, ""
+    from narthex.trace.program.kernel_probe import probe_record, probe_text
+
+    return probe_record(tried), probe_text(tried)
 
 
 def picture(format: str) -> Callable[[PacketPath, Sequence[CauseFinding]], str]:

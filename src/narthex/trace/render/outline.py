@@ -203,7 +203,8 @@ class _Part:
 
     def __init__(self, branch: PathBranch, asked: tuple[str, int], items: Items) -> None:
         ends = list(branch_ends(branch))
-        place, name = _endpoint(branch, asked)
+        place = endpoint_of(branch.steps, ends, asked)
+        name = ends[0].name if len({end.name for end in ends}) == 1 else ""
         fates = {end.fate for end in ends}
         replies = {each.fate for end in ends if end.reply is not None for each in branch_ends(end.reply)}
         failed = (fates | replies) & FAILED
@@ -213,15 +214,18 @@ class _Part:
         self.items = _renamed(items, _renaming(place, name))
 
 
-def _endpoint(branch: PathBranch, asked: tuple[str, int]) -> tuple[tuple[str, int], str]:
-    """Return address, port, and name of the endpoint of a branch; empty if it has none, or several."""
-    ends = {(end.address, end.port): end.name for end in branch_ends(branch)}
-    if len(ends) != 1:
-        return ("", 0), ""
-    (place, name), *_ = ends.items()
-    headers = (header for step in branch.steps for header in (step.before, step.after) if header is not None)
+def endpoint_of(steps: Iterable[PathStep], ends: Sequence[PathEnd], asked: tuple[str, int]) -> tuple[str, int]:
+    """Return address and port of the endpoint of a branch, also if the packet does not reach it; ("", 0) if it has none.
+
+    `asked` is the destination of the packet before any rewriting.
+    """
+    places = {(end.address, end.port) for end in ends}
+    if len(places) != 1:
+        return "", 0
+    (place,) = places
+    headers = (header for step in steps for header in (step.before, step.after) if header is not None)
     sent = [(each.destination, each.port) for each in headers if (each.destination, each.port) != asked]
-    return (place, name) if place[0] else (sent[-1] if sent else ("", 0), name)
+    return place if place[0] else sent[-1] if sent else ("", 0)
 
 
 def _renaming(place: tuple[str, int], name: str) -> Callable[[str], str]:
