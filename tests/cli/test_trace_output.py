@@ -100,3 +100,38 @@ def test_lines_fit_the_width(dropped: tuple[str, ...], columns: str, most: int) 
     said = CliRunner(env={"COLUMNS": columns}).invoke(main, ["trace", *dropped, "--all"]).output
     widths = [len(line) for line in said.splitlines()]
     assert max(widths) <= most and max(widths) > most - 30
+
+
+NFT = """\
+table ip kube-proxy {
+\tmap service-ips {
+\t\ttype ipv4_addr . inet_proto . inet_service : verdict
+\t\telements = { 10.96.0.7 . tcp . 80 : goto service-ABCDEFGH-shop/web/tcp/ }
+\t}
+\tchain services {
+\t\tip daddr . meta l4proto . th dport vmap @service-ips
+\t}
+\tchain nat-prerouting {
+\t\ttype nat hook prerouting priority dstnat; policy accept;
+\t\tjump services
+\t}
+\tchain service-ABCDEFGH-shop/web/tcp/ {
+\t\tip protocol tcp dnat to 10.244.1.7:8080 comment "shop/web"
+\t}
+}
+"""
+
+
+@pytest.mark.parametrize("indent", ["\t", "    ", ""])
+@pytest.mark.parametrize("end", [None, -1])
+@pytest.mark.parametrize("objects", [False, True])
+def test_rules_of_nft_have_their_lines(tmp_path: Path, indent: str, end: int | None, objects: bool) -> None:
+    """As nft prints them, pasted with other indentation, without the end, and beside objects."""
+    (tmp_path / "nft").write_text("\n".join(NFT.replace("\t", indent).splitlines()[:end]) + "\n")
+    words = ["10.244.1.5", "10.96.0.7:80", "--rules", str(tmp_path / "nft"), "--all"]
+    if objects:
+        (tmp_path / "node.yaml").write_text("{apiVersion: v1, kind: Node, metadata: {name: a}}")
+        words += ["--manifests", str(tmp_path / "node.yaml")]
+    done = CliRunner(env={"COLUMNS": "300"}).invoke(main, ["trace", *words])
+    for line in (7, 11, 14):
+        assert f" {tmp_path}/nft:{line}\n" in done.output, done.output
