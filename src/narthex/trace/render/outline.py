@@ -117,8 +117,11 @@ class _Outline:
             if self._many_places and _place(step) != place:
                 place = _place(step)
                 yield Row(text=place, style=Style.STRONG)
-            deciding = branch.end is not None and branch.end.fate in _DECIDED_BY_RULE and step is branch.steps[-1]
-            yield from self._rule(step, deciding, explained) if step.chain else self._step(step, deciding, explained)
+            fate = branch.end.fate if branch.end is not None and step is branch.steps[-1] else Fate.DELIVERED
+            if step.chain:
+                yield from self._rule(step, fate in _DECIDED_BY_RULE, explained)
+            else:
+                yield self._step(step, fate not in GOOD, explained)
         if branch.end is not None:
             yield from self._end(branch.end, place)
         else:
@@ -126,13 +129,13 @@ class _Outline:
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
-    def _step(self, step: PathStep, deciding: bool, explained: bool) -> Iterator[Row]:
+    def _step(self, step: PathStep, deciding: bool, explained: bool) -> Row:
         text = step.what + (f" ({step.why})" if step.why else "")
         evidence = step.evidence if self._every or deciding else ()
         notes = [Note(each) for each in evidence if each not in step.what]
         if step.before is not None and step.after is not None:
             notes += [Note(text) for text in _changes(step.before, step.after, source=not explained)]
-        yield Row(stage=step.stage.value, text=text, notes=(*notes, *self._unknown(step)))
+        return Row(stage=step.stage.value, text=text, notes=(*notes, *self._unknown(step)))
 
     def _rule(self, step: PathStep, deciding: bool, explained: bool) -> Iterator[Row]:
         """Yield the rule, or what it does to the packet. `explained`: a row of the end says what happens to the source."""
@@ -270,9 +273,10 @@ def _shared(sequences: Sequence[Items]) -> int:
 
 
 def _place(step: PathStep) -> str:
-    """Return `node worker-a`, or `pod shop/web-1 on worker-a` in the pod's own network namespace."""
+    """Return `node worker-a`, or the network namespace: `pod shop/web-1 on worker-a`, `outside`."""
     if step.namespace:
-        return f"pod {step.namespace}" + (f" on {step.node}" if step.node else "")
+        kind = "pod " if "/" in step.namespace else ""
+        return f"{kind}{step.namespace}" + (f" on {step.node}" if step.node else "")
     return f"node {step.node}" if step.node else ""
 
 
