@@ -52,6 +52,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The row is an end, which has the sign of its style instead of a stage."""
     notes: tuple[Note, ...] = ()
     below: tuple[Row | Split, ...] = ()
+    place: str = ""
+    """Where it happens. Rows of different places are not the same, even if they say the same."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,10 +120,9 @@ class _Outline:
                 place = _place(step)
                 yield Row(text=place, style=Style.STRONG)
             fate = branch.end.fate if branch.end is not None and step is branch.steps[-1] else Fate.DELIVERED
-            if step.chain:
-                yield from self._rule(step, fate in _DECIDED_BY_RULE, explained)
-            else:
-                yield self._step(step, fate not in GOOD, explained)
+            rule = self._rule(step, fate in _DECIDED_BY_RULE, explained)
+            for row in rule if step.chain else (self._step(step, fate not in GOOD, explained),):
+                yield msgspec.structs.replace(row, place=place)
         if branch.end is not None:
             yield from self._end(branch.end, place)
         else:
