@@ -16,7 +16,7 @@ import msgspec
 from narthex.model.net import join_port
 from narthex.proxy.plan.show import visible
 from narthex.trace.model import Fate, Header, PacketPath, Party, PathBranch, PathEnd, PathStep, Stage, branch_ends
-from narthex.trace.render.verdict import GOOD, WELL, judge, percent
+from narthex.trace.render.verdict import GOOD, WELL, judge, missing_names, percent
 
 MOST_ROWS = 12
 """In one box; the rest is folded."""
@@ -97,8 +97,7 @@ def draw(path: PacketPath) -> Drawing:
     lines = [("from", _party(path.source)), ("to", _party(path.destination))]
     lines += [("Service", path.service)] if path.service else []
     lines += [("read from", source) for source in path.sources]
-    lines += [("not known", f"{each.node + ': ' if each.node else ''}{each.part}{f' ({each.why})' if each.why else ''}")
-              for each in path.missing]  # fmt: skip
+    lines += [("not known", missing_names(path)[0])] if path.missing else []
     judged = judge(path)
     return Drawing(
         title=clean(str(path.packet)),

@@ -9,7 +9,7 @@ from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.model import MissingPart, PacketPath, PlanReading, PlanStep
 from narthex.trace.render.outline import Group, Head, Items, Row, Split, heading, outline
 from narthex.trace.render.styled import Span, Style, StyledLine, paragraph, plain
-from narthex.trace.render.verdict import SIGNS, judge, share_text
+from narthex.trace.render.verdict import SIGNS, judge, missing_names, share_text
 
 WIDTH = 80
 """Characters of a line where there is no terminal."""
@@ -188,12 +188,8 @@ def _missing(path: PacketPath, every: bool, width: int) -> Iterator[StyledLine]:
         for part in path.missing:
             yield from paragraph(_missing_text(part), width, first=(Span("  "),))
         return
-    parts = dict.fromkeys(part.part for part in path.missing)
-    tables = [name for part in parts if part.startswith("table ") for name in part.removeprefix("table ").split(", ")]
-    others = [part for part in parts if not part.startswith("table ")]
-    names = [f"table{'s' * (len(tables) > 1)} {', '.join(tables)}"] * bool(tables) + others
-    text = f"{title} ({len(tables) + len(others)}): {'; '.join(names)} (--all says why)"
-    yield from paragraph(text, width, style=Style.DIM, further="  ")
+    names, count = missing_names(path)
+    yield from paragraph(f"{title} ({count}): {names} (--all says why)", width, style=Style.DIM, further="  ")
 
 
 def _missing_text(part: MissingPart) -> str:

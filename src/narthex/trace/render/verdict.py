@@ -131,6 +131,15 @@ def _failure(leaf: PathLeaf) -> str:
     return f"the reply is {fate_text(lost.fate)}" + (f": {lost.reason}" if lost.reason else "")
 
 
+def missing_names(path: PacketPath) -> tuple[str, int]:
+    """Return the names of what is missing, as `tables raw, nat; routes`, and their number."""
+    parts = dict.fromkeys(part.part for part in path.missing)
+    tables = [name for part in parts if part.startswith("table ") for name in part.removeprefix("table ").split(", ")]
+    others = [part for part in parts if not part.startswith("table ")]
+    names = [f"table{'s' * (len(tables) > 1)} {', '.join(tables)}"] * bool(tables) + others
+    return "; ".join(names), len(tables) + len(others)
+
+
 # ---- texts ---------------------------------------------------------------------------------------------------------
 
 
