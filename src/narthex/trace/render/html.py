@@ -13,7 +13,7 @@ from narthex.proxy.plan.show import visible
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.model import PacketPath
 from narthex.trace.render import svg as render_svg
-from narthex.trace.render.drawing import Drawing, draw
+from narthex.trace.render.drawing import draw
 from narthex.trace.render.outline import Group, Items, Row, heading, outline
 from narthex.trace.render.styled import Style
 from narthex.trace.render.verdict import SIGNS, WELL, judge, share_text
@@ -72,9 +72,13 @@ def page(path: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
     ET.SubElement(head, "title").text = f"{drawing.title}: {drawing.result}"
     ET.SubElement(head, "style").text = _STYLE
     main = ET.SubElement(ET.SubElement(html, "body"), "main")
-    _summary(main, path, drawing, findings)
+    _summary(main, path, drawing.title, findings)
     for number, finding in enumerate(findings):
         _cause(main, finding, "Why not" if not number and finding.explains else "Also")
+    facts = ET.SubElement(main, "dl")
+    for name, value in drawing.lines:
+        _put(facts, "dt", name)
+        _put(facts, "dd", value)
     _put(main, "h2", "The path")
     figure = ET.SubElement(main, "figure", {"class": "picture", "style": "margin: 0"})
     figure.append(render_svg.element(drawing, findings, head=False))
@@ -87,7 +91,9 @@ def page(path: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
     text = ET.tostring(html, encoding="unicode", short_empty_elements=False)
     # The one element that HTML has no end tag for, and the tree would give it one.
     text = text.replace(
-        "<head>", '<head>\n<meta charset="utf-8"/>\n<meta name="viewport" content="width=device-width"/>\n', 1
+        "<head>",
+        '<head>\n<meta charset="utf-8"/>\n<meta name="viewport" content="width=device-width, initial-scale=1"/>\n',
+        1,
     )
     return f"<!DOCTYPE html>\n{text}\n"
 
@@ -101,9 +107,9 @@ def _put(into: ET.Element, tag: str, text: str, kind: str = "") -> ET.Element:
     return made
 
 
-def _summary(main: ET.Element, path: PacketPath, drawing: Drawing, findings: Sequence[CauseFinding]) -> None:
+def _summary(main: ET.Element, path: PacketPath, title: str, findings: Sequence[CauseFinding]) -> None:
     header = ET.SubElement(main, "header")
-    _put(header, "h1", drawing.title)
+    _put(header, "h1", title)
     verdict = judge(path, findings)
     kind = "good" if verdict.style in WELL else verdict.style.value
     _put(header, "span", f"{SIGNS[verdict.style]} {verdict.word}", f"result {kind}").set("role", "status")
@@ -115,10 +121,6 @@ def _summary(main: ET.Element, path: PacketPath, drawing: Drawing, findings: Seq
     if path.next_command:
         _put(header, "p", "Run this on the node, and add its output to the input:")
         _put(header, "pre", path.next_command)
-    facts = ET.SubElement(header, "dl")
-    for name, value in drawing.lines:
-        _put(facts, "dt", name)
-        _put(facts, "dd", value)
 
 
 def _cause(main: ET.Element, finding: CauseFinding, word: str) -> None:

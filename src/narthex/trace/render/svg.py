@@ -264,12 +264,12 @@ class _Painter:
         text = f"{row.where}: {row.text}" if row.where else row.text
         longest = max(map(len, text.split(" "))) * _MONO
         # A verdict that leaves no room for the words of the rule has lines of its own.
-        beside = chip_width and chip_width <= room - 8 - max(longest, room / 2)
-        lines = wrapped(text, room - chip_width - 8 if beside else room)
-        if beside:
+        inline = chip_width and chip_width <= room - 8 - max(longest, room / 2)
+        lines = wrapped(text, room - chip_width - 8 if inline else room)
+        if inline:
             self._chip(group, left + room - chip_width, y, row.verdict, chip_width)
         y = self._texts(group, left, y, lines, "mono")
-        if chip_width and not beside:
+        if chip_width and not inline:
             for part in wrapped(row.verdict, room - 16, _CHIP):
                 self._chip(group, left, y, part, len(part) * _CHIP + 16, _chip(row.verdict))
                 y += _LINE + 2
