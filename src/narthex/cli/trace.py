@@ -294,7 +294,8 @@ def show(result: TraceResult, format: str, *, every: bool = False, color: str = 
         click.echo(json_text(trace_document(result.path, result.findings, probe)), nl=False)
         return
     said = lines(result.path, result.findings, every=every, width=line_width())
-    print_lines([*said, *((Span(line),) for line in probed.splitlines())], color)
+    kernel = ["", *probed.splitlines()] if probed else []
+    print_lines([*said, *((Span(line),) for line in kernel)], color)
 
 
 def _probed(tried: ProbeComparison | None) -> tuple[ProbeRecord | None, str]:
