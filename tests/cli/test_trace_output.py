@@ -103,10 +103,10 @@ def test_lines_fit_the_width(dropped: tuple[str, ...], columns: str, most: int) 
 
 
 NFT = """\
-table ip kube-proxy {
+table ip own {
 \tmap service-ips {
 \t\ttype ipv4_addr . inet_proto . inet_service : verdict
-\t\telements = { 10.96.0.7 . tcp . 80 : goto service-ABCDEFGH-shop/web/tcp/ }
+\t\telements = { 10.96.0.7 . tcp . 80 : goto to-web }
 \t}
 \tchain services {
 \t\tip daddr . meta l4proto . th dport vmap @service-ips
@@ -115,7 +115,7 @@ table ip kube-proxy {
 \t\ttype nat hook prerouting priority dstnat; policy accept;
 \t\tjump services
 \t}
-\tchain service-ABCDEFGH-shop/web/tcp/ {
+\tchain to-web {
 \t\tip protocol tcp dnat to 10.244.1.7:8080 comment "shop/web"
 \t}
 }

@@ -173,7 +173,7 @@ def test_a_path_by_mouse_and_from_the_form(seen):
 
 
 def ask(session, source, destination):
-    session.run("document.getElementById('from').value = arguments[0]; document.getElementById('to').value = arguments[1]; "
+    session.run("document.getElementById('clear').click(); document.getElementById('from').value = arguments[0]; document.getElementById('to').value = arguments[1]; "
                 "document.querySelector('#ask button').click()", source, destination)  # fmt: skip
     session.until("!document.getElementById('answer').hidden")
 
@@ -224,24 +224,27 @@ def test_many_pods_and_both_ip_families_are_shown_once(seen, shop):
     source, _ = shop
     objects = crowd(99)
     source.later.put([Upsert(each) for each in objects])
-    seen.until("document.querySelector('.item.crowd')")
-    labels = seen.run("return [...document.querySelectorAll('.item')].map(each => each.getAttribute('aria-label'))")
-    assert [label for label in labels if "many" in label and not label.startswith("Service")] == [
-        "EndpointSlice many/web-0 of many/web, IPv4 and IPv6, 99 of 99 ready",
-        "50 pods of many/web, 50 of 50 ready, on node-a",
-        "49 pods of many/web, 49 of 49 ready, on node-b",
-    ]
-    ask(seen, "shop/cart-1", "many/web")
-    assert seen.run("return document.querySelectorAll('svg .way').length") == 4
-    assert seen.run("return document.querySelectorAll('#ends li').length") == 9
-    assert "91 more together" in seen.run("return document.getElementById('ends').innerText")
-    outline = seen.run("return document.getElementById('tree').innerText")
-    assert outline.count("many/web-") == 8 and "… and 91 more, 91/99 together" in outline
-    ask(seen, "many/web-7", "many/web")
-    assert (
-        seen.run(f"return document.querySelector('{box('pod', 'many/web-7')}').getAttribute('aria-pressed')") == "true"
-    )
-    source.later.put([Delete(type(each).__name__, each.key) for each in objects])
+    try:
+        seen.until("document.querySelector('.item.crowd')")
+        labels = seen.run("return [...document.querySelectorAll('.item')].map(each => each.getAttribute('aria-label'))")
+        assert [label for label in labels if "many" in label and not label.startswith("Service")] == [
+            "EndpointSlice many/web-0 of many/web, IPv4 and IPv6, 99 of 99 ready",
+            "50 pods of many/web, 50 of 50 ready, on node-a",
+            "49 pods of many/web, 49 of 49 ready, on node-b",
+        ]
+        ask(seen, "shop/cart-1", "many/web")
+        assert seen.run("return document.querySelectorAll('svg .way').length") == 4
+        assert seen.run("return document.querySelectorAll('#ends li').length") == 9
+        assert "91 more together" in seen.run("return document.getElementById('ends').innerText")
+        outline = seen.run("return document.getElementById('tree').innerText")
+        assert outline.count("many/web-") == 8 and "… and 91 more, 91/99 together" in outline
+        ask(seen, "many/web-7", "many/web")
+        assert (
+            seen.run(f"return document.querySelector('{box('pod', 'many/web-7')}').getAttribute('aria-pressed')")
+            == "true"
+        )
+    finally:
+        source.later.put([Delete(type(each).__name__, each.key) for each in objects])
     seen.until("!document.querySelector('.item.crowd')")
 
 

@@ -19,7 +19,7 @@ SPLIT = """
 const found = [], walker = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT);
 for (let node; node = walker.nextNode();) {
   if (node.parentElement.closest('svg, style') || !node.parentElement.getClientRects().length) continue;
-  for (const match of node.data.matchAll(/[^\\s-]{2,32}/g)) {
+  for (const match of node.data.matchAll(/(?<!\\S)[^\\s-]{2,32}(?!\\S)/g)) {
     const range = document.createRange();
     range.setStart(node, match.index);
     range.setEnd(node, match.index + match[0].length);
@@ -28,7 +28,7 @@ for (let node; node = walker.nextNode();) {
 }
 return found;
 """
-"""Words that are on two lines. A hyphen is a place to break a line."""
+"""Words that are on two lines, without those with a hyphen, where a line may break."""
 CUT_OFF = """
 return [...document.querySelectorAll('svg .chip')].flatMap(chip => {
   const [box, text] = [chip, chip.nextElementSibling].map(each => each.getBoundingClientRect());

@@ -44,7 +44,7 @@ section.cause p { margin: .3rem 0; } .dim { color: #59636e; }
 .row { display: grid; grid-template-columns: 7rem minmax(0, 1fr); gap: 0 .8rem; padding: .15rem 0; }
 .row.place { display: block; font-weight: 600; margin-top: .4rem; }
 .row.end { grid-template-columns: 1.2rem minmax(0, 1fr); font-weight: 600; }
-.row .stage, .note { color: #59636e; } .note { font-size: .87rem; font-weight: 400; }
+.row:not(.end) .stage, .note { color: #59636e; } .note { font-size: .87rem; font-weight: 400; }
 .row.end.good { color: #116329; } .row.end.bad { color: #a40e26; } .row.doubt, .note.doubt { color: #7d4e00; }
 .below { margin-left: 1.2rem; }
 .group { border-left: 2px solid #d1d9e0; padding-left: .8rem; margin: .4rem 0 .4rem .2rem; } .group.bad { border-left-color: #cf222e; }
@@ -54,7 +54,7 @@ section.cause p { margin: .3rem 0; } .dim { color: #59636e; }
 dd { margin-bottom: .3rem; }
 }
 @media (prefers-color-scheme: dark) {
-body { color: #e6edf3; background: #0d1117; } .dim, dt, .row .stage, .note { color: #9198a1; } .group { border-color: #3d444d; }
+body { color: #e6edf3; background: #0d1117; } .dim, dt, .row:not(.end) .stage, .note { color: #9198a1; } .group { border-color: #3d444d; }
 .row.end.good { color: #56d364; } .row.end.bad { color: #ff9492; } .row.doubt, .note.doubt { color: #e3b341; }
 .result.good { color: #56d364; background: #12261e; } .result.bad { color: #ff9492; background: #301418; }
 .result.doubt { color: #e3b341; background: #2b2210; }
@@ -79,7 +79,7 @@ def page(path: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
     for name, value in drawing.lines:
         _put(facts, "dt", name)
         _put(facts, "dd", value)
-    _put(main, "h2", "The path")
+    _put(main, "h2", "The path", "picture")
     figure = ET.SubElement(main, "figure", {"class": "picture", "style": "margin: 0"})
     figure.append(render_svg.element(drawing, findings, head=False))
     title, rules = heading(path)

@@ -61,7 +61,7 @@ export function layOut(shown, counts, width, unit, apart = new Set()) {
   const columns = columnsOf(width, unit);
   const items = [{
     kind: "outside", key: "outside", x: 0, y: 26 * unit, w: columns.service, h: 46 * unit,
-    lines: [["outside"], ["a client beyond the cluster", "small"]], label: "outside, a client beyond the cluster",
+    lines: [["outside"], ["any client", "small"]], label: "outside, a client beyond the cluster",
   }];
   const threads = [];
   const low = placeServices(shown, counts, columns, unit, items, threads);
@@ -159,10 +159,10 @@ function serviceLabel(service) {
 
 function sliceItem(each, columns, y, unit) {
   const ready = each.endpoints.filter(endpoint => endpoint.ready).length;
-  const said = `${ready} of ${each.endpoints.length} ready`, brief = `${ready}/${each.endpoints.length} ready`;
+  const said = `${ready} of ${each.endpoints.length} ready`, brief = `${ready}/${each.endpoints.length}`;
   return {
     kind: "slice", key: each.key, x: columns.sliceAt, y, w: columns.slice, h: 44 * unit, thing: each,
-    lines: [[shortName(each.key)], [`${each.families.join(", ")} · ${brief}`, "small"]],
+    lines: [[shortName(each.key)], [each.families.length > 1 ? `IPv4/6, ${brief}` : `${each.families[0]}, ${brief} ready`, "small"]],
     label: `EndpointSlice ${each.key} of ${each.service}, ${each.families.join(" and ")}, ${said}`,
   };
 }
