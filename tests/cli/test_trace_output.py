@@ -4,6 +4,7 @@ import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -46,7 +47,7 @@ def test_drawn_forms_are_whole(dropped: tuple[str, ...]) -> None:
 def test_the_cause_is_told_in_every_form_that_has_words(dropped: tuple[str, ...]) -> None:
     said = trace(*dropped)
     assert "Why not (likely): chain FORWARD of table filter drops" in said
-    assert "more: docs/reference/causes/forward-drop.md" in said
+    assert "more  docs/reference/causes/forward-drop.md" in said
     findings = json.loads(trace(*dropped, "-o", "json"))["findings"]
     assert [each["cause"] for each in findings] == ["forward-drop"]
     assert set(findings[0]) == {
@@ -76,3 +77,26 @@ def test_paths_by_objects_alone_have_all_forms_and_causes(tmp_path: Path) -> Non
     assert "Why not: " in trace(*words, "-o", "html") and "Why not: " in trace(*words)
     data = json.loads(trace(*words, "-o", "json"))
     assert data["findings"][0]["explains"] and data["plan"]["agree"]
+
+
+def test_unknown_has_its_own_status(tmp_path: Path) -> None:
+    (tmp_path / "part").write_text("-A KUBE-SVC-ABC -d 10.96.0.7/32 -p tcp -m tcp --dport 80 -j KUBE-SEP-ABC\n")
+    words = ("10.244.1.5", "10.96.0.7:80", "--rules", str(tmp_path / "part"))
+    for form in ("text", "json", "svg"):
+        trace(*words, "-o", form, status=3)
+    assert trace(*words, status=3).startswith("? not known: ")
+    assert "3  the path is not known" in trace("--help")
+
+
+def test_color_is_for_terminals_or_on_request(dropped: tuple[str, ...]) -> None:
+    colored = CliRunner().invoke(main, ["trace", *dropped, "--color", "always"]).output
+    bare = trace(*dropped)
+    assert "\x1b[31m" in colored and click.unstyle(colored).split() == bare.split()
+    assert "\x1b" not in bare + trace(*dropped, "--color", "never")
+
+
+@pytest.mark.parametrize(("columns", "most"), [("", 80), ("60", 60), ("200", 200)])
+def test_lines_fit_the_width(dropped: tuple[str, ...], columns: str, most: int) -> None:
+    said = CliRunner(env={"COLUMNS": columns}).invoke(main, ["trace", *dropped, "--all"]).output
+    widths = [len(line) for line in said.splitlines()]
+    assert max(widths) <= most and max(widths) > most - 30

@@ -15,7 +15,7 @@ from narthex.kube.manifests import ManifestSource
 from narthex.lab.ui.board import Board
 from narthex.model.net import join_port
 from narthex.model.store import Snapshot
-from narthex.trace.causes.catalogue import CauseFinding, finding_records, findings_text
+from narthex.trace.causes.catalogue import CauseFinding, finding_records
 from narthex.trace.causes.find import find
 from narthex.trace.model import Fate, PacketPath, fraction_text
 from narthex.trace.names import AddressName
@@ -77,7 +77,7 @@ def path(trace: Tracer, snapshot: Snapshot, source: str, destination: str) -> di
         "rules": found.plan.rules if found.plan else "",
         "service": service.rpartition(":")[0] if ":" in service else service,
         "agree": found.plan is None or found.plan.agree,
-        "text": findings_text(findings) + text(found),
+        "text": text(found, findings),
         "findings": msgspec.to_builtins(finding_records(findings)),
         "ends": [
             {
