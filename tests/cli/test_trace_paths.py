@@ -67,7 +67,7 @@ def test_the_rule_its_line_and_what_nearly_matched_are_told() -> None:
 def test_what_is_missing_is_said_and_not_guessed() -> None:
     said = trace("10.244.0.5", "10.106.183.112:4000", "--rules", HELLO)
     assert "where 10.244.3.81 is the routes say, and they are not known" in said
-    assert "filter, security; routes; sysctls (--all says why)" in said
+    assert "; routes; sysctls (--all says why)" in said
     assert "  routes: no file contains it" in trace("10.244.0.5", "10.106.183.112:4000", "--rules", HELLO, "--all")
     assert "taken to be eth0, name another interface with --iif" in said
 

@@ -146,7 +146,7 @@ def test_what_is_not_known_names_the_next_command_and_is_short() -> None:
         "  next  run this on the node, and add its output to the input:\n        iptables-save -t nat\n"
     )
     assert said.endswith(
-        "\nnot known, and assumed not to affect the packet (4): tables raw, nat; routes\n  (--all says why)\n"
+        "\nnot known, and assumed not to affect the packet (3): tables raw, nat; routes\n  (--all says why)\n"
     )
     assert "supposed: four" in text(unknown, every=True)
     assert text(unknown, every=True).endswith("  routes: no routes\n  routes: no routes\n")

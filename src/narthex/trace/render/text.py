@@ -291,10 +291,10 @@ def _missing(path: PacketPath, every: bool, width: int) -> Iterator[StyledLine]:
             yield from paragraph(_missing_text(part), width, first=(Span("  "),))
         return
     parts = dict.fromkeys(part.part for part in path.missing)
-    tables = [part.removeprefix("table ") for part in parts if part.startswith("table ")]
-    names = [f"table{'s' * (len(tables) > 1)} {', '.join(tables)}"] if tables else []
-    names += [part for part in parts if not part.startswith("table ")]
-    text = f"{title} ({len(path.missing)}): {'; '.join(names)} (--all says why)"
+    tables = [name for part in parts if part.startswith("table ") for name in part.removeprefix("table ").split(", ")]
+    others = [part for part in parts if not part.startswith("table ")]
+    names = [f"table{'s' * (len(tables) > 1)} {', '.join(tables)}"] * bool(tables) + others
+    text = f"{title} ({len(tables) + len(others)}): {'; '.join(names)} (--all says why)"
     yield from paragraph(text, width, style=Style.DIM, further="  ")
 
 
