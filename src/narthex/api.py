@@ -19,7 +19,7 @@ from narthex.model.net import IPFamily
 from narthex.netfilter.dump.read import DumpError, read_dumps
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
-from narthex.trace.causes.catalogue import CauseFinding, findings_text
+from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.find import find
 from narthex.trace.document import trace_document
 from narthex.trace.model import PacketPath
@@ -47,7 +47,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Return the path and the causes as `narthex trace` prints them."""
-        return text(self.path) + findings_text(self.causes)
+        return text(self.path, self.causes)
 
     def json(self) -> str:
         """Return the document of `narthex trace -o json`."""

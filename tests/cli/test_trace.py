@@ -63,13 +63,13 @@ def test_node_port_from_outside(shop: Path, mode: str, golden) -> None:
     golden(f"trace/cli-node-port-{mode}.txt", out)
     for needed in (
         "Service port shop/hello:http by its node port 30001/TCP",
-        "sender: other; 198.51.100.7 is neither a pod nor an address of this node",
-        "50.00 % (1/2): delivered to 10.244.2.7:8080, pod shop/hello-x2 on node-b",
+        "sender    other; 198.51.100.7 is neither a pod nor an address of this node",
+        "└─ 1/2  10.244.2.7:8080  pod shop/hello-x2 on node-b",
         "made anew" if Deviation.RELAYED in BACKENDS[mode].deviations else "source rewritten (masquerade)",
-        "route: 10.244.2.0/24 is node-b's pod range: by way of node-b (192.168.49.12)",
+        "route        10.244.2.0/24 is node-b's pod range: by way of node-b (192.168.49.12)",
         "plan and rules agree",
     ):
-        assert needed in out
+        assert " ".join(needed.split()) in " ".join(out.split())
 
 
 @each_mode
@@ -93,7 +93,7 @@ def test_every_witness_agrees_for_all_kinds_of_sender(shop: Path, mode: str) -> 
         for destination in ("hello", "node-a:30001", "node-b:30001", "10.106.183.112:81", "10.106.183.112/icmp"):
             status, out, _ = run(shop, source, destination, "--node", "node-a", "--mode", mode)
             assert status == 0
-            assert out.split("Why not: ")[0].endswith("└─ plan and rules agree\n"), (source, destination, out)
+            assert "; plan and rules agree)" in " ".join(out.split()), (source, destination, out)
 
 
 def test_unknown_names_are_answered_with_known_ones(shop: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_name_from_a_pod(shop: Path) -> None:
         ("hello.shop.svc.cluster.local.", "10.106.183.112"),
     ]
     assert data["service"] == "shop/hello:http" and data["plan"]["agree"]
-    assert "│  └─ hello.shop.svc.cluster.local.: 10.106.183.112" in CliRunner().invoke(main, asked).output
+    assert "hello.shop.svc.cluster.local.: 10.106.183.112\nto " in CliRunner().invoke(main, asked).output
     other = CliRunner().invoke(main, [*asked, "--cluster-domain", "k8s.example"])
     assert "hello.shop.svc.k8s.example.: 10.106.183.112" in other.output
 

@@ -39,6 +39,7 @@ from narthex.trace.evaluate import evaluate
 from narthex.trace.explain import PlanCase, explain
 from narthex.trace.model import PacketPath, PathEnd, fraction_text, probability_text
 from narthex.trace.names import AddressName, AddressNames
+from narthex.trace.render.outline import MOST_NAMED
 from narthex.trace.render.text import text
 
 OBJECTS = (
@@ -189,7 +190,7 @@ def test_reason_for_masquerade(source: str, destination: str, config: dict[str, 
         assert reason in end.rewriting[1]
 
 
-def test_many_endpoints_are_told_in_one_line_each() -> None:
+def test_many_endpoints_are_named_in_one_line_each_and_the_rest_is_counted() -> None:
     many = tuple(endpoint(f"10.64.1.{number}", target=f"wide-{number}") for number in range(1, 21))
     wide = plan(service("shop/wide", "10.110.0.7"), endpoint_slice("shop/wide", *many))
     sent = packet("10.64.1.200", "10.110.0.7:80")
@@ -198,9 +199,13 @@ def test_many_endpoints_are_told_in_one_line_each() -> None:
     explanation = explain(
         PlanCase(plan=wide, packet=sent, host=HOST, mode="nftables", planned=trace, walked=trace), names, lambda _: ""
     )
-    lines = [line for line in text(explanation).splitlines() if "5.00 % (1/20)" in line]
-    assert len(lines) == 20
-    assert lines[0].endswith("delivered to 10.64.1.1:80, pod shop/wide-1 on worker-a")
+    said = text(explanation)
+    assert said.startswith("✓ delivered: tcp 10.64.1.200 -> 10.110.0.7:80\n  to one of 20 endpoints\n")
+    assert said.count("1/20  10.64.1.") == MOST_NAMED == 8
+    assert "├─ 1/20  10.64.1.1:80   pod shop/wide-1 on worker-a\n" in said
+    assert "└─ … and 12 more, 3/5 together; --all lists them\n" in said
+    assert said.count("✓ delivered to the endpoint") == 1
+    assert text(explanation, every=True).count("1/20  10.64.1.") == 20
 
 
 def test_unsupported_is_told_with_its_reason() -> None:

@@ -20,21 +20,23 @@ from narthex.cli.inputs import (
     views_of,
 )
 from narthex.cli.options import lab_option
-from narthex.cli.output import print_document
+from narthex.cli.output import json_text
 from narthex.cli.progress import working
+from narthex.cli.terminal import color_option, line_width, print_lines
 from narthex.model.net import IPFamily, address
 from narthex.model.store import Snapshot
 from narthex.netfilter.dump.read import DumpError, WalkInput, merge_dumps, read_dump
-from narthex.trace.causes.catalogue import CauseFinding, findings_text
-from narthex.trace.document import trace_document
-from narthex.trace.model import PacketPath
+from narthex.trace.causes.catalogue import CauseFinding
+from narthex.trace.document import ProbeRecord, trace_document
+from narthex.trace.model import Fate, PacketPath, branch_ends
 from narthex.trace.names import AddressName
 from narthex.trace.program.bundle import BundleError
 from narthex.trace.program.inputs import InputError, NodeInputs
 from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, ResolvedRequest, answer, ask, question
 from narthex.trace.program.travel import KnownCluster, TraceRequest, from_files, texts_of, travel, with_sender
-from narthex.trace.render.text import text
+from narthex.trace.render.styled import Span
+from narthex.trace.render.text import lines
 
 if TYPE_CHECKING:
     from narthex.trace.program.kernel_probe import ProbeComparison
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 _OUTSIDE = {ip: AddressName("outside", "") for ip in OUTSIDE}
 
 
+NOT_KNOWN = 3
+"""Exit status if the input does not decide where the packet ends, at least for some connections."""
 PICTURES = ("dot", "mermaid", "html", "svg")
 
 output_option = click.option(
@@ -80,8 +84,14 @@ output_option = click.option(
     help="Also send ONE packet, with --live from a pod of this node or the node itself, or in a lab, and compare the kernel's "
     "own trace (nft monitor trace) with the prediction; the exit status is 1 where they part.",
 )
-@click.option("--all", "every", is_flag=True, help="Also rules that only led to others, and those that nearly matched.")
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Every rule with its file and line, rules that nearly matched, the path of the reply, and what is not known.",
+)
 @output_option
+@color_option
 def command(
     source: str,
     destination: str,
@@ -93,6 +103,7 @@ def command(
     probe: bool,
     every: bool,
     output: str,
+    color: str,
     **given: Any,
 ) -> None:
     """Explain the path of the first packet of a new connection from SRC to DST, step by step.
@@ -102,6 +113,13 @@ def command(
 
     Without a bundle, --live or --lab, the rules are those that the objects become, or those of --rules. With them, the packet is followed
     over links, routes and nodes, and --manifests or --kubeconfig provide the names.
+
+    \b
+    Exit status:
+        0  the packet's path is explained, wherever it ends
+        1  an error; with --probe also: the kernel did not do what was predicted
+        2  wrong usage
+        3  the path is not known, or only for some connections: input is missing
 
     \b
         narthex trace outside 192.168.49.11:30001 --bundle node-1.tgz --bundle node-2.tgz
@@ -134,9 +152,11 @@ def command(
             result = _by_objects(request, iif, given)
     except (TraceError, InputError, DumpError, BundleError) as error:
         raise click.ClickException(str(error)) from error
-    show(result, output, every=every)
+    show(result, output, every=every, color=color)
     if result.parts:
         raise SystemExit(1)
+    if any(end.fate is Fate.UNKNOWN for end in branch_ends(result.path.tree)):
+        raise SystemExit(NOT_KNOWN)
 
 
 def _check_sources(given: dict[str, Any], lab: str | None, *, probe: bool) -> bool:
@@ -264,22 +284,27 @@ def _findings(path: PacketPath, known: KnownCluster) -> list[CauseFinding]:
     return find(path, {view.name: view for view in known.views}, known.snapshot if known.has_objects else None)
 
 
-def show(result: TraceResult, format: str, *, every: bool = False) -> None:
+def show(result: TraceResult, format: str, *, every: bool = False, color: str = "auto") -> None:
     """Print a result; `every` adds details to the text."""
-    from narthex.trace.program.kernel_probe import probe_record
-
     if format in PICTURES:
         click.echo(picture(format)(result.path, result.findings), nl=False)
         return
-    probe = probe_record(result.tried) if result.tried is not None else None
-    print_document(trace_document(result.path, result.findings, probe), format, lambda: _text(result, every))
+    probe, probed = _probed(result.tried)
+    if format == "json":
+        click.echo(json_text(trace_document(result.path, result.findings, probe)), nl=False)
+        return
+    said = lines(result.path, result.findings, every=every, width=line_width())
+    kernel = ["", *probed.splitlines()] if probed else []
+    print_lines([*said, *((Span(line),) for line in kernel)], color)
 
 
-def _text(result: TraceResult, every: bool) -> str:
-    from narthex.trace.program.kernel_probe import probe_text
+def _probed(tried: ProbeComparison | None) -> tuple[ProbeRecord | None, str]:
+    """Return what a probe showed, as part of the document and as text."""
+    if tried is None:
+        return None, ""
+    from narthex.trace.program.kernel_probe import probe_record, probe_text
 
-    probed = probe_text(result.tried) if result.tried is not None else ""
-    return text(result.path, every=every) + findings_text(result.findings) + probed
+    return probe_record(tried), probe_text(tried)
 
 
 def picture(format: str) -> Callable[[PacketPath, Sequence[CauseFinding]], str]:

@@ -9,6 +9,7 @@ import msgspec
 
 from narthex.model.net import join_port
 from narthex.model.packet import Disposition, Host, Outcome, Packet, Trace, WalkStep, agree
+from narthex.netfilter.dump.dump import WalkInput
 from narthex.proxy.plan.ir import Deviation, Forward, Frontend, FrontendKind, Plan, Sender, ServicePlan
 from narthex.proxy.plan.show import conflict_text, frontend_text
 from narthex.trace.evaluate import NO_DEVIATIONS, find_frontend, sender_of, sender_reason
@@ -60,6 +61,13 @@ class PlanCase(msgspec.Struct, frozen=True, kw_only=True):
     deviations: frozenset[Deviation] = NO_DEVIATIONS
     """Those of the mode."""
     lookup: tuple[NameLookup, ...] = ()
+    held: WalkInput | None = None
+    """The dump that the rules are from, which has their positions."""
+
+    def step(self, step: WalkStep, before: Header, after: Header | None = None) -> PathStep:
+        """Return a step of the walk as a step of the path."""
+        place, rule = self.held.place(step.table, step.chain, step.rule, step.what) if self.held else ("", "")
+        return rule_step(step, self.plan.node_name, before, after, rule=rule, place=place)
 
     @property
     def frontend(self) -> tuple[ServicePlan, Frontend] | None:
@@ -154,9 +162,9 @@ def _steps(outcome: Outcome, case: PlanCase) -> Iterator[PathStep]:
     address, port = outcome.endpoint or (header.destination, header.port)
     if outcome.steps and outcome.steps[-1].where == "relay":
         *first, last = outcome.steps
-        yield from (rule_step(step, case.plan.node_name, header) for step in first)
+        yield from (case.step(step, header) for step in first)
         onwards = msgspec.structs.replace(header, source="", destination=address, port=port, masqueraded=True)
-        yield rule_step(last, case.plan.node_name, header, onwards if outcome.endpoint else None)
+        yield case.step(last, header, onwards if outcome.endpoint else None)
         return
     last_rewrite = max((n for n, step in enumerate(outcome.steps) if _rewrites(step)), default=-1)
     last_hiding = max((n for n, step in enumerate(outcome.steps) if _HIDES.search(step.what)), default=-1)
@@ -167,7 +175,7 @@ def _steps(outcome: Outcome, case: PlanCase) -> Iterator[PathStep]:
             after = header = msgspec.structs.replace(header, destination=address, port=port)
         elif number == last_hiding and outcome.masquerade:
             after = header = msgspec.structs.replace(header, source=outcome.source, masqueraded=True)
-        yield rule_step(step, case.plan.node_name, before, after)
+        yield case.step(step, before, after)
 
 
 def _rewrites(step: WalkStep) -> bool:

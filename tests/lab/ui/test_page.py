@@ -15,7 +15,17 @@ from narthex.lab.program.ui import count
 from narthex.lab.ui.board import Board, picture
 from narthex.lab.ui.path import path, planned
 from narthex.lab.ui.serve import page
-from narthex.model.objects import NamespacedName, Pod, PodSpec, Service, ServicePort
+from narthex.model.net import IPFamily
+from narthex.model.objects import (
+    EndpointPort,
+    EndpointSlice,
+    NamespacedName,
+    Pod,
+    PodSpec,
+    Service,
+    ServicePort,
+    SliceEndpoint,
+)
 from narthex.model.store import Delete, Store, Upsert
 
 # It needs no root; but the browser is installed where the kernel's tests run.
@@ -123,7 +133,7 @@ def test_a_path_by_keyboard_alone(seen):
     assert seen.run("return document.getElementById('to').value") == "shop/web:80/tcp"
     ends = seen.run("return [...document.querySelectorAll('#ends li')].map(each => each.innerText.split('\\n')[0])")
     assert ends == ["50 %", "50 %"]
-    assert "plan and rules agree" in seen.run("return document.getElementById('tree').textContent")
+    assert "plan and rules agree" in seen.run("return document.getElementById('rules').textContent")
     # Drawn over the picture: to the Service, its slice, and from there to two pods, each with its share.
     assert seen.run("return document.querySelectorAll('svg .way').length") == 4
     for pod in ("shop/web-1", "shop/web-2"):
@@ -133,7 +143,7 @@ def test_a_path_by_keyboard_alone(seen):
     ring = f"getComputedStyle(document.querySelector('{box('service', 'shop/web')} .ring')).stroke"
     assert seen.run(f"return {ring}") != "none"
     seen.press("Escape")
-    assert seen.run("return document.getElementById('result').hidden")
+    assert seen.run("return document.getElementById('result').hidden && document.getElementById('answer').hidden")
     assert seen.run("return document.querySelectorAll('svg .way, [aria-pressed=true]').length") == 0
 
 
@@ -162,6 +172,82 @@ def test_a_path_by_mouse_and_from_the_form(seen):
     assert seen.run("return document.getElementById('said').getAttribute('aria-live')") == "polite"
 
 
+def ask(session, source, destination):
+    session.run("document.getElementById('clear').click(); document.getElementById('from').value = arguments[0]; document.getElementById('to').value = arguments[1]; "
+                "document.querySelector('#ask button').click()", source, destination)  # fmt: skip
+    session.until("!document.getElementById('answer').hidden")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_cause_is_on_top_and_the_path_is_broken_where_it_breaks(seen, width):
+    seen.size(width, 900)
+    ask(seen, "node-a", "shop/search")
+    said = seen.run("return document.getElementById('answer').innerText")
+    assert said.startswith("✕ rejected: tcp 192.168.49.11 -> 10.96.0.82:80\nthe sender receives ICMP port unreachable")
+    assert "Why not: Service shop/search has no selector and no EndpointSlices" in said
+    assert "no EndpointSlice has kubernetes.io/service-name=search" in said and "Give it a selector" in said
+    tops = "return ['answer', 'stage', 'side', 'steps'].map(name => document.querySelector('.' + name).getBoundingClientRect().top)"
+    assert seen.run(tops)[0] == min(seen.run(tops))
+    (way,) = seen.run("return [...document.querySelectorAll('svg .way')].map(each => each.getAttribute('class'))")
+    assert way == "way bad"
+    assert seen.run("return [...document.querySelectorAll('svg .break text')].map(each => each.textContent)") == ["✕"]
+    assert seen.run(f"return document.querySelector('{box('service', 'shop/search')}').classList.contains('bad')")
+    assert seen.run("return document.querySelectorAll('svg .moving').length") == 0
+    assert seen.run("return document.documentElement.scrollWidth") <= width
+    assert seen.run(WIDE) == []
+
+
+def test_outside_has_a_place_of_its_own(seen):
+    places = """
+    const rule = document.querySelector('svg .rule').getBoundingClientRect();
+    return [...document.querySelectorAll('.item')].filter(each => each.getBoundingClientRect().top < rule.top).map(each => each.dataset.id);
+    """
+    assert seen.run(places) == ["outside outside"]
+
+
+def crowd(count):
+    """A Service with many pods on two nodes, in both IP families."""
+    web = Service(name="web", namespace="many", cluster_ips=("10.96.0.99", "fd00::99"), ports=(ServicePort(port=80),))
+    pods = [
+        Pod(name=f"web-{n}", namespace="many", spec=PodSpec(node_name=f"node-{'ab'[n % 2]}"), ready=True,
+            ips=(f"10.244.{n % 2 + 1}.{n + 100}", f"fd00:{n % 2 + 1}::{n + 100}"))
+        for n in range(count)
+    ]  # fmt: skip
+    slices = []
+    for number, family in enumerate((IPFamily.IPV4, IPFamily.IPV6)):
+        held = (SliceEndpoint(pod.ips[number], node_name=pod.spec.node_name, target=pod.name) for pod in pods)
+        slices.append(EndpointSlice(name=f"web-{number}", namespace="many", service_name="web", family=family, endpoints=tuple(held), ports=(EndpointPort(port=8080),)))  # fmt: skip
+    return [web, *slices, *pods]
+
+
+def test_many_pods_and_both_ip_families_are_shown_once(seen, shop):
+    source, _ = shop
+    objects = crowd(99)
+    source.later.put([Upsert(each) for each in objects])
+    try:
+        seen.until("document.querySelector('.item.crowd')")
+        labels = seen.run("return [...document.querySelectorAll('.item')].map(each => each.getAttribute('aria-label'))")
+        assert [label for label in labels if "many" in label and not label.startswith("Service")] == [
+            "EndpointSlice many/web-0 of many/web, IPv4 and IPv6, 99 of 99 ready",
+            "50 pods of many/web, 50 of 50 ready, on node-a",
+            "49 pods of many/web, 49 of 49 ready, on node-b",
+        ]
+        ask(seen, "shop/cart-1", "many/web")
+        assert seen.run("return document.querySelectorAll('svg .way').length") == 4
+        assert seen.run("return document.querySelectorAll('#ends li').length") == 9
+        assert "91 more together" in seen.run("return document.getElementById('ends').innerText")
+        outline = seen.run("return document.getElementById('tree').innerText")
+        assert outline.count("many/web-") == 8 and "… and 91 more, 91/99 together" in outline
+        ask(seen, "many/web-7", "many/web")
+        assert (
+            seen.run(f"return document.querySelector('{box('pod', 'many/web-7')}').getAttribute('aria-pressed')")
+            == "true"
+        )
+    finally:
+        source.later.put([Delete(type(each).__name__, each.key) for each in objects])
+    seen.until("!document.querySelector('.item.crowd')")
+
+
 CONTRASTS = """
 const parse = text => (text.match(/[\\d.]+/g) || []).map(Number);
 const light = ([r, g, b]) => { const part = v => { v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; };
@@ -185,9 +271,10 @@ return found.sort((one, other) => one[0] - other[0]);
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_can_be_read(seen, scheme):
+@pytest.mark.parametrize("destination", ["shop/web", "shop/search"])
+def test_all_text_can_be_read(seen, scheme, destination):
     seen.prefer(color_scheme=scheme)
-    trace_by_keyboard(seen)
+    ask(seen, "node-a", destination)
     seen.until(f"document.documentElement.dataset.theme === '{scheme}'")
     found = seen.run(CONTRASTS)
     assert len(found) > 50
@@ -204,11 +291,19 @@ def test_colours_can_be_chosen_and_stay(seen, shop):
     assert seen.run("return document.documentElement.dataset.theme") == "light"
 
 
-@pytest.mark.parametrize("width", [1280, 640])
+WIDE = """
+return [...document.querySelectorAll('body *')].filter(each => each.scrollWidth > each.clientWidth + 1 && each.clientWidth &&
+  ['auto', 'scroll'].includes(getComputedStyle(each).overflowX)).map(each => each.id || each.className);
+"""
+"""What has to be scrolled sideways."""
+
+
+@pytest.mark.parametrize("width", [1280, 640, 390])
 def test_nothing_is_cut_off_or_runs_over_also_at_200_percent(seen, width):
     seen.size(width, 450)
     trace_by_keyboard(seen)
     assert seen.run("return document.documentElement.scrollWidth") <= width
+    assert seen.run(WIDE) == []
     over = """
     return [...document.querySelectorAll('.item')].flatMap(item => {
       const box = item.querySelector('.box').getBoundingClientRect();

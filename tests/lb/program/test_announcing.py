@@ -342,4 +342,4 @@ def test_a_trace_from_outside_names_the_node_that_answers():
         asked_ = question(places, source, target, wanted, inputs, inputs.host, None)
         explained = answer(asked_, inputs, inputs.host)
         assert explained.announced[0] == f"{first} answers for {IP}{more}"
-        assert "on the link\n" in text(explained) and f"{first}: Announces" in text(explained)
+        assert "on the link  " in text(explained) and f"{first}: Announces" in text(explained)

@@ -92,7 +92,8 @@ def test_an_isolated_pod_also_in_the_browser(mended):
     board, trace = board_of(mended.name)
     shown = path(trace, board.snapshot, "client-1", "web:80")
     assert shown["findings"][0]["cause"] == "fault-partition"
-    assert shown["text"].startswith("Why not: partition at default/client-1 (fault")
+    assert shown["findings"][0]["sentence"].startswith("partition at default/client-1 (fault")
+    assert shown["verdict"]["style"] == "bad"
 
 
 def test_a_partition_of_nodes_and_what_the_status_says(mended):
@@ -139,7 +140,7 @@ def test_a_sender_on_a_live_node_and_its_own_rules(mended):
     client = next(pod for pod in mended.lab.pods if pod.name == "client-1")
     words = ("trace", client.addresses[0], there, "--live", "--netns", node)
     said = narthex(*words)
-    assert f"{client.network_namespace}: routing: " in said
+    assert f"\n  {client.network_namespace}" in said and "\n  routing  " in said
     run_nft(
         "table inet own { chain c { type filter hook output priority 0; policy drop; }; }", client.network_namespace
     )
@@ -150,7 +151,8 @@ def test_a_sender_on_a_live_node_and_its_own_rules(mended):
     finally:
         run_nft("delete table inet own", client.network_namespace)
     unseen = narthex("trace", "10.244.1.250", there, "--live", "--netns", node)
-    assert "not known: the pod's own routes and rules: no network namespace that is linked with this node has" in unseen
+    reason = "not known: the pod's own routes and rules: no network namespace that is linked with this node has"
+    assert reason in " ".join(unseen.split())
 
 
 def test_a_random_sample_of_faults_and_packets(cluster):

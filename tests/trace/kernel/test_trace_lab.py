@@ -67,8 +67,8 @@ def test_live_rules_and_routes_are_told(lab: str) -> None:
     pod = here["name"].split()[1]
     told = narthex_says("trace", pod, "hello", "--lab", lab)
     assert f"pod {pod} on node-1" in told
-    assert "sender: pod" in told
-    assert told.endswith("└─ plan and rules agree\n")
+    assert "sender     pod; " in told
+    assert "; plan and rules agree)" in " ".join(told.split())
     the_kernel_does_what_the_path_says(lab, data)
 
 

@@ -6,6 +6,7 @@ Paths follow the rules that the objects result in.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,23 +14,20 @@ import msgspec
 
 from narthex.kube.manifests import ManifestSource
 from narthex.lab.ui.board import Board
-from narthex.model.net import join_port
 from narthex.model.store import Snapshot
-from narthex.trace.causes.catalogue import CauseFinding, finding_records, findings_text
+from narthex.trace.causes.catalogue import CauseFinding, finding_records
 from narthex.trace.causes.find import find
-from narthex.trace.model import Fate, PacketPath, fraction_text
+from narthex.trace.model import PacketPath, PathLeaf
 from narthex.trace.names import AddressName
 from narthex.trace.program.inputs import ClusterObjects, InputError, NodeOptions, node_inputs
 from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
 from narthex.trace.program.rules_trace import answer, ask, question
-from narthex.trace.render.text import text
+from narthex.trace.render.outline import Items, Row, Split, endpoint_of, heading, outline
+from narthex.trace.render.verdict import GOOD, SIGNS, fate_text, judge, leaf_style, place_text, reply_fails, share_text
 
 if TYPE_CHECKING:
     from narthex.kube.access import Access
     from narthex.kube.source import KubeSource
-
-_DISPOSITIONS = {Fate.LEAVES: "not-ours", Fate.UNKNOWN: "unsupported"}
-"""Names that the page uses for ends of rules."""
 
 
 class TracedPath(NamedTuple):
@@ -71,27 +69,80 @@ def path(trace: Tracer, snapshot: Snapshot, source: str, destination: str) -> di
         return place.name if place else ""
 
     service = found.service
+    title, rules = heading(found)
+    verdict = judge(found, findings)
     return {
         "packet": str(found.packet),
-        "node": found.plan.node if found.plan else found.start,
-        "rules": found.plan.rules if found.plan else "",
         "service": service.rpartition(":")[0] if ":" in service else service,
+        "verdict": {
+            "word": verdict.word,
+            "style": verdict.style.value,
+            "reasons": [
+                {**_share(each.share), "text": each.text, "style": each.style.value} for each in verdict.reasons
+            ],
+            "doubts": [*verdict.possible, *(f"supposed: {each}" for each in verdict.supposed)],
+            "next": found.next_command,
+        },
         "agree": found.plan is None or found.plan.agree,
-        "text": findings_text(findings) + text(found),
         "findings": msgspec.to_builtins(finding_records(findings)),
-        "ends": [
-            {
-                "probability": float(end.probability),
-                "fraction": fraction_text(end.probability),
-                "disposition": _DISPOSITIONS.get(end.fate, end.fate.value),
-                "endpoint": join_port(end.address, end.port) if end.fate is Fate.DELIVERED else "",
-                "key": key_of(end.address) if end.fate is Fate.DELIVERED else "",
-                "masquerade": end.masqueraded,
-                "note": end.reason if end.fate is Fate.UNKNOWN else "",
-            }
-            for end in found.weighted_ends()
-        ],
+        "heading": [title, rules],
+        "differences": found.plan.differences if found.plan is not None else (),
+        "outline": _items(outline(found)),
+        "ends": [_end(found, leaf, key_of) for leaf in found.leaves()],
     }
+
+
+def _end(path: PacketPath, leaf: PathLeaf, key_of: Callable[[str], str]) -> dict[str, Any]:
+    """Return one end for the list and for the lines over the picture.
+
+    `key` is the pod or node that receives the packet, or would have received it.
+    """
+    end = leaf.end
+    address, port = endpoint_of(leaf.steps, [end], (path.packet.destination, path.packet.port))
+    return {
+        **_share(leaf.probability),
+        "style": leaf_style(leaf).value,
+        "endpoint": place_text(address, port),
+        "address": address,
+        "key": key_of(address) if address else "",
+        "node": end.node,
+        "arrives": end.fate in GOOD,
+        "text": "the reply does not arrive" if reply_fails(leaf) else end.reason or fate_text(end.fate),
+        "masquerade": end.masqueraded,
+    }
+
+
+def _share(share: Fraction) -> dict[str, Any]:
+    return {"probability": float(share), "share": share_text(share)}
+
+
+def _items(items: Items) -> list[dict[str, Any]]:
+    """Return an outline as JSON values: rows, and splits with `groups`."""
+    return [_row(each) if isinstance(each, Row) else _split(each) for each in items]
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "stage": SIGNS[row.style] if row.sign else row.stage,
+        "text": row.text,
+        "style": row.style.value,
+        "notes": [{"text": note.text, "style": note.style.value} for note in row.notes],
+        "below": _items(row.below),
+    }
+
+
+def _split(split: Split) -> dict[str, Any]:
+    groups = []
+    for group in split.groups:
+        named = group.heads[: split.named]
+        left = group.heads[len(named) :]
+        heads = [
+            {**_share(each.share), "place": each.place, "name": each.name, "style": each.style.value} for each in named
+        ]
+        together = share_text(sum((each.share for each in left), Fraction(0)))
+        more = f"… and {len(left)} more, {together} together" if left else ""
+        groups.append({"heads": heads, "more": more, "rows": _items(group.rows)})
+    return {"groups": groups}
 
 
 def board_of_manifests(path: Path, mode: str) -> tuple[Board, Tracer]:

@@ -9,7 +9,8 @@ import msgspec
 
 from narthex.model.net import IPFamily, family_of
 from narthex.model.problem import BoundedProblems, omitted_text
-from narthex.netfilter.ast import AnyOf, Expression, InlineVerdictMap, Ruleset, Table, Unknown
+from narthex.netfilter.ast import AnyOf, Chain, Expression, InlineVerdictMap, Ruleset, Table, Unknown
+from narthex.netfilter.describe import describe_rule
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.ipvs import ServerKey, VirtualServer
 from narthex.netfilter.lazy import LazyChains, base_chains
@@ -101,6 +102,21 @@ class WalkInput(msgspec.Struct, frozen=True, kw_only=True):
     """Comment lines of the dump."""
     gaps: tuple[DumpGap, ...] = ()
     """What is missing from the input for this family, with the tables that it does not contain."""
+    dump: Dump | None = None
+    """The dump that has the positions of the rules."""
+
+    def place(self, table: str, chain: str, rule: int | None, what: str = "") -> tuple[str, str]:
+        """Return position ("nat.txt:214") and text of a rule, both empty if not known.
+
+        `rule` is its number in the chain, from 0. Both iptables-legacy and iptables-nft may have the chain; `what`, the rule
+        as text, distinguishes the two.
+        """
+        having = [each for each in self.ruleset.tables if each.name == table and chain in each.chains]
+        if not having or rule is None or self.dump is None:
+            return "", ""
+        alike = (each for each in having[1:] and having if _printed(each.chains[chain], rule) == what)
+        origin, line, text = self.dump.locate(next(alike, having[0]), chain, rule)
+        return (f"{origin}:{line}" if line else ""), text
 
     @property
     def copied(self) -> Ruleset:
@@ -145,7 +161,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
             each for each in self.gaps if each.family in (None, family) and (not each.table or each.table in partial)
         )
         gaps = (*own, *self._absent_tables(family))
-        return WalkInput(ruleset=ruleset, objects=objects, comments=self.comments, gaps=gaps)
+        return WalkInput(ruleset=ruleset, objects=objects, comments=self.comments, gaps=gaps, dump=self)
 
     def _absent_tables(self, family: IPFamily) -> Iterator[DumpGap]:
         """Yield the tables of iptables that kube-proxy uses and that the input does not contain."""
@@ -193,6 +209,10 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
             if one.unsupported
         )
         return tuple(problems)
+
+
+def _printed(chain: Chain, rule: int) -> str:
+    return describe_rule(chain.rules[rule]) if rule < len(chain.rules) else ""
 
 
 def _located(table: Table, chain: str, rule: int) -> tuple[int, str]:

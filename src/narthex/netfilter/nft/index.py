@@ -14,7 +14,7 @@ import msgspec
 
 from narthex.netfilter.ast import Atom, Chain, ElementData, ElementKey, Goto, Jump, Set, Table
 from narthex.netfilter.cuts import CUT, gap_rule, is_cut_mark
-from narthex.netfilter.lazy import IndexedTable, LazyChains, LazyMapping
+from narthex.netfilter.lazy import IndexedTable, LazyChains, LazyMapping, base_chains
 from narthex.netfilter.nft.parse import FAMILIES, parse_chain, parse_ruleset, parse_set
 from narthex.netfilter.nft.statements import VERDICTS
 
@@ -39,6 +39,11 @@ _KUBE_PROXY = re.compile(
     re.MULTILINE,
 )
 _ADDRESS_6 = re.compile(r"ip6 [sd]addr|ipv6_addr")
+
+
+_CHAIN = re.compile(r"chain ([^\s{]+) \{(?:\s*#.*)?$")
+_NO_RULES = ("type ", "policy ", "comment ", "flags ", "#")
+"""Beginnings of lines of a chain that are no rules."""
 
 
 class _Ends:
@@ -165,13 +170,40 @@ def _parse_at_once(lines: Sequence[str], start: int, ends: _Ends) -> IndexedTabl
             cut = cut or number + 1
         if depth <= 0:
             tables = parse_ruleset("\n".join(lines[start : number + 1])).tables
-            table = _cut(tables[0], cut) if tables else None
+            table = _with_lines(_cut(tables[0], cut), lines, start, number) if tables else None
             return IndexedTable(table, _rule_count(tables), number + 1, [])
         number += 1
     tables = parse_ruleset("\n".join(lines[start:number])).tables
     problem = (number, f"the table that begins in line {start + 1} has no end: the dump is cut off")
-    table = _cut(tables[0], number, opened if depth > 1 else "") if tables else None
+    table = None
+    if tables:
+        table = _with_lines(_cut(tables[0], number, opened if depth > 1 else ""), lines, start, number)
     return IndexedTable(table, _rule_count(tables), number, [problem])
+
+
+def _with_lines(table: Table, lines: Sequence[str], first: int, end: int) -> Table:
+    """Return a table with the lines of its rules, for each chain whose rules are one line each."""
+    numbers: dict[str, list[int]] = {}
+    inside: list[int] | None = None
+    for number in range(first, end):
+        line = lines[number].strip()
+        begins = _CHAIN.match(line)
+        if begins is not None:
+            inside = numbers[begins[1]] = []
+        elif line.startswith("}"):
+            inside = None
+        elif inside is not None and line and not line.startswith(_NO_RULES) and not is_cut_mark(line):
+            inside.append(number + 1)
+
+    def lines_of(chain: str) -> list[int]:
+        found = numbers.get(chain, [])
+        return found if len(found) == len(table.chains[chain].rules) else []
+
+    bases = tuple(chain.name for chain in base_chains(table.chains))
+    chains = LazyChains(
+        table.chains, table.chains.__getitem__, bases, lines_of, lambda number: lines[number - 1].strip()
+    )
+    return msgspec.structs.replace(table, chains=chains)
 
 
 def _cut(table: Table, line: int, opened: str = "") -> Table:
@@ -207,7 +239,9 @@ def index_bare_blocks(
     name = "kube-proxy" if _KUBE_PROXY.search(text) else "(not named)"
     tables = parse_ruleset(f"table {family} {name.replace(' ', '-')} {{\n{text}\n" + "}" * (depth + 1)).tables
     table = msgspec.structs.replace(
-        tables[0], name=name, partial=f"the input contains only a part of table {name}, from line {start + 1} on"
+        _with_lines(tables[0], lines, start, last),
+        name=name,
+        partial=f"the input contains only a part of table {name}, from line {start + 1} on",
     )
     return IndexedTable(table, _rule_count(tables), max(last, start + 1), [])
 

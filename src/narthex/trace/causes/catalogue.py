@@ -5,12 +5,9 @@ Tests check the pages in docs/reference/causes/ and their index against this tab
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
-
-from narthex.proxy.plan.show import visible
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -117,36 +114,6 @@ class CauseFinding(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     explains: bool = True
     """True: it makes this path fail. False: it was noticed, but doesn't affect this path."""
-
-
-_WIDTH = 120
-_MOST = 8
-
-
-def findings_text(findings: Sequence[CauseFinding]) -> str:
-    """Return the first cause, then the others, as text that ends with a newline; empty without findings."""
-    lines: list[str] = []
-    for number, finding in enumerate(findings[:_MOST]):
-        lines += _finding_lines(finding, "Why not" if not number and finding.explains else "Also")
-    if len(findings) > _MOST:
-        lines.append(f"Also: {len(findings) - _MOST} more; -o json has them all")
-    return "".join(f"{visible(line)}\n" for line in lines)
-
-
-def _finding_lines(finding: CauseFinding, word: str) -> Iterator[str]:
-    likely = "" if finding.certain else " (likely)"
-    yield from _wrapped(f"{word}{likely}: {finding.sentence}", "", "   ")
-    for line in finding.evidence:
-        yield from _wrapped(f"seen: {line}", "   ", "         ")
-    if finding.advice:
-        yield from _wrapped(f"do: {finding.advice}", "   ", "       ")
-    yield f"   more: {finding.cause.page}"
-
-
-def _wrapped(line: str, first: str, further: str) -> list[str]:
-    return textwrap.wrap(
-        line, _WIDTH, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
-    )
 
 
 class FindingRecord(msgspec.Struct, frozen=True, kw_only=True):

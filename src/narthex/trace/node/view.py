@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from narthex.model.lines import without_long_lines_of
 from narthex.model.net import FAMILIES, IPFamily
-from narthex.netfilter.ast import Chain, Ruleset
-from narthex.netfilter.describe import describe_rule
+from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.dump.dump import GapKind
 from narthex.netfilter.dump.read import Dump, DumpError, merge_dumps, read_dump
 from narthex.netfilter.walk.state import KernelObjects
@@ -292,24 +291,11 @@ class DumpedRules:
         self.unread = tuple(map(str, held.problems))
         # A tool that a bundle or a live node has run prints every table that there is.
         self.gaps = tuple(gap for gap in rules.gaps if copied or gap.kind is not GapKind.TABLE)
-        self._dump = held
+        self._rules = rules
 
     def place(self, table: str, chain: str, rule: int, what: str = "") -> tuple[str, str]:
-        """Return position ("nat.txt:214") and text of a rule, both empty if not known.
-
-        Both iptables-legacy and iptables-nft may have the chain; `what`, the rule as text, distinguishes the two.
-        """
-        having = [each for each in self.ruleset.tables if each.name == table and chain in each.chains]
-        if not having:
-            return "", ""
-        alike = (each for each in having[1:] and having if _printed(each.chains[chain], rule) == what)
-        held = next(alike, having[0])
-        origin, line, text = self._dump.locate(held, chain, rule)
-        return (f"{origin}:{line}" if line else ""), text
-
-
-def _printed(chain: Chain, rule: int) -> str:
-    return describe_rule(chain.rules[rule]) if rule < len(chain.rules) else ""
+        """Return position ("nat.txt:214") and text of a rule, both empty if not known."""
+        return self._rules.place(table, chain, rule, what)
 
 
 class RulesByFamily(Mapping[IPFamily, DumpedRules]):

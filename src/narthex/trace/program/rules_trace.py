@@ -180,8 +180,8 @@ def _case(
     packet = asked.packet
     family = family_of(packet.destination)
     plan = inputs.plan(family)
-    if dump is not None:
-        held = dump(family)
+    held = dump(family) if dump is not None else None
+    if held is not None:
         walked, whence = walk(held.copied, packet, host, objects=held.objects), "read from dumps"
         if isinstance(backend, UserspaceBackend):
             walked = backend.onwards(walked, _relay_table(held, family))
@@ -201,6 +201,7 @@ def _case(
         rules=whence,
         deviations=backend.deviations,
         lookup=asked.destination.lookup,
+        held=held,
     )
 
 

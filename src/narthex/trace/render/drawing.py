@@ -15,18 +15,8 @@ import msgspec
 
 from narthex.model.net import join_port
 from narthex.proxy.plan.show import visible
-from narthex.trace.model import (
-    Fate,
-    Header,
-    PacketPath,
-    Party,
-    PathBranch,
-    PathEnd,
-    PathStep,
-    Stage,
-    branch_ends,
-    fraction_text,
-)
+from narthex.trace.model import Fate, Header, PacketPath, Party, PathBranch, PathEnd, PathStep, Stage, branch_ends
+from narthex.trace.render.verdict import GOOD, WELL, judge, missing_names, percent
 
 MOST_ROWS = 12
 """In one box; the rest is folded."""
@@ -39,8 +29,6 @@ _LONGEST = 400
 """Characters of one text."""
 
 _BEFORE_RULE = re.compile(r"^(?:\[\d+:\d+\] )?(?:-A \S+ )?")
-
-GOOD = frozenset({Fate.DELIVERED, Fate.LEAVES})
 
 
 class BoxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,42 +97,22 @@ def draw(path: PacketPath) -> Drawing:
     lines = [("from", _party(path.source)), ("to", _party(path.destination))]
     lines += [("Service", path.service)] if path.service else []
     lines += [("read from", source) for source in path.sources]
-    lines += [("not known", f"{each.node + ': ' if each.node else ''}{each.part}{f' ({each.why})' if each.why else ''}")
-              for each in path.missing]  # fmt: skip
-    ends = path.ends()
-    failing = sum((probability for key, probability in ends.items() if key[0] not in GOOD), Fraction(0))
+    lines += [("not known", missing_names(path)[0])] if path.missing else []
+    judged = judge(path)
     return Drawing(
         title=clean(str(path.packet)),
         lines=tuple((name, clean(value)) for name, value in lines),
         trunk=trunk,
-        result=_result(path, failing),
-        good=failing == 0,
+        result=judged.word,
+        good=judged.style in WELL,
     )
-
-
-def _result(path: PacketPath, failing: Fraction) -> str:
-    fates = {leaf.end.fate for leaf in path.leaves()}
-    if failing == 0:
-        return (
-            "delivered" if fates == {Fate.DELIVERED} else "leaves this machine" if Fate.LEAVES in fates else "delivered"
-        )
-    if fates == {Fate.UNKNOWN}:
-        return "not known"
-    if failing == 1:
-        return " or ".join(sorted(fate.value for fate in fates))
-    return f"fails in {percent(failing)} of all cases"
 
 
 def verdict(drawing: Drawing, fails: bool) -> tuple[str, str]:
     """Return the result, and `good`, `bad` or `doubt`. `fails`: a cause was found that affects the path."""
     if drawing.good and fails:
         return f"{drawing.result}, and yet it fails", "bad"
-    return drawing.result, "good" if drawing.good else "doubt" if drawing.result == "not known" else "bad"
-
-
-def percent(probability: Fraction) -> str:
-    """Return a probability as `33.3 % (1/3)`."""
-    return f"{float(probability) * 100:.3g} % ({fraction_text(probability)})"
+    return drawing.result, "good" if drawing.good else "doubt" if drawing.result.startswith("not known") else "bad"
 
 
 def _chosen(branch: PathBranch) -> frozenset[int] | None:

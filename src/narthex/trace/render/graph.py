@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from narthex.trace.model import Fate
-from narthex.trace.render.drawing import GOOD, BoxRow, BranchLane, Drawing, NamespaceArea, StageBox
+from narthex.trace.render.drawing import BoxRow, BranchLane, Drawing, NamespaceArea, StageBox
+from narthex.trace.render.verdict import GOOD
 
 _LONGEST = 90
 _MOST_ROWS = 6

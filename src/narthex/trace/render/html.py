@@ -1,6 +1,6 @@
 """A path as one self-contained HTML page: no scripts, no fonts, no external pictures.
 
-The result and its causes come first, then the picture; everything else is folded. The page is also well-formed XML. All text goes
+The result and its causes come first, then the picture, then every step. The page is also well-formed XML. All text goes
 through an XML tree, so that untrusted text can't become markup.
 """
 
@@ -11,42 +11,56 @@ from collections.abc import Sequence
 
 from narthex.proxy.plan.show import visible
 from narthex.trace.causes.catalogue import CauseFinding
-from narthex.trace.model import PacketPath, PathLeaf, PathStep
+from narthex.trace.model import PacketPath
 from narthex.trace.render import svg as render_svg
-from narthex.trace.render.drawing import Drawing, draw, percent, verdict
+from narthex.trace.render.drawing import draw
+from narthex.trace.render.outline import Group, Items, Row, heading, outline
+from narthex.trace.render.styled import Style
+from narthex.trace.render.verdict import SIGNS, WELL, judge, share_text
 
-MOST_LEAVES = 20
-"""Alternatives that are listed step by step; the others are only counted."""
-MOST_STEPS = 200
+MOST_ROWS = 600
+"""Rows of the outline; what follows is only counted."""
 _LONGEST = 600
+_MOST_REASONS = 6
 
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 ui-sans-serif, system-ui, "Segoe UI", Roboto, Arial, sans-serif; margin: 0 auto; max-width: 1080px;
   padding: 1.5rem 1rem 3rem; color: #1f2328; background: #ffffff; }
-h1 { font-size: 1.35rem; margin: 0 0 .5rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin: 1.6rem 0 .5rem; }
+h1 { font-size: 1.35rem; margin: 0 0 .5rem; overflow-wrap: break-word; } h2 { font-size: 1.1rem; margin: 1.6rem 0 .5rem; }
 code, pre { font: 12.5px/1.45 ui-monospace, SFMono-Regular, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .4rem 0; }
+pre { white-space: pre-wrap; overflow-wrap: break-word; margin: .4rem 0; }
 .result { display: inline-block; border: 1px solid; border-radius: 1rem; padding: .05rem .8rem; font-weight: 600; }
 .result.good { color: #116329; background: #dafbe1; } .result.bad { color: #a40e26; background: #ffebe9; }
 .result.doubt { color: #7d4e00; background: #fff8c5; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: .8rem 0; }
-dt { color: #59636e; } dd { margin: 0; overflow-wrap: anywhere; }
+dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .1rem 1rem; margin: .8rem 0; }
+dt { color: #59636e; } dd { margin: 0; overflow-wrap: break-word; min-width: 0; }
 section.cause { border: 1px solid #cf222e; border-radius: 8px; padding: .6rem 1rem; margin: .8rem 0; background: #ffebe9; }
 section.cause.other { border-color: #9a6700; background: #fff8c5; }
 section.cause h2, section.cause h3 { margin: .2rem 0 .4rem; font-size: 1.05rem; }
 section.cause p { margin: .3rem 0; } .dim { color: #59636e; }
 .picture { overflow-x: auto; } .picture svg { max-width: 100%; height: auto; }
-details { margin: .4rem 0; } summary { cursor: pointer; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: left; vertical-align: top; padding: .2rem .6rem;
-  border-bottom: 1px solid #d1d9e0; overflow-wrap: anywhere; } th { font-weight: 600; }
+.outline { overflow-wrap: break-word; }
+.row { display: grid; grid-template-columns: 7rem minmax(0, 1fr); gap: 0 .8rem; padding: .15rem 0; }
+.row.place { display: block; font-weight: 600; margin-top: .4rem; }
+.row.end { grid-template-columns: 1.2rem minmax(0, 1fr); font-weight: 600; }
+.row:not(.end) .stage, .note { color: #59636e; } .note { font-size: .87rem; font-weight: 400; }
+.row.end.good { color: #116329; } .row.end.bad { color: #a40e26; } .row.doubt, .note.doubt { color: #7d4e00; }
+.below { margin-left: 1.2rem; }
+.group { border-left: 2px solid #d1d9e0; padding-left: .8rem; margin: .4rem 0 .4rem .2rem; } .group.bad { border-left-color: #cf222e; }
+.head { display: grid; grid-template-columns: 3.6rem minmax(0, 1fr); font-weight: 600; } .head code { margin-right: .8rem; }
+@media (max-width: 720px) {
+.picture { display: none; } .row { grid-template-columns: minmax(0, 1fr); } dl { grid-template-columns: minmax(0, 1fr); }
+dd { margin-bottom: .3rem; }
+}
 @media (prefers-color-scheme: dark) {
-body { color: #e6edf3; background: #0d1117; } .dim, dt { color: #9198a1; } th, td { border-color: #3d444d; }
+body { color: #e6edf3; background: #0d1117; } .dim, dt, .row:not(.end) .stage, .note { color: #9198a1; } .group { border-color: #3d444d; }
+.row.end.good { color: #56d364; } .row.end.bad { color: #ff9492; } .row.doubt, .note.doubt { color: #e3b341; }
 .result.good { color: #56d364; background: #12261e; } .result.bad { color: #ff9492; background: #301418; }
 .result.doubt { color: #e3b341; background: #2b2210; }
 section.cause { border-color: #f85149; background: #301418; } section.cause.other { border-color: #d29922; background: #2b2210; }
 }
-@media print { body { max-width: none; padding: 0; color: #000; background: #fff; } details > * { display: block; } }
+@media print { body { max-width: none; padding: 0; color: #000; background: #fff; } }
 """
 
 
@@ -58,22 +72,28 @@ def page(path: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
     ET.SubElement(head, "title").text = f"{drawing.title}: {drawing.result}"
     ET.SubElement(head, "style").text = _STYLE
     main = ET.SubElement(ET.SubElement(html, "body"), "main")
-    _summary(main, drawing, bool(findings and findings[0].explains))
+    _summary(main, path, drawing.title, findings)
     for number, finding in enumerate(findings):
-        _cause(main, finding, "Why not" if not number else "Also")
-    _put(main, "h2", "The path")
+        _cause(main, finding, "Why not" if not number and finding.explains else "Also")
+    facts = ET.SubElement(main, "dl")
+    for name, value in drawing.lines:
+        _put(facts, "dt", name)
+        _put(facts, "dd", value)
+    _put(main, "h2", "The path", "picture")
     figure = ET.SubElement(main, "figure", {"class": "picture", "style": "margin: 0"})
     figure.append(render_svg.element(drawing, findings, head=False))
+    title, rules = heading(path)
     _put(main, "h2", "Step by step")
-    leaves = path.leaves()
-    for leaf in leaves[:MOST_LEAVES]:
-        _leaf(main, leaf, folded=len(leaves) > 1)
-    if len(leaves) > MOST_LEAVES:
-        _put(main, "p", f"{len(leaves) - MOST_LEAVES} more alternatives are not listed.")
+    _put(main, "p", f"{title} {rules}".strip(), "dim")
+    rest = _Outline().items(ET.SubElement(main, "div", {"class": "outline"}), outline(path, every=True))
+    if rest:
+        _put(main, "p", f"{rest} more rows are not listed.")
     text = ET.tostring(html, encoding="unicode", short_empty_elements=False)
     # The one element that HTML has no end tag for, and the tree would give it one.
     text = text.replace(
-        "<head>", '<head>\n<meta charset="utf-8"/>\n<meta name="viewport" content="width=device-width"/>\n', 1
+        "<head>",
+        '<head>\n<meta charset="utf-8"/>\n<meta name="viewport" content="width=device-width, initial-scale=1"/>\n',
+        1,
     )
     return f"<!DOCTYPE html>\n{text}\n"
 
@@ -87,15 +107,20 @@ def _put(into: ET.Element, tag: str, text: str, kind: str = "") -> ET.Element:
     return made
 
 
-def _summary(main: ET.Element, drawing: Drawing, fails: bool) -> None:
+def _summary(main: ET.Element, path: PacketPath, title: str, findings: Sequence[CauseFinding]) -> None:
     header = ET.SubElement(main, "header")
-    _put(header, "h1", drawing.title)
-    said, kind = verdict(drawing, fails)
-    _put(header, "span", said, f"result {kind}").set("role", "status")
-    facts = ET.SubElement(header, "dl")
-    for name, value in drawing.lines:
-        _put(facts, "dt", name)
-        _put(facts, "dd", value)
+    _put(header, "h1", title)
+    verdict = judge(path, findings)
+    kind = "good" if verdict.style in WELL else verdict.style.value
+    _put(header, "span", f"{SIGNS[verdict.style]} {verdict.word}", f"result {kind}").set("role", "status")
+    several = len(verdict.reasons) > 1
+    for reason in verdict.reasons[:_MOST_REASONS]:
+        _put(header, "p", f"{share_text(reason.share)}: {reason.text}" if several else reason.text)
+    for doubt in (*verdict.possible, *(f"supposed: {each}" for each in verdict.supposed)):
+        _put(header, "p", doubt, "dim")
+    if path.next_command:
+        _put(header, "p", "Run this on the node, and add its output to the input:")
+        _put(header, "pre", path.next_command)
 
 
 def _cause(main: ET.Element, finding: CauseFinding, word: str) -> None:
@@ -110,37 +135,43 @@ def _cause(main: ET.Element, finding: CauseFinding, word: str) -> None:
     _put(section, "p", f"{certain}{where} More in {finding.cause.page}.", "dim")
 
 
-def _leaf(main: ET.Element, leaf: PathLeaf, folded: bool) -> None:
-    details = ET.SubElement(main, "details")
-    if not folded:
-        details.set("open", "open")
-    end = leaf.end
-    summary = f"{percent(leaf.probability)}: {end.fate.value}"
-    summary += f" to {end.address}{f' port {end.port}' if end.port else ''}" if end.address else ""
-    summary += (f", {end.name}" if end.name else "") + (f": {end.reason}" if end.reason else "")
-    _put(details, "summary", summary)
-    table = ET.SubElement(details, "table")
-    row = ET.SubElement(ET.SubElement(table, "thead"), "tr")
-    for name in ("where", "stage", "what happens", "evidence"):
-        _put(row, "th", name).set("scope", "col")
-    body = ET.SubElement(table, "tbody")
-    for step in leaf.steps[:MOST_STEPS]:
-        _step(ET.SubElement(body, "tr"), step)
-    if len(leaf.steps) > MOST_STEPS:
-        _put(details, "p", f"{len(leaf.steps) - MOST_STEPS} more steps are not listed.")
+class _Outline:
+    """Writes the rows of an outline, up to MOST_ROWS of them."""
 
+    def __init__(self) -> None:
+        self._left = MOST_ROWS
 
-def _step(row: ET.Element, step: PathStep) -> None:
-    _put(row, "td", f"{step.node} {step.namespace}".strip() or "this node")
-    _put(row, "td", step.stage.value)
-    cell = ET.SubElement(row, "td")
-    if step.chain:
-        _put(cell, "code", f"{step.table} {step.chain}: {step.rule or step.what}")
-    if step.what and not (step.chain and not step.rule):
-        _put(cell, "div", step.what)
-    for text in (step.verdict and f"does: {step.verdict}", step.why, step.unknown and f"not known: {step.unknown}"):
-        if text:
-            _put(cell, "div", text, "dim")
-    for miss in step.near[:10]:
-        _put(cell, "div", f"not met: {miss.rule}: {miss.missing}", "dim")
-    _put(row, "td", "\n".join(filter(None, (*step.evidence, step.place))) or " ")
+    def items(self, into: ET.Element, items: Items) -> int:
+        """Write rows and splits; return how many are left out."""
+        left_out = 0
+        for each in items:
+            if self._left <= 0:
+                left_out += 1
+            elif isinstance(each, Row):
+                left_out += self._row(into, each)
+            else:
+                left_out += sum(self._group(into, group) for group in each.groups)
+        return left_out
+
+    def _row(self, into: ET.Element, row: Row) -> int:
+        self._left -= 1
+        place = " place" if row.style is Style.STRONG and not row.stage else ""
+        line = ET.SubElement(into, "div", {"class": f"row {row.style.value}{' end' if row.sign else place}"})
+        if not place:
+            _put(line, "span", SIGNS[row.style] if row.sign else row.stage, "stage")
+        cell = ET.SubElement(line, "div")
+        _put(cell, "div", row.text)
+        for note in row.notes:
+            _put(cell, "div", note.text, f"note {note.style.value}")
+        return self.items(ET.SubElement(into, "div", {"class": "below"}), row.below) if row.below else 0
+
+    def _group(self, into: ET.Element, group: Group) -> int:
+        box = ET.SubElement(into, "div", {"class": f"group {group.heads[0].style.value}"})
+        for head in group.heads[: max(self._left, 1)]:
+            self._left -= 1
+            line = ET.SubElement(box, "div", {"class": "head"})
+            _put(line, "span", share_text(head.share))
+            cell = ET.SubElement(line, "div")
+            _put(cell, "code", head.place)
+            _put(cell, "span", head.name)
+        return self.items(box, group.rows)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.model import Fate
-from narthex.trace.render.drawing import GOOD, BoxRow, BranchLane, Drawing, NamespaceArea, StageBox, clean, verdict
+from narthex.trace.render.drawing import BoxRow, BranchLane, Drawing, NamespaceArea, StageBox, clean, verdict
+from narthex.trace.render.verdict import GOOD
 
 WIDTH = 1040
 _EDGE = 20
@@ -22,6 +23,8 @@ _AREA_LEFT = 34
 _LINE = 18
 _MONO = 7.3
 """Greatest width of a character of the rows' font at 12 px; wider fonts have room on the right."""
+_CHIP = 6.9
+"""The same of the verdicts' font at 11 px."""
 _SANS = 6.7
 _GUTTER = 104
 _LEAST_WIDTH = 420
@@ -257,18 +260,26 @@ class _Painter:
         group = ET.SubElement(into, "g")
         if row.faded:
             group.set("class", "faded")
-        chip = row.verdict if len(row.verdict) <= 44 else f"{row.verdict[:43]}…"
-        chip_width = len(chip) * 6.9 + 16 if chip else 0
+        chip_width = len(row.verdict) * _CHIP + 16 if row.verdict else 0
         text = f"{row.where}: {row.text}" if row.where else row.text
-        lines = wrapped(text, room - chip_width - 8)
-        if chip:
-            kind = _chip(chip)
-            at = left + room - chip_width
-            self._rect(group, at, y - 13, chip_width, 18, f"chip{kind}", 9)
-            self._text(group, at + 8, y, chip, f"mono chip-text{kind}")
+        longest = max(map(len, text.split(" "))) * _MONO
+        # A verdict that leaves no room for the words of the rule has lines of its own.
+        inline = chip_width and chip_width <= room - 8 - max(longest, room / 2)
+        lines = wrapped(text, room - chip_width - 8 if inline else room)
+        if inline:
+            self._chip(group, left + room - chip_width, y, row.verdict, chip_width)
         y = self._texts(group, left, y, lines, "mono")
+        if chip_width and not inline:
+            for part in wrapped(row.verdict, room - 16, _CHIP):
+                self._chip(group, left, y, part, len(part) * _CHIP + 16, _chip(row.verdict))
+                y += _LINE + 2
         notes = wrapped(row.note, room, _SANS) if row.note else ()
         return self._texts(group, left, y - 1, notes, "dim", _LINE - 1) + 1
+
+    def _chip(self, into: ET.Element, x: float, y: float, text: str, width: float, kind: str | None = None) -> None:
+        kind = _chip(text) if kind is None else kind
+        self._rect(into, x, y - 13, width, 18, f"chip{kind}", 9)
+        self._text(into, x + 8, y, text, f"mono chip-text{kind}")
 
     def _end(self, into: ET.Element, lane: BranchLane, x: float, y: float) -> float:
         fate = lane.fate or Fate.UNKNOWN

@@ -1,7 +1,8 @@
 // Boxes and threads as SVG. What stays is kept, so that the focus stays where it is. All text is set as text.
 
-import {fit, idOf} from "./layout.js";
+import {fit} from "./layout.js";
 
+const BREAK = 0.6; // The part of a broken line that is drawn.
 const SVG = "http://www.w3.org/2000/svg";
 
 function element(name, attributes = {}, text = undefined) {
@@ -18,20 +19,22 @@ export class Drawing {
     this.ways = svg.appendChild(element("g", {"aria-hidden": "true"}));
     this.front = svg.appendChild(element("g"));
     this.held = new Map();
-    this.plan = {items: [], threads: []};
+    this.plan = {items: [], threads: [], byId: new Map(), homes: new Map()};
+    this.byId = this.plan.byId;
   }
 
   show(plan, unit) {
     this.plan = plan;
     this.unit = unit;
-    this.byId = new Map(plan.items.map(each => [idOf(each.kind, each.key), each]));
+    this.byId = plan.byId;
     // A margin for what is drawn around a box that has the focus.
     const margin = 5 * unit;
     this.svg.setAttribute("viewBox", `${-margin} 0 ${plan.width + 2 * margin} ${plan.height}`);
     this.svg.setAttribute("height", plan.height);
     this.svg.style.width = `${plan.width + 2 * margin}px`;
     this.back.replaceChildren(
-      ...plan.heads.map(each => element("text", {class: "head", x: each.x, y: 14 * unit}, each.text)),
+      ...plan.heads.map(each => element("text", {class: "head", x: each.x, y: each.y}, each.text)),
+      element("path", {class: "rule", d: `M0 ${plan.rule}H${plan.width}`}),
       ...plan.cards.flatMap(each => [
         element("rect", {class: "card", x: each.x, y: each.y, width: each.w, height: each.h, rx: 9 * unit}),
         ...(each.text ? [element("text", {class: "small", x: each.x + 14 * unit, y: each.y + 30 * unit}, each.text)] : []),
@@ -64,7 +67,7 @@ export class Drawing {
 
   fill(group, item) {
     const u = this.unit, {x, y, w, h} = item;
-    const said = JSON.stringify([x, y, w, h, item.lines, item.mark, item.label, item.share, u]);
+    const said = JSON.stringify([x, y, w, h, item.lines, item.mark, item.label, item.share, item.flat, u]);
     if (group.said === said) return;
     group.said = said;
     group.setAttribute("aria-label", item.label);
@@ -82,10 +85,11 @@ export class Drawing {
       parts.push(element("text", {
         class: kind ?? "", x: second ? x + w - 10 * u : left, y: y + (sideways ? 24 : 19 + number * 18) * u,
         ...(second ? {"text-anchor": "end"} : {}),
-      }, fit(text, sideways ? room / 2 : room - (number === 1 && item.share ? 58 * u : 0), size)));
+      }, fit(text, sideways ? room / 2 : room - (number === 1 && item.share ? item.share.text.length * 8 * u : 0), size)));
     });
     if (item.share) {
-      parts.push(element("text", {class: "share", x: x + w - 8 * u, y: y + (sideways ? 24 : 37) * u, "text-anchor": "end"}, item.share));
+      const place = {x: x + w - 8 * u, y: y + (sideways ? 24 : 37) * u, "text-anchor": "end"};
+      parts.push(element("text", {class: `share ${item.share.style}`, ...place}, item.share.text));
     }
     group.replaceChildren(...parts);
   }
@@ -109,21 +113,39 @@ export class Drawing {
     }
   }
 
-  // A packet's ways: [{from, to, share}], ids and the likelihood; `pressed`: what was chosen.
+  // A packet's ways: [{from, to, share, style, broken}]; `pressed`: what was chosen.
   trace(ways, pressed) {
     this.svg.classList.toggle("traced", ways.length > 0);
     const met = new Set(ways.map(each => each.to));
     for (const [id, group] of this.held) {
       group.classList.toggle("met", met.has(id));
+      group.classList.toggle("bad", met.has(id) && this.byId.get(id).share?.style === "bad");
       group.setAttribute("aria-pressed", String(pressed.includes(id)));
     }
-    this.ways.replaceChildren(...ways.filter(each => this.byId.has(each.from) && this.byId.has(each.to)).flatMap(each => {
-      const d = curve(this.byId.get(each.from), this.byId.get(each.to));
-      return [
-        element("path", {class: "way", "stroke-width": (2 + 6 * each.share) * this.unit, d}),
-        element("path", {class: "moving", "stroke-width": 2.5 * this.unit, d}),
-      ];
-    }));
+    this.ways.replaceChildren();
+    for (const each of ways) {
+      if (this.byId.has(each.from) && this.byId.has(each.to)) this.way(each);
+    }
+  }
+
+  way({from, to, share, style, broken}) {
+    const d = curve(this.byId.get(from), this.byId.get(to)), u = this.unit;
+    const line = element("path", {class: `way ${style}`, "stroke-width": (2 + 6 * share) * u, d});
+    this.ways.append(line);
+    if (!broken) {
+      if (style !== "bad") this.ways.append(element("path", {class: "moving", "stroke-width": 2.5 * u, d}));
+      return;
+    }
+    // It is drawn up to the break only; the rest is where it should have gone.
+    const whole = line.getTotalLength(), reach = whole * BREAK;
+    line.setAttribute("stroke-dasharray", `${reach} ${whole}`);
+    const {x, y} = line.getPointAtLength(reach);
+    const mark = element("g", {class: `break ${style}`});
+    mark.append(
+      element("circle", {cx: x, cy: y, r: 9 * u}),
+      element("text", {x, y: y + 4.5 * u, "text-anchor": "middle"}, style === "doubt" ? "?" : "✕"),
+    );
+    this.ways.append(element("path", {class: `rest ${style}`, "stroke-width": 1.5 * u, d}), mark);
   }
 }
 

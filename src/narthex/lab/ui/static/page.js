@@ -3,7 +3,7 @@
 import {Drawing} from "./drawing.js";
 import {Walk} from "./keys.js";
 import {chosen, idOf, layOut} from "./layout.js";
-import {sharesOf, tell, waysOf} from "./path.js";
+import {answer, listEnds, outline, sharesOf, waysOf} from "./path.js";
 
 const $ = id => document.getElementById(id);
 const SENDERS = new Set(["pod", "node", "outside"]);
@@ -19,10 +19,10 @@ const walk = new Walk(drawing, choose, look);
 function draw() {
   const unit = parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
   const shown = chosen(picture, $("filter").value);
-  const plan = layOut(shown, counts, Math.max($("scroll").clientWidth - 24 * unit, 300 * unit), unit);
-  const byId = new Map(plan.items.map(each => [idOf(each.kind, each.key), each]));
-  const ways = waysOf(found, source, target, byId, shown.slices);
-  for (const [id, share] of sharesOf(ways)) byId.get(id).share = share;
+  const apart = new Set([source, target]);
+  const plan = layOut(shown, counts, Math.max($("scroll").clientWidth - 24 * unit, 280 * unit), unit, apart);
+  const ways = waysOf(found, source, target, plan, shown.slices);
+  for (const [id, share] of sharesOf(ways)) plan.byId.get(id).share = share;
   drawing.show(plan, unit);
   drawing.trace(ways, [source, target].filter(Boolean));
   walk.settle();
@@ -63,6 +63,10 @@ function choose(id) {
   if (!item) return;
   const ended = source && target;
   if (!source || ended) {
+    if (item.kind === "crowd") {
+      say("These are many pods: narrow the picture down with Show, or write the name of one.", true);
+      return;
+    }
     if (!SENDERS.has(item.kind)) {
       say(`${item.kind === "service" ? "A Service" : "A slice"} sends nothing: begin with a pod, a node or outside.`, true);
       return;
@@ -78,8 +82,8 @@ function choose(id) {
     clear();
     return;
   }
-  if (item.kind === "slice") {
-    say("A slice has no address: choose a Service, a pod or a node.", true);
+  if (item.kind === "slice" || item.kind === "crowd") {
+    say(`${item.kind === "slice" ? "A slice has no address" : "These are many pods"}: choose a Service, a pod or a node.`, true);
     return;
   }
   target = id;
@@ -99,36 +103,46 @@ function clear() {
   source = target = found = null;
   asking += 1;
   $("from").value = $("to").value = "";
-  $("result").hidden = $("steps").hidden = true;
+  reveal(false);
   say("");
   draw();
 }
 
+function reveal(found) {
+  $("answer").hidden = $("result").hidden = $("steps").hidden = !found;
+}
+
 function idFor(text, kinds) {
   const name = text.replace(/\/(tcp|udp|sctp|icmp)$/i, "").replace(/:[^:\]]*$/, "");
-  return kinds.flatMap(kind => [idOf(kind, name), idOf(kind, `default/${name}`)]).find(id => drawing.byId.has(id)) ?? null;
+  return kinds.flatMap(kind => [idOf(kind, name), idOf(kind, `default/${name}`)]).find(id => drawing.byId.has(id) || drawing.plan.homes.has(id)) ?? null;
 }
 
 async function ask(again = false) {
   const turn = asking += 1;
   const from = $("from").value.trim(), to = $("to").value.trim();
   if (!again) say(`Tracing ${from} to ${to} …`);
-  let answer;
+  let got;
   try {
     const response = await fetch(`/path?${new URLSearchParams({from, to})}`);
-    answer = response.ok ? await response.json() : {error: `the server says ${response.status}`};
+    got = response.ok ? await response.json() : {error: `the server says ${response.status}`};
   } catch {
-    answer = {error: "the server cannot be reached"};
+    got = {error: "the server cannot be reached"};
   }
   if (turn !== asking) return;
-  found = answer;
-  $("result").hidden = $("steps").hidden = Boolean(answer.error);
-  if (answer.error) {
-    say(answer.error, true);
+  found = got;
+  reveal(!found.error);
+  if (found.error) {
+    say(found.error, true);
   } else {
-    tell(answer, $("ends"), $("tree"));
-    const ends = `${answer.ends.length} end${answer.ends.length === 1 ? "" : "s"}`;
-    say(`${answer.packet}: ${ends}. ${answer.agree ? "Plan and rules agree." : "Plan and rules DIFFER."}`);
+    answer(found, $);
+    listEnds(found, $("ends"));
+    $("steps-title").textContent = found.heading[0];
+    $("rules").textContent = found.heading[1];
+    $("tree").replaceChildren(...outline(found.outline));
+    const ends = `${found.ends.length} end${found.ends.length === 1 ? "" : "s"}`;
+    say(`${found.packet}: ${found.verdict.word}, ${ends}. ${found.agree ? "Plan and rules agree." : "Plan and rules DIFFER."}`,
+      found.verdict.style === "bad");
+    if (!again) $("answer").scrollIntoView({block: "nearest"});
   }
   draw();
 }
@@ -149,10 +163,11 @@ function look(id) {
 
 function factsOf({kind, thing}) {
   if (kind === "outside") return [["what", "a client beyond the cluster"]];
+  if (kind === "crowd") return [["what", `${thing.pods.length} pods`], ["of", thing.service], ["node", thing.node || "none"], ["ready", `${thing.ready}`]];
   const addresses = ["addresses", thing.addresses?.join(", ") || "none"];
   if (kind === "node") return [["kind", "Node"], ["state", thing.ready ? "ready" : "not ready"], addresses, ["node ports", thing.ports.join(", ") || "none"]];
   if (kind === "pod") return [["kind", "Pod"], ["state", thing.state], ["node", thing.node || "none"], addresses, ["called on", thing.ports.join(", ") || "nothing"]];
-  if (kind === "slice") return [["kind", "EndpointSlice"], ["Service", thing.service], ["ports", thing.ports.join(", ")], ["endpoints", thing.endpoints.map(each => `${each.address}${each.ready ? "" : each.terminating ? " (going away)" : " (not ready)"}`).join(", ") || "none"]];
+  if (kind === "slice") return [["kind", "EndpointSlice"], ["Service", thing.service], ["ports", thing.ports.join(", ")], ["endpoints", thing.endpoints.map(each => `${each.addresses.join(" ")}${each.ready ? "" : each.terminating ? " (going away)" : " (not ready)"}`).join(", ") || "none"]];
   const ports = thing.ports.map(each => `${each.port}${each.name ? ` ${each.name}` : ""}${each.nodePort ? `, node port ${each.nodePort}` : ""}`);
   const {total} = counts.of(thing.key);
   return [["kind", "Service"], ["type", thing.type], thing.name ? ["name", thing.name] : addresses, ["ports", ports.join("; ") || "none"], ["ready", `${thing.ready}`],
