@@ -31,7 +31,7 @@ from narthex.trace.node.layout import BundleDocument
 from narthex.trace.reports.check import CheckDocument
 from narthex.trace.reports.counting import TopDocument
 from narthex.trace.reports.difference import DiffDocument
-from narthex.trace.reports.migration import MigrationDocument
+from narthex.trace.reports.migration.report import MigrationDocument
 
 VERSION = 1
 """Of all documents: their field `version`."""

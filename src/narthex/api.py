@@ -25,9 +25,9 @@ from narthex.trace.document import trace_document
 from narthex.trace.model import PacketPath
 from narthex.trace.names import AddressName
 from narthex.trace.program.inputs import InputError, NodeInputs, NodeOptions, node_inputs, read_cluster
-from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
+from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError, ask, question
 from narthex.trace.program.reports import compare_node
-from narthex.trace.program.rules_trace import answer, ask, question
+from narthex.trace.program.rules_trace import answer
 from narthex.trace.program.travel import from_files
 from narthex.trace.render.text import text
 from narthex.trace.reports.check import CheckReport

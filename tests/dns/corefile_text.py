@@ -126,7 +126,7 @@ def _cache(cache: CacheSettings) -> Iterator[str]:
         prefetch = cache.prefetch
         options.append(("prefetch", str(prefetch.amount), duration_text(prefetch.window), f"{prefetch.percent}%"))
     if cache.stale is not None:
-        mode = "verify" if cache.stale.mode == "verified" else "immediate"
+        mode = "verify" if cache.stale.verify else "immediate"
         options.append(("serve_stale", duration_text(cache.stale.max_stale), mode))
     options.append(("servfail", duration_text(cache.servfail)))
     options += [("disable", "success", *cache.no_success)] if cache.no_success else []

@@ -109,7 +109,7 @@ def test_stub_domains():
         success=CacheBounds(capacity=5000, max_ttl=3600, min_ttl=10),
         denial=CacheBounds(capacity=2500, max_ttl=60),
         prefetch=PrefetchSettings(amount=10, window=60.0, percent=20),
-        stale=ServeStaleSettings(max_stale=7200.0, mode="verified"),
+        stale=ServeStaleSettings(max_stale=7200.0, verify=True),
         servfail=2.0,
     )
     assert quad.forwards[0].to == (Upstream("9.9.9.9", 853, "tls"),)

@@ -6,7 +6,7 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Accept, Chain, DnatMap, Field, InSet, Rule, Slot, Unprintable
-from narthex.netfilter.netlink import attributes
+from narthex.netfilter.netlink.attributes import attributes
 from narthex.netfilter.netlink.rules import chain_payload, needs_bytecode, rule_payload
 
 FRONTEND = (Field.DADDR, Field.L4PROTO, Field.DPORT)

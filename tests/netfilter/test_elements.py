@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from narthex.model.net import IPFamily, address, network, networks_between
 from narthex.netfilter.ast import DropPacket, Field, Goto, Return, Set, Slot, Unprintable
-from narthex.netfilter.netlink import attribute, attributes
+from narthex.netfilter.netlink.attributes import attribute, attributes
 from narthex.netfilter.netlink.elements import decode_list, encoder, is_config_set, key_encoder
 
 V4, V6 = IPFamily.IPV4, IPFamily.IPV6

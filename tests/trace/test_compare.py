@@ -14,7 +14,7 @@ from narthex.proxy.plan.planner import plan_once
 from narthex.testing import setting
 from narthex.testing.build import CONFIG, HOST, endpoint, endpoint_slice, service, snapshot
 from narthex.trace.evaluate import evaluate, find_frontend, sender_of
-from narthex.trace.reports.compare import ModeSetup, compare, factors, serving
+from narthex.trace.reports.migration.changes import ModeSetup, compare, factors, serving
 
 WEB = (
     service("shop/web", "10.110.0.5", node_port=30080),

@@ -9,8 +9,8 @@ from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.base import Trait
 from narthex.proxy.plan.ir import Sender
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
-from narthex.trace.reports.compare import PathChange
-from narthex.trace.reports.migration import (
+from narthex.trace.reports.migration.changes import PathChange
+from narthex.trace.reports.migration.report import (
     MigrationReport,
     NodeChange,
     TraitDifference,

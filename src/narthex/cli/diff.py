@@ -28,7 +28,7 @@ from narthex.trace.reports.difference import (
     of_modes,
     rules_in_text,
 )
-from narthex.trace.reports.migration import some
+from narthex.trace.reports.migration.report import some
 
 
 @click.command(cls=AnswersByStatus)

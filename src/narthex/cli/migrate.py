@@ -11,7 +11,7 @@ from narthex.cli.options import output_option
 from narthex.cli.output import print_document
 from narthex.cli.progress import working
 from narthex.trace.program.inputs import InputError
-from narthex.trace.reports.migration import migration_document, text
+from narthex.trace.reports.migration.report import migration_document, text
 
 SOMETHING_CHANGES = 3
 """Exit status if something changes; 1 and 2 are errors."""

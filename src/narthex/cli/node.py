@@ -9,7 +9,8 @@ import click
 
 import narthex
 from narthex.cli.options import with_options
-from narthex.cli.proxy import CONTEXT, begin, fields, source, with_ports, with_source
+from narthex.cli.proxy import begin, source, with_source
+from narthex.cli.proxy_flags import CONTEXT, fields, with_ports
 
 PARTS = {
     "proxy": "Run the node proxy. Default: yes.",

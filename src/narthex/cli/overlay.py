@@ -11,7 +11,7 @@ import click
 
 import narthex
 from narthex.cli.options import require_followed_source
-from narthex.cli.proxy import CONTEXT
+from narthex.cli.proxy_flags import CONTEXT
 
 if TYPE_CHECKING:
     from narthex.model.net import IPFamily

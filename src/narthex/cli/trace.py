@@ -32,8 +32,8 @@ from narthex.trace.model import Fate, PacketPath, branch_ends
 from narthex.trace.names import AddressName
 from narthex.trace.program.bundle import BundleError
 from narthex.trace.program.inputs import InputError, NodeInputs
-from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
-from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, ResolvedRequest, answer, ask, question
+from narthex.trace.program.places import CLUSTER_DOMAIN, OUTSIDE, OwnerIndex, ResolvedRequest, TraceError, ask, question
+from narthex.trace.program.rules_trace import answer
 from narthex.trace.program.travel import KnownCluster, TraceRequest, from_files, texts_of, travel, with_sender
 from narthex.trace.render.styled import Span
 from narthex.trace.render.text import lines

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.linux.netlink import NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, attributes, messages
+from narthex.linux.netlink import NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, messages, payloads
 from narthex.model.links import IPVS_LINK, NODE_LOCAL_DNS_LINK
 from narthex.model.net import FAMILIES, IPFamily
 
@@ -122,7 +122,7 @@ def usable_families(proc: Path = Path("/proc")) -> tuple[IPFamily, ...]:
 def _own_address(body: bytes) -> OwnAddress:
     """Decode one `struct ifaddrmsg` with its attributes. IFA_LOCAL is the own address of a point-to-point link."""
     number, prefix, flags, scope, interface = struct.unpack_from("=BBBBI", body)
-    values = attributes(body, 8)
+    values = payloads(body, 8)
     raw = values.get(_IFA_LOCAL) or values[_IFA_ADDRESS]
     return OwnAddress(
         address=socket.inet_ntop(number, raw),

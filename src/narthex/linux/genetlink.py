@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
-from narthex.linux.netlink import Netlink, NetlinkError, attribute, attributes
+from narthex.linux.netlink import Netlink, NetlinkError, attribute, payloads
 
 _NETLINK_GENERIC = 16
 _CONTROLLER, _GET_FAMILY = 16, 3
@@ -33,7 +33,7 @@ class Genetlink(Netlink):
     def _number_of(self, family: str) -> int:
         body = _HEAD.pack(_GET_FAMILY, _VERSION, 0) + attribute(_FAMILY_NAME, family.encode() + b"\0")
         for data in self.answers(self.request(_CONTROLLER, body)):
-            if number := attributes(data, _HEAD.size).get(_FAMILY_NUMBER):
+            if number := payloads(data, _HEAD.size).get(_FAMILY_NUMBER):
                 return int(struct.unpack("=H", number)[0])
         raise NetlinkError(0, f"the kernel's answer about {family} has no number")
 

@@ -1,7 +1,7 @@
 """A netlink socket: requests, answers, dumps, and errors of any family.
 
-Flags and framing are those of linux/netlink.h. A CNI plugin loads this module twice for each pod, so it imports
-little: `_socket` is the C part of `socket`.
+Flags and framing are those of linux/netlink.h. Users of a socket find the codec of attributes here, too. A CNI plugin
+loads this module twice for each pod, so it imports little: `_socket` is the C part of `socket`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import errno
 import itertools
 import posix
 import struct
+
+from narthex.netfilter.netlink.attributes import attribute as attribute
+from narthex.netfilter.netlink.attributes import payloads as payloads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,18 +55,6 @@ class DumpInterrupted(Exception):
     """The data changed during a dump."""
 
 
-def attributes(data: bytes, at: int = 0) -> dict[int, bytes]:
-    """Return the attributes that start at a position, by number; of duplicates, the last."""
-    found = {}
-    while at + 4 <= len(data):
-        length, kind = struct.unpack_from("=HH", data, at)
-        if length < 4:
-            break
-        found[kind & 0x3FFF] = data[at + 4 : at + length]
-        at += (length + 3) & ~3
-    return found
-
-
 def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
     """Yield the messages of one datagram: type, flags, sequence number, payload."""
     at = 0
@@ -73,12 +64,6 @@ def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
             return
         yield kind, flags, sequence, data[at + HEADER.size : at + length]
         at += (length + 3) & ~3
-
-
-def attribute(kind: int, payload: bytes) -> bytes:
-    """Return one netlink attribute, padded to four bytes."""
-    length = 4 + len(payload)
-    return struct.pack("=HH", length, kind) + payload + bytes(-length % 4)
 
 
 def bind_own_port(sock: socket.socket, groups: int = 0) -> None:
@@ -214,7 +199,7 @@ class Netlink:
 
 def text_attribute(data: bytes, at: int, attribute_type: int) -> str:
     """Return the text of the attribute of a kind, starting at `at`; empty if there is none."""
-    return attributes(data, at).get(attribute_type, b"").rstrip(b"\0").decode("utf-8", "replace")
+    return payloads(data, at).get(attribute_type, b"").rstrip(b"\0").decode("utf-8", "replace")
 
 
 def error_of(flags: int, data: bytes, message: int | None = None) -> NetlinkError | None:
@@ -225,7 +210,7 @@ def error_of(flags: int, data: bytes, message: int | None = None) -> NetlinkErro
     said, offset = "", None
     if flags & _NLM_F_ACK_TLVS:
         said = text_attribute(data, 4 + HEADER.size, _ERR_MESSAGE)
-        given = attributes(data, 4 + HEADER.size).get(_ERR_OFFSET)
+        given = payloads(data, 4 + HEADER.size).get(_ERR_OFFSET)
         offset = None if given is None else struct.unpack("=I", given)[0]
     words = f"{posix.strerror(number)} ({said})" if said else posix.strerror(number)
     return NetlinkError(number, words, message, offset)

@@ -22,6 +22,7 @@ from narthex.linux.netlink import (
     error_of,
     text_attribute,
 )
+from narthex.netfilter.netlink.attributes import NESTED, attributes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ NEW_UNTAKEN_ELEMENTS = 1 << 8 | NEW_ELEMENTS
 """For `commit`: as NEW_ELEMENTS, but an existing element is an error (EEXIST)."""
 _GET_TABLE, _GET_CHAIN, _GET_SET, _GET_GENERATION = 1, 4, 10, 16
 _CHAIN_NAME = 3
+_ELEMENTS = 3
+"""NFTA_SET_ELEM_LIST_ELEMENTS."""
 
 _FLAGS = {
     NEW_RULE: NLM_F_REQUEST | _NLM_F_CREATE | _NLM_F_APPEND,
@@ -110,7 +113,7 @@ class NfNetlink(Netlink):
 
         Raises NetlinkError (ENOENT without the set) and DumpInterrupted.
         """
-        payload = attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
+        payload = _set_name(table, name)
         head = struct.pack(">BBH", family, 0, 0)
         for data in self.dump(_SUBSYSTEM << 8 | GET_ELEMENTS, head + payload):
             yield from _lists(data)
@@ -120,8 +123,8 @@ class NfNetlink(Netlink):
 
         The result is the payload of NFTA_SET_ELEM_LIST_ELEMENTS. Raises NetlinkError, also without the set.
         """
-        payload = attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
-        sequence = self._request(GET_ELEMENTS, family, payload + attribute(3 | 0x8000, element), NLM_F_ACK)
+        payload = _set_name(table, name)
+        sequence = self._request(GET_ELEMENTS, family, payload + attribute(_ELEMENTS | NESTED, element), NLM_F_ACK)
         found = None
         try:
             for data in self.answers(sequence):
@@ -134,7 +137,7 @@ class NfNetlink(Netlink):
 
     def has_set(self, family: int, table: str, name: str) -> bool:
         """Return True if the set and its table exist."""
-        payload = attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
+        payload = _set_name(table, name)
         return self._has(_GET_SET, family, payload)
 
     def generation(self) -> int:
@@ -187,46 +190,39 @@ class NfNetlink(Netlink):
         return self.request(_SUBSYSTEM << 8 | kind, struct.pack(">BBH", family, 0, 0) + payload, flags)
 
 
+def _set_name(table: str, name: str) -> bytes:
+    return attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
+
+
 def element_messages(table: str, name: str, elements: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
     """Yield payloads of NEWSETELEM or DELSETELEM messages, each with its number of elements.
 
     `elements` are NFTA_LIST_ELEM attributes. A payload fits the 16-bit length of an attribute.
     """
-    head = attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
+    head = _set_name(table, name)
     held: list[bytes] = []
     size = 0
     for one in elements:
         if size + len(one) > _MOST_PAYLOAD:
-            yield head + attribute(3 | 0x8000, b"".join(held)), len(held)
+            yield head + attribute(_ELEMENTS | NESTED, b"".join(held)), len(held)
             held, size = [], 0
         held.append(one)
         size += len(one)
     if held:
-        yield head + attribute(3 | 0x8000, b"".join(held)), len(held)
+        yield head + attribute(_ELEMENTS | NESTED, b"".join(held)), len(held)
 
 
 def failed_element(payload: bytes, offset: int) -> int | None:
     """Return the index of the element that contains byte `offset` of a message of `element_messages`."""
     offset -= _OVERHEAD
-    at = 0
-    while at + 4 <= len(payload):
-        length, kind = struct.unpack_from("=HH", payload, at)
-        if kind & 0x3FFF == 3:
-            number, inner = 0, at + 4
-            while inner + 4 <= at + length:
-                size = (struct.unpack_from("=H", payload, inner)[0] + 3) & ~3
-                if inner <= offset < inner + size:
-                    return number
-                number, inner = number + 1, inner + size
-            return None
-        at += (length + 3) & ~3
+    for _, start, end in _lists(payload, 0):
+        for number, (_, first, last) in enumerate(attributes(payload, start, end)):
+            if first - 4 <= offset < last + -last % 4:
+                return number
+        return None
     return None
 
 
-def _lists(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    at = 4
-    while at + 4 <= len(data):
-        length, kind = struct.unpack_from("=HH", data, at)
-        if kind & 0x3FFF == 3:
-            yield data, at + 4, at + length
-        at += max(4, (length + 3) & ~3)
+def _lists(data: bytes, at: int = 4) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (buffer, start, end) of each list of elements among the attributes from an offset on."""
+    return ((data, start, end) for kind, start, end in attributes(data, at, strict=False) if kind == _ELEMENTS)

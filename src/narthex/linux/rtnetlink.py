@@ -11,7 +11,7 @@ import errno
 import struct
 import sys
 
-from narthex.linux.netlink import Netlink, NetlinkError, attributes
+from narthex.linux.netlink import Netlink, NetlinkError, payloads
 from narthex.linux.netlink import attribute as attr
 from narthex.model.links import (
     AddAddress,
@@ -120,7 +120,7 @@ class RtNetlink(Netlink):
         for data in self.dump(_GETADDR, _IFA.pack(0, 0, 0, 0, index)):
             _, prefix, _, scope, where = _IFA.unpack_from(data)
             if where == index and scope == _SCOPE_GLOBAL:
-                values = attributes(data, _IFA.size)
+                values = payloads(data, _IFA.size)
                 found.append(Network(values.get(_IFA_LOCAL) or values[_IFA_ADDRESS], prefix))
         return found
 
@@ -131,7 +131,7 @@ class RtNetlink(Netlink):
         for data in self.dump(_GETROUTE, _RT.pack(number, 0, 0, 0, 0, 0, 0, 0, 0)):
             _, prefix, _, _, table, _, _, kind, _ = _RT.unpack_from(data)
             if table == _TABLE_MAIN and kind == _UNICAST:
-                values = attributes(data, _RT.size)
+                values = payloads(data, _RT.size)
                 network = Network(values.get(_RTA_DST, bytes(bits // 8)), prefix)
                 link = int.from_bytes(values.get(_RTA_OIF, b""), sys.byteorder)
                 found.append(RouteState(network, values.get(_RTA_GATEWAY, b""), link))
@@ -290,9 +290,9 @@ def _text(name: str) -> bytes:
 
 def _link(data: bytes) -> LinkState:
     _, _, index, flags, _ = _IFINFO.unpack_from(data)
-    values = attributes(data, _IFINFO.size)
-    info = attributes(values.get(_IFLA_LINKINFO, b""))
-    port = attributes(info.get(_INFO_SLAVE_DATA, b""))
+    values = payloads(data, _IFINFO.size)
+    info = payloads(values.get(_IFLA_LINKINFO, b""))
+    port = payloads(info.get(_INFO_SLAVE_DATA, b""))
     return LinkState(
         values[_IFLA_IFNAME].rstrip(b"\0").decode("utf-8", "surrogateescape"),
         index,

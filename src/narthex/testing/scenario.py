@@ -126,11 +126,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def flows_in(self, mode: str) -> tuple[ScenarioFlow, ...]:
         """Return the flows that apply to a mode."""
-        return tuple(flow for flow in self.flows if mode in (flow.modes or self.modes))
+        return tuple(flow for flow in self.flows if self._applies(flow, mode))
 
     def steps_in(self, mode: str) -> tuple[ScenarioStep, ...]:
         """Return the steps that apply to a mode."""
-        return tuple(step for step in self.steps if mode in (step.modes or self.modes))
+        return tuple(step for step in self.steps if self._applies(step, mode))
+
+    def _applies(self, connection: ScenarioConnection, mode: str) -> bool:
+        modes = connection.modes or self.modes
+        return mode in modes
 
     @property
     def services(self) -> tuple[Service, ...]:

@@ -12,7 +12,7 @@ from narthex.model.packet import Disposition, Host, Packet
 from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.ir import Deviation
-from narthex.proxy.plan.planner import NodeConfig
+from narthex.proxy.plan.planner import NodeConfig, pod_detector
 from narthex.testing.findings import End
 from narthex.testing.scenario import Scenario, ScenarioConnection, ScenarioFlow
 
@@ -92,12 +92,8 @@ def from_host(scenario: Scenario, connection: ScenarioConnection) -> bool:
 
 def pod_interface(scenario: Scenario) -> str:
     """Return the interface of this node's pods, for flows that name none."""
-    config = scenario.config
-    if config.detect_local_mode == "BridgeInterface" and config.bridge_interface:
-        return config.bridge_interface
-    if config.detect_local_mode == "InterfaceNamePrefix" and config.interface_name_prefix:
-        return (config.interface_name_prefix + "0")[:15]
-    return "cni0"
+    mode = next(iter(scenario.modes))
+    return pod_detector(node_config(scenario, mode), IPFamily.IPV4, None).pod_interface or "cni0"
 
 
 def uplink(scenario: Scenario) -> str:

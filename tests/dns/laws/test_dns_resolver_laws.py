@@ -118,8 +118,7 @@ CACHES = st.builds(
     denial=KEPT,
     prefetch=st.none()
     | st.builds(PrefetchSettings, amount=st.integers(1, 99), window=DURATIONS, percent=st.integers(10, 90)),
-    stale=st.none()
-    | st.builds(ServeStaleSettings, max_stale=DURATIONS, mode=st.sampled_from(["immediate", "verified"])),
+    stale=st.none() | st.builds(ServeStaleSettings, max_stale=DURATIONS, verify=st.booleans()),
     servfail=DURATIONS.map(lambda seconds: min(seconds, 300.0)),
     no_success=st.just(()) | ZONE_LISTS,
     no_denial=st.just(()) | ZONE_LISTS,

@@ -3,7 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from narthex.lab.kubelet.status import ContainerFacts, PodFacts, Running, Terminated, Waiting, back_off, phase, status
+from narthex.lab.kubelet.restarts import back_off
+from narthex.lab.kubelet.status import ContainerFacts, PodFacts, Running, Terminated, Waiting, phase, status
 
 NOW, LATER = "2026-01-31T12:00:00Z", "2026-01-31T12:00:05Z"
 POD = {"metadata": {"name": "web", "namespace": "shop"}, "spec": {}}

@@ -28,8 +28,8 @@ from narthex.testing.kernel.segment import pool as pool_manifest
 from narthex.testing.kernel.segment import service as service_manifest
 from narthex.testing.load import until
 from narthex.trace.program.inputs import NodeInputs
-from narthex.trace.program.places import OwnerIndex
-from narthex.trace.program.rules_trace import answer, ask, question
+from narthex.trace.program.places import OwnerIndex, ask, question
+from narthex.trace.program.rules_trace import answer
 from narthex.trace.render.text import text
 
 IP, SIX = "192.0.2.200", "2001:db8::200"

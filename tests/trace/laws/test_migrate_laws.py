@@ -15,8 +15,8 @@ from narthex.proxy.plan.planner import plan_once
 from narthex.testing import strategies as some
 from narthex.testing.build import HOST
 from narthex.trace.evaluate import evaluate, find_frontend, sender_of
-from narthex.trace.reports.compare import ModeSetup, compare, factors, serving
-from narthex.trace.reports.probes import SamplePackets
+from narthex.trace.reports.migration.changes import ModeSetup, compare, factors, serving
+from narthex.trace.reports.migration.sample_packets import SamplePackets
 
 PAIRS = [pytest.param(*pair, id="-".join(pair)) for pair in itertools.permutations(BACKENDS, 2)]
 

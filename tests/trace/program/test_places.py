@@ -6,8 +6,15 @@ from narthex.model.net import Protocol
 from narthex.model.objects import Node, Pod, PodSpec, ServicePort
 from narthex.testing.build import endpoint, endpoint_slice, node, service, snapshot
 from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
-from narthex.trace.program.places import DestinationSpec, OwnerIndex, TraceError, split_destination
-from narthex.trace.program.rules_trace import ResolvedRequest, ask, question
+from narthex.trace.program.places import (
+    DestinationSpec,
+    OwnerIndex,
+    ResolvedRequest,
+    TraceError,
+    ask,
+    question,
+    split_destination,
+)
 
 SNAPSHOT = snapshot(
     node(),

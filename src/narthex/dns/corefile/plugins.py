@@ -350,7 +350,7 @@ def _stale(option: Directive) -> dict[str, Any]:
         return {}
     if max_stale is None:
         return {}
-    return {"stale": ServeStaleSettings(max_stale=max_stale, mode="immediate" if mode == "immediate" else "verified")}
+    return {"stale": ServeStaleSettings(max_stale=max_stale, verify=mode.startswith("verif"))}
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class ServeStaleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`serve_stale` of `cache`: expired responses are served with a TTL of 0 until they are refreshed (row S10)."""
 
     max_stale: float = 3600.0
-    mode: Literal["immediate", "verified"] = "immediate"
+    verify: bool = False
     """Whether a stale response is served before or after an attempt to refresh it."""
 
 

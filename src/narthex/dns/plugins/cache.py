@@ -93,7 +93,7 @@ class ResponseCache:
     @property
     def verifies(self) -> bool:
         """True if upstreams are asked before a stale response is served."""
-        return self._settings.stale is not None and self._settings.stale.mode == "verified"
+        return self._settings.stale is not None and self._settings.stale.verify
 
     def entries(self, half: CacheHalf) -> int:
         """Return the number of entries of a half."""

@@ -41,7 +41,7 @@ class Zone:
     """The names of a cluster, relative to any forward zone, and the addresses of any reverse zone."""
 
     def __init__(self, pods: Literal["disabled", "insecure", "verified"] = "disabled") -> None:
-        self._pods_mode = pods
+        self._answers_pods, self._verifies_pods = pods != "disabled", pods == "verified"
         self._services: dict[bytes, ServiceRecords] = {}
         self._namespaces: set[bytes] = set()
         self._pods: dict[bytes, tuple[bytes, ...]] = {}
@@ -154,14 +154,14 @@ class Zone:
         return None
 
     def _find_pod(self, relative: bytes, starts: list[int], namespace: bytes) -> ExistingName | None:
-        if self._pods_mode == "disabled" or namespace not in self._namespaces:
+        if not self._answers_pods or namespace not in self._namespaces:
             return None
         if len(starts) == 2:
             return _EMPTY
         if len(starts) != 3:
             return None
         address = undashed(relative[1 : starts[1]].decode("latin-1"))
-        if address is None or (self._pods_mode == "verified" and namespace not in self._pods.get(address, ())):
+        if address is None or (self._verifies_pods and namespace not in self._pods.get(address, ())):
             return None
         return ExistingName((((A if len(address) == 4 else AAAA), (address,)),))
 

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from narthex.lab.controllers.objects import Object
-from narthex.model.backoff import Backoff
 
 IMAGE_ID = "narthex://"
 
@@ -203,14 +202,3 @@ def _state(state: Waiting | Running | Terminated) -> Object:
 
 def _filled(**values: Any) -> Object:
     return {name: value for name, value in values.items() if value}
-
-
-_RESTART_BACKOFF = Backoff(10.0, 300.0)
-
-
-def back_off(restarts: int) -> float:
-    """Return the seconds until a container is restarted: 0 the first time, then 10 s, doubled up to 5 minutes.
-
-    As backOffPeriod in kuberuntime_manager.go.
-    """
-    return _RESTART_BACKOFF.delay(restarts)

@@ -162,7 +162,7 @@ class NodeProcesses:
             "clusterCIDR": ",".join(topology.CLUSTER_CIDRS),
             "detectLocalMode": "ClusterCIDR",
             # Batch syncs when many pods start together.
-            **{mode: {"minSyncPeriod": _SYNC_PERIOD} for mode in ("iptables", "ipvs", "nftables")},
+            **{section: {"minSyncPeriod": _SYNC_PERIOD} for section in ("iptables", "ipvs", "nftables")},
             "clientConnection": {"kubeconfig": str(self._directory.node_kubeconfig)},
             # The size of the conntrack table cannot be set in a namespace.
             "conntrack": {"maxPerCore": 0},

@@ -36,8 +36,8 @@ from narthex.trace.node.layout import CNI_FILE, PARTS
 from narthex.trace.node.view import view_of_bundle
 from narthex.trace.program.bundle import gather
 from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
-from narthex.trace.program.places import AddressOwner, OwnerIndex, TraceError
-from narthex.trace.program.rules_trace import answer, ask, question
+from narthex.trace.program.places import AddressOwner, OwnerIndex, TraceError, ask, question
+from narthex.trace.program.rules_trace import answer
 from narthex.trace.program.travel import KnownCluster, TraceRequest, live, travel
 
 

@@ -20,8 +20,8 @@ from narthex.trace.causes.find import find
 from narthex.trace.model import PacketPath, PathLeaf
 from narthex.trace.names import AddressName
 from narthex.trace.program.inputs import ClusterObjects, InputError, NodeOptions, node_inputs
-from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError
-from narthex.trace.program.rules_trace import answer, ask, question
+from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError, ask, question
+from narthex.trace.program.rules_trace import answer
 from narthex.trace.render.outline import Items, Row, Split, endpoint_of, heading, outline
 from narthex.trace.render.verdict import GOOD, SIGNS, fate_text, judge, leaf_style, place_text, reply_fails, share_text
 

@@ -16,7 +16,7 @@ import msgspec
 
 from narthex.lb.l2 import ETHERTYPE_ARP, ETHERTYPE_IPV6, arp_filter, nd_filter, solicited_node
 from narthex.linux.addresses import own_addresses
-from narthex.linux.netlink import DumpInterrupted, Netlink, attributes
+from narthex.linux.netlink import DumpInterrupted, Netlink, payloads
 from narthex.linux.socket_filter import attach_filter
 
 _NETLINK_ROUTE, _GETLINK = 0, 18
@@ -67,7 +67,7 @@ def _dump(netlink: Netlink) -> list[tuple[str, int, bytes]]:
         try:
             for data in netlink.dump(_GETLINK, _INFO.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
                 _, kind, index, flags, _ = _INFO.unpack_from(data)
-                values = attributes(data, _INFO.size)
+                values = payloads(data, _INFO.size)
                 if kind != _ETHERNET or flags & _NEEDED != _NEEDED or flags & _REFUSED or _MASTER in values:
                     continue
                 name = values[_NAME].rstrip(b"\0").decode("utf-8", "surrogateescape")

@@ -11,7 +11,7 @@ from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple
 
 from narthex.model.net import ConntrackFlow, Protocol
-from narthex.netfilter.netlink import NESTED, attribute, attributes
+from narthex.netfilter.netlink.attributes import NESTED, attribute, attributes
 
 SUBSYSTEM = 1
 GET, DELETE = 1, 2

@@ -20,7 +20,7 @@ from typing import Any
 
 from narthex.model.net import IPFamily, Protocol, networks_between
 from narthex.netfilter import ast
-from narthex.netfilter.netlink import NESTED, attribute, attributes
+from narthex.netfilter.netlink.attributes import NESTED, attribute, attributes
 
 LIST_ELEM = 1
 ELEM_KEY, ELEM_DATA, ELEM_FLAGS, ELEM_EXPR, ELEM_KEY_END, ELEM_EXPRESSIONS = 1, 2, 3, 7, 10, 11

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from narthex.model.net import IPFamily, Protocol, address, family_of
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
-from narthex.netfilter.netlink import NESTED, attribute, attributes
+from narthex.netfilter.netlink.attributes import NESTED, attribute, attributes
 
 IPVS_FAMILY = "IPVS"
 

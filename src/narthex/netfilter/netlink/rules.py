@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import Chain, DnatMap, Expression, Field, InSet, Key, KeyPart, Rule, Slot, Unprintable
-from narthex.netfilter.netlink import NESTED, attribute
+from narthex.netfilter.netlink.attributes import NESTED, attribute
 from narthex.netfilter.netlink.elements import LIST_ELEM
 
 _RULE_TABLE, _RULE_CHAIN, _RULE_EXPRESSIONS = 1, 2, 4

@@ -257,11 +257,16 @@ _OPTION_READERS: dict[str, tuple[Callable[[Option], Iterator[ast.Expression]], .
 
 
 def _statistic(options: Options) -> ast.Expression:
-    mode = options["--mode"].value if "--mode" in options else ""
-    if mode == "nth" and options.keys() <= {"--mode", "--every", "--packet"} and not options["--every"].negate:
-        return ast.EveryNth(int(options["--every"].value))
-    if mode != "random" or options.keys() != {"--mode", "--probability"}:
-        raise NoEquivalentNode
+    match options["--mode"].value if "--mode" in options else "":
+        case "nth" if options.keys() <= {"--mode", "--every", "--packet"} and not options["--every"].negate:
+            return ast.EveryNth(int(options["--every"].value))
+        case "random" if options.keys() == {"--mode", "--probability"}:
+            return _random(options)
+        case _:
+            raise NoEquivalentNode
+
+
+def _random(options: Options) -> ast.Expression:
     probability = kernel_probability(options["--probability"].value)
     if options["--probability"].negate:
         probability = kernel_probability(str(float(1 - Fraction(probability))))

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from narthex.linux.netlink import DumpInterrupted, NetlinkError, attributes
+from narthex.linux.netlink import DumpInterrupted, NetlinkError, payloads
 from narthex.linux.netlink import attribute as attr
 from narthex.linux.rtnetlink import RtNetlink
 from narthex.model.net import IPFamily
@@ -88,7 +88,7 @@ class OverlayKernel:
         for data in self._dump(_GETADDR, _IFA.pack(0, 0, 0, 0, 0)):
             _, _, _, scope, index = _IFA.unpack_from(data)
             if scope == _SCOPE_GLOBAL:
-                values = attributes(data, _IFA.size)
+                values = payloads(data, _IFA.size)
                 found.setdefault(index, []).append(_text(values.get(_IFA_LOCAL) or values[_IFA_ADDRESS]))
         return [
             NodeInterface(name=link.name, index=link.index, mtu=link.mtu, addresses=tuple(found.get(link.index, ())))
@@ -141,9 +141,9 @@ class OverlayKernel:
                 return None
             raise
         _, _, index, flags, _ = _IFINFO.unpack_from(found)
-        values = attributes(found, _IFINFO.size)
-        info = attributes(values.get(_IFLA_LINKINFO, b""), 0)
-        data = attributes(info.get(_INFO_DATA, b""), 0)
+        values = payloads(found, _IFINFO.size)
+        info = payloads(values.get(_IFLA_LINKINFO, b""), 0)
+        data = payloads(info.get(_INFO_DATA, b""), 0)
         local = data.get(_VXLAN_LOCAL) or data.get(_VXLAN_LOCAL6) or b""
         addresses = self._again(lambda: self._netlink.addresses(index))
         return ObservedDevice(
@@ -183,7 +183,7 @@ class OverlayKernel:
         for data in self._dump(_GETNEIGH, body):
             _, where, state, _, _ = _ND.unpack_from(data)
             if where == index:
-                yield state, attributes(data, _ND.size)
+                yield state, payloads(data, _ND.size)
 
     def _routes(self, family: IPFamily) -> Iterator[tuple[str, Mapping[int, bytes], tuple[int, ...]]]:
         """Yield destination, attributes, and header of each unicast route of the main table."""
@@ -192,7 +192,7 @@ class OverlayKernel:
             head = _RT.unpack_from(data)
             _, prefix, _, _, table, _, _, kind, flags = head
             if table == _TABLE_MAIN and kind == _UNICAST and not flags & _RTM_F_CLONED:
-                values = attributes(data, _RT.size)
+                values = payloads(data, _RT.size)
                 address = values.get(_RTA_DST, bytes(family.host_bits // 8))
                 yield f"{_text(address)}/{prefix}", values, (*head[:8], flags)
 

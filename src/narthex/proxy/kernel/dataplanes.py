@@ -442,7 +442,7 @@ def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) ->
     return NodeConfig(
         node_name=node_name,
         detect_local_mode=configuration.detect_local_mode,
-        cluster_cidrs=configuration.cluster_cidrs,
+        cluster_cidrs=configuration.detection_cidrs or (),
         bridge_interface=configuration.bridge_interface,
         interface_name_prefix=configuration.interface_name_prefix,
         masquerade_all=section.masquerade_all,

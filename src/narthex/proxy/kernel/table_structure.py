@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from narthex.linux.netlink import attribute, attributes, text_attribute
+from narthex.linux.netlink import attribute, payloads, text_attribute
 from narthex.linux.nfnetlink import NfNetlink
 
 _NF_TABLES = 10
@@ -62,16 +62,15 @@ def read_structure(link: NfNetlink, family: int, table: str) -> TableStructure |
     rules: dict[str, tuple[bytes, ...]] = {}
     for data in entries(_GET_RULE, name):
         chain = text_attribute(data, 0, _RULE_CHAIN)
-        rules[chain] = (*rules.get(chain, ()), attributes(data).get(_RULE_HANDLE, b""))
+        rules[chain] = (*rules.get(chain, ()), payloads(data).get(_RULE_HANDLE, b""))
     return TableStructure(
-        table=(attributes(tables[0]).get(_TABLE_HANDLE, b""), attributes(tables[0]).get(_TABLE_FLAGS, b"")),
+        table=(payloads(tables[0]).get(_TABLE_HANDLE, b""), payloads(tables[0]).get(_TABLE_FLAGS, b"")),
         chains={
-            text_attribute(data, 0, _CHAIN_NAME): tuple(attributes(data).get(kind, b"") for kind in _CHAIN_IDENTITY)
+            text_attribute(data, 0, _CHAIN_NAME): tuple(payloads(data).get(kind, b"") for kind in _CHAIN_IDENTITY)
             for data in entries(_GET_CHAIN)
         },
         rules=rules,
         sets={
-            text_attribute(data, 0, _SET_NAME): attributes(data).get(_SET_HANDLE, b"")
-            for data in entries(_GET_SET, name)
+            text_attribute(data, 0, _SET_NAME): payloads(data).get(_SET_HANDLE, b"") for data in entries(_GET_SET, name)
         },
     )

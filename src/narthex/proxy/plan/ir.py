@@ -182,6 +182,11 @@ class PodDetector(msgspec.Struct, frozen=True, kw_only=True):
         """True if pods can be recognized at all."""
         return bool(self.cidrs or self.interface or self.interface_prefix)
 
+    @property
+    def pod_interface(self) -> str:
+        """An interface on which packets from pods arrive; empty if their source alone counts."""
+        return self.interface or (f"{self.interface_prefix}0"[:15] if self.interface_prefix else "")
+
     def matches(self, source: str, iif: str) -> bool:
         """Return True if a packet with this source and input interface (empty: sent by this node) comes from a pod."""
         if self.cidrs:

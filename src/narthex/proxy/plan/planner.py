@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 import msgspec
@@ -21,7 +21,6 @@ from narthex.model.net import (
 )
 from narthex.model.objects import NamespacedName, Node, Service, ServicePortName
 from narthex.model.store import Slices, Snapshot
-from narthex.proxy.plan.decide import Context, decide, health_check
 from narthex.proxy.plan.ir import (
     FrontendConflict,
     FrontendKind,
@@ -34,6 +33,7 @@ from narthex.proxy.plan.ir import (
     ServicePlan,
 )
 from narthex.proxy.plan.select import ProxyLocation
+from narthex.proxy.plan.service import Context, decide, health_check
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
 
@@ -210,7 +210,7 @@ class Planner:
             family=self._family,
             node_name=self._config.node_name,
             services=services,
-            pods=_detector(self._config, self._family, snapshot),
+            pods=pod_detector(self._config, self._family, _node(self._config, snapshot)),
             node_ports=_node_ports(self._config, self._family, self._context.node_ip),
             node_addresses=_node_addresses(self._config, self._family, _node(self._config, snapshot)),
             service_cidrs=_service_cidrs(snapshot, self._family),
@@ -241,7 +241,7 @@ def _context(config: NodeConfig, family: IPFamily, snapshot: Snapshot) -> Contex
         family=family,
         place=ProxyLocation(config.node_name, (node.label(ZONE_LABEL) or "") if node else ""),
         node_ip=_node_ip(config, family, node),
-        detect_pods=_detector(config, family, snapshot).enabled,
+        detect_pods=pod_detector(config, family, node).enabled,
         masquerade_all=config.masquerade_all,
         external_ips=config.allow_service_external_ips,
         strict_source_ranges=config.strict_source_ranges,
@@ -258,19 +258,23 @@ def _node_ip(config: NodeConfig, family: IPFamily, node: Node | None) -> str:
     return next((ip for ip in known if family_of(ip) is family), "")
 
 
-def _detector(config: NodeConfig, family: IPFamily, snapshot: Snapshot) -> PodDetector:
-    """Return how pods are recognized on this node; off for a family without a CIDR (row 6.2)."""
-    mode = config.detect_local_mode
-    if mode == "ClusterCIDR":
-        return PodDetector(cidrs=tuple(cidr for cidr in config.cluster_cidrs if family_of(cidr) is family)[:1])
-    if mode == "NodeCIDR":
-        node = _node(config, snapshot)
-        return PodDetector(cidrs=tuple(cidr for cidr in (node.pod_cidrs if node else ()) if family_of(cidr) is family))
-    if mode == "BridgeInterface":
-        return PodDetector(interface=config.bridge_interface)
-    if mode == "InterfaceNamePrefix":
-        return PodDetector(interface_prefix=config.interface_name_prefix)
-    return PodDetector()
+def pod_detector(config: NodeConfig, family: IPFamily, node: Node | None) -> PodDetector:
+    """Return how pods are recognized on a node; off for a family without a CIDR (row 6.2)."""
+    detect = _DETECTORS.get(config.detect_local_mode)
+    return detect(config, family, node) if detect else PodDetector()
+
+
+_DETECTORS: Mapping[str, Callable[[NodeConfig, IPFamily, Node | None], PodDetector]] = {
+    "ClusterCIDR": lambda config, family, _: PodDetector(cidrs=_of_family(config.cluster_cidrs, family)[:1]),
+    "NodeCIDR": lambda _, family, node: PodDetector(cidrs=_of_family(node.pod_cidrs if node else (), family)),
+    "BridgeInterface": lambda config, *_: PodDetector(interface=config.bridge_interface),
+    "InterfaceNamePrefix": lambda config, *_: PodDetector(interface_prefix=config.interface_name_prefix),
+}
+"""By `detectLocalMode`."""
+
+
+def _of_family(cidrs: Iterable[str], family: IPFamily) -> tuple[str, ...]:
+    return tuple(cidr for cidr in cidrs if family_of(cidr) is family)
 
 
 def _node_ports(config: NodeConfig, family: IPFamily, node_ip: str) -> NodePorts:

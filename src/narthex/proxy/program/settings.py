@@ -131,7 +131,7 @@ def _settings(
 ) -> ProxySettings:
     mode = configuration.mode
     section = configuration.timing_section(mode)
-    if configuration.detect_local_mode == "ClusterCIDR" and not configuration.cluster_cidrs:
+    if configuration.detection_cidrs == ():
         warnings += (
             "no clusterCIDR is given, so pods cannot be distinguished from other clients; give --cluster-cidr, "
             "or another detectLocalMode",
@@ -161,14 +161,13 @@ def _settings(
 def family_warnings(settings: ProxySettings, families: tuple[IPFamily, ...]) -> tuple[str, ...]:
     """Return settings that do not fit the IP families of this node (row 26.6)."""
     said = []
-    cidrs = settings.node.cluster_cidrs if settings.node.detect_local_mode == "ClusterCIDR" else ()
     words = settings.node.node_port_addresses or ()
     ports = tuple(word for word in words if word not in NODE_PORT_WORDS)
     ports_effect = (
         "no node port answers" if settings.node.strict_node_port_addresses else "node ports answer on every address"
     )
     for name, networks, effect in (
-        ("clusterCIDR", cidrs, "no source counts as a pod"),
+        ("clusterCIDR", settings.node.cluster_cidrs, "no source counts as a pod"),
         # A word stands for networks of each family.
         ("nodePortAddresses", ports, ports_effect if ports == words else ""),
     ):

@@ -213,6 +213,11 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """userspace only: the ports of the relay."""
     own: OwnConfiguration = OwnConfiguration()
 
+    @property
+    def detection_cidrs(self) -> tuple[str, ...] | None:
+        """The networks by which pods are recognized; None if `detectLocalMode` does not ask for `clusterCIDR`."""
+        return self.cluster_cidrs if self.detect_local_mode == "ClusterCIDR" else None
+
     def rules_section(self, mode: str) -> ModeConfiguration:
         """Return the section with the masquerade settings of a mode; ipvs and userspace use `iptables` (row 27.12)."""
         return {"nftables": self.nftables}.get(mode, self.iptables)

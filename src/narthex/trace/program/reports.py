@@ -17,9 +17,9 @@ from narthex.trace.node.network import ConntrackListing
 from narthex.trace.program.bundle import gather, read_bundle
 from narthex.trace.program.inputs import ClusterObjects, InputError, NodeInputs, NodeOptions, node_inputs
 from narthex.trace.reports.check import CheckReport, check
-from narthex.trace.reports.compare import ModeSetup, compare, factors, serving
 from narthex.trace.reports.counting import CounterReading, Names, count
-from narthex.trace.reports.migration import MigrationReport, NodeChange, differences, grouped
+from narthex.trace.reports.migration.changes import ModeSetup, compare, factors, serving
+from narthex.trace.reports.migration.report import MigrationReport, NodeChange, differences, grouped
 
 _SERVICE_LINKS = ("kube-ipvs0", "nodelocaldns")
 """Links that hold addresses of Services."""
@@ -110,9 +110,8 @@ def prospect(cluster: ClusterObjects, before: str, after: str, chosen: NodeOptio
     plans: list[Plan] = []
     problems: dict[str, None] = {}
     for name in nodes:
-        one, other = (
-            node_inputs(cluster, msgspec.structs.replace(chosen, node=name, mode=mode)) for mode in (before, after)
-        )
+        one = node_inputs(cluster, msgspec.structs.replace(chosen, node=name, mode=before))
+        other = node_inputs(cluster, msgspec.structs.replace(chosen, node=name, mode=after))
         problems |= dict.fromkeys((*one.problems, *other.problems))
         found += _on_one_node(one, other, plans)
     services = sorted({str(service) for plan in plans for service in plan.services})

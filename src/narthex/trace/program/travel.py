@@ -28,8 +28,7 @@ from narthex.trace.node.layout import CNI_FILE, OBJECTS, PARTS
 from narthex.trace.node.view import NOT_WALKED, view_of_bundle, view_of_files
 from narthex.trace.program.bundle import BundleError, attached_namespaces, read_bundle
 from narthex.trace.program.inputs import ClusterObjects
-from narthex.trace.program.places import OUTSIDE, AddressOwner, OwnerIndex, TraceError
-from narthex.trace.program.rules_trace import CLUSTER_DOMAIN, ask, flow_of
+from narthex.trace.program.places import CLUSTER_DOMAIN, OUTSIDE, AddressOwner, OwnerIndex, TraceError, ask, flow_of
 
 
 class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):

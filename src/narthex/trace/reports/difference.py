@@ -19,7 +19,7 @@ from narthex.trace.follow.views import NodeLink, NodeView
 from narthex.trace.model import fraction_text
 from narthex.trace.reports.forwarding import ForwardingResult
 from narthex.trace.reports.frontend_walk import FrontendOutcome, FrontendPacket, FrontendWalker, frontends
-from narthex.trace.reports.migration import MigrationReport, heading
+from narthex.trace.reports.migration.report import MigrationReport, heading
 from narthex.trace.reports.senders import Senders, pod_networks
 
 _COUNTERS = re.compile(r"\[\d+:\d+\]|counter packets \d+ bytes \d+|^#.*$|\bexpires \w+|# handle \d+", re.MULTILINE)

@@ -32,13 +32,12 @@ from narthex.lab.kubelet.program.containers import (
 )
 from narthex.lab.kubelet.program.prober import ContainerProbeResult, ProbeTarget
 from narthex.lab.kubelet.program.work_queue import WorkQueue
-from narthex.lab.kubelet.status import ContainerFacts, PodFacts, Running, Terminated, Waiting, back_off, status
+from narthex.lab.kubelet.restarts import back_off, is_restarted, restarts_counted
+from narthex.lab.kubelet.status import ContainerFacts, PodFacts, Running, Terminated, Waiting, status
 from narthex.lab.topology import LabNode
 from narthex.linux.links import LinkError
 
 _RETRY_SECONDS = 1.0
-_STABLE_SECONDS = 600.0
-"""Run time after which the restart backoff of a container is reset."""
 _DRAIN_POLL_SECONDS = 0.05
 _GRACE_SECONDS = 30
 _DRAIN_SECONDS = 10.0
@@ -240,9 +239,8 @@ class PodLifecycle:
             return
         if facts.init and code == 0:
             self._start_next()
-        elif self._policy == "Always" or (self._policy == "OnFailure" and code != 0):
-            if time.monotonic() - run.began > _STABLE_SECONDS:
-                facts.restarts = 0
+        elif is_restarted(self._policy, code):
+            facts.restarts = restarts_counted(facts.restarts, time.monotonic() - run.began)
             self._restart_later(facts, ended)
         self.write_status()
 

@@ -17,7 +17,7 @@ from narthex.model.store import Snapshot
 from narthex.proxy.plan.ir import Deviation, Plan, Pool, Sender, ServicePlan
 from narthex.proxy.plan.planner import NodeConfig, plan_once
 from narthex.trace.evaluate import evaluate
-from narthex.trace.reports.probes import FrontendIndex, SamplePacket, SamplePackets, Shape
+from narthex.trace.reports.migration.sample_packets import FrontendIndex, SamplePacket, SamplePackets, Shape
 
 _WORDS = {
     Disposition.REJECTED: "refused",

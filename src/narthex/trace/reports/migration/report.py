@@ -12,7 +12,7 @@ from narthex.model.packet import Packet
 from narthex.proxy.backends.base import Trait
 from narthex.proxy.plan.ir import Plan, Sender
 from narthex.proxy.plan.show import visible
-from narthex.trace.reports.compare import PathChange
+from narthex.trace.reports.migration.changes import PathChange
 
 _SHOWN = 4
 _SENDERS = {Sender.POD: "pods", Sender.NODE: "this node", Sender.OTHER: "others"}
