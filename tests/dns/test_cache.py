@@ -176,7 +176,7 @@ class TestStale:
         assert not held.find(wanted, 21.0).stale and held.find(wanted, 21.0).entry.response.rcode == 3
 
     def test_a_failure_is_never_stale(self):
-        held = cache(stale=ServeStaleSettings(max_stale=100.0, mode="verified"))
+        held = cache(stale=ServeStaleSettings(max_stale=100.0, verify=True))
         held.store(cache_key(query()), answer(rcode=2), 0.0)
         assert held.find(cache_key(query()), 6.0) is None and held.verifies
 
