@@ -106,8 +106,8 @@ def test_a_server_comes_back_with_older_data(server):
 
 
 def test_a_broken_object_is_named_and_the_others_are_used(server):
-    server.put_raw("Service", {"metadata": {"name": "bad", "namespace": "shop"}, "spec": {"ports": [{"port": "x"}]}})
-    server.put_raw("EndpointSlice", {"metadata": {"name": "worse", "namespace": "shop"}, "endpoints": 5})
+    server.put_raw("Service", {"metadata": {"name": "bad", "namespace": "shop"}, "spec": "x"})
+    server.put_raw("EndpointSlice", {"metadata": {"name": "worse", "namespace": "shop"}, "endpoints": []})
     with following(server.url) as it:
         it.wait(lambda: it.synced)
         assert it.services == ["shop/web"]

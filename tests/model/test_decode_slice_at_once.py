@@ -78,6 +78,7 @@ def test_a_line_break_makes_two_names_of_none(field):
     value = WireReference(kind="Pod", name="web-0\nweb-1") if field == "targetRef" else "a\nb"
     setattr(bad, field, value)
     got = decoded(entry("10.64.1.2"), bad)
-    assert got.object is None
+    assert [each.address for each in got.object.endpoints] == ["10.64.1.2", bad.addresses[0]]
+    assert "\\n" not in repr(got.object)
     assert any(field in problem.field for problem in got.problems)
     assert "\n" not in msgspec.json.encode([str(problem) for problem in got.problems]).decode()

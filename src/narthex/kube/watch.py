@@ -573,7 +573,9 @@ class ListCache:
                 self._broken += change
 
     def _decode(self, raw: AnyWire | msgspec.Raw) -> Decoded:
-        return decode_json(raw, kind=self._kind) if isinstance(raw, msgspec.Raw) else decode_shape(raw, self._kind)
+        if isinstance(raw, msgspec.Raw):
+            return decode_json(raw, kind=self._kind, served=True)
+        return decode_shape(raw, self._kind)
 
     def _key(self, decoded: Decoded) -> _Key:
         return decoded.identity[1] if decoded.identity is not None and decoded.identity[0] == self._kind else None

@@ -193,34 +193,69 @@ def steps(field: str) -> tuple[str | int, ...]:
 class ProblemCollector:
     """Collects the problems of one object during decoding."""
 
-    __slots__ = ("_locate", "_problems", "failed", "object", "origin")
+    __slots__ = ("_locate", "_problems", "errors", "failed", "object", "origin", "served")
 
-    def __init__(self, origin: str = "", object: str = "", locate: Callable[[str], str] | None = None) -> None:
+    def __init__(
+        self, origin: str = "", object: str = "", locate: Callable[[str], str] | None = None, *, served: bool = False
+    ) -> None:
+        """Create an empty list of problems.
+
+        `served` is True for an object that an API server has accepted: an error then costs only the field or list item
+        that it names, and is a warning.
+        """
         self.origin = origin
         self.object = object
+        self.served = served
         self._locate = locate
         self._problems = ProblemList(MAX_OBJECT_PROBLEMS, origin, object)
         self.failed = False
+        self.errors = 0
+        """Number of errors so far, also of those that are warnings because the object is served."""
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         """The problems so far, in order."""
         return self._problems.problems
 
-    def error(self, field: str, message: str) -> None:
-        """Add an error: the object cannot be used."""
+    def error(self, field: str, message: str, *, optional: bool = False) -> None:
+        """Add an error: the object cannot be used.
+
+        If it is served, only the innermost list item cannot be used, and not even that is lost to an `optional` field.
+        """
+        self.errors += not (optional and self.served)
+        if self.served:
+            self._add(field, f"{message}; ignored", "warning")
+        else:
+            self.failed = True
+            self._add(field, message, "error")
+
+    def reject(self, field: str, message: str) -> None:
+        """Add an error without which the object has no meaning, whoever serves it."""
+        self.errors += 1
         self.failed = True
         self._add(field, message, "error")
+
+    def without_error(self, made: Iterable[P]) -> Iterator[P]:
+        """Yield the items that are decoded without an error. Decodes each item when it is taken."""
+        items = iter(made)
+        while True:
+            before = self.errors
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            if self.errors == before:
+                yield item
 
     def warning(self, field: str, message: str) -> None:
         """Add a warning: the object can be used without this field."""
         self._add(field, message, "warning")
 
-    def check(self, field: str, value: str, syntax: Syntax) -> bool:
+    def check(self, field: str, value: str, syntax: Syntax, *, optional: bool = False) -> bool:
         """Return True if the value has the syntax; otherwise add an error."""
         if syntax.holds(value):
             return True
-        self.error(field, f"{quoted(value)} is not {syntax.name}: {syntax.allowed}")
+        self.error(field, f"{quoted(value)} is not {syntax.name}: {syntax.allowed}", optional=optional)
         return False
 
     def choice(self, field: str, value: str, allowed: Collection[str]) -> bool:
@@ -231,11 +266,13 @@ class ProblemCollector:
         self.error(field, f"{quoted(value)} is not {one_of(words)}")
         return False
 
-    def number(self, field: str, value: int, low: int, high: int, what: str = "a port") -> bool:
+    def number(
+        self, field: str, value: int, low: int, high: int, what: str = "a port", *, optional: bool = False
+    ) -> bool:
         """Return True if low <= value <= high; otherwise add an error."""
         if low <= value <= high:
             return True
-        self.error(field, f"{quoted(value)} is not {what} ({low}-{high})")
+        self.error(field, f"{quoted(value)} is not {what} ({low}-{high})", optional=optional)
         return False
 
     def _add(self, field: str, message: str, severity: Severity) -> None:

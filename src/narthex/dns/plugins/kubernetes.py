@@ -28,7 +28,7 @@ from narthex.dns.message.response import (
     soa_record,
 )
 from narthex.dns.message.wire import CNAME, NS, PTR, SOA, SRV, A
-from narthex.dns.zone.records import SRV_TARGET, Records
+from narthex.dns.zone.records import SRV_TARGET, Records, address_records
 from narthex.dns.zone.zone import ExistingName, Zone
 
 MAX_CNAME_CHAIN = 10
@@ -95,7 +95,7 @@ class KubernetesPlugin:
         if zone.endswith(_ARPA):
             found = self._reverse(query.name, relative)
         else:
-            found = self.zone.find(relative)
+            found = self._name_server() if relative == _SERVER else self.zone.find(relative)
         if found is None:
             return self._no_such_name(query, at_zone, limit)
         if not relative and query.qtype == SOA:
@@ -207,7 +207,7 @@ class KubernetesPlugin:
     def _name_servers(self, at_zone: bytes) -> Sections:
         """Return the NS records of the zone apex, and their addresses (row D30)."""
         ttl = self._settings.ttl
-        servers = self.zone.services_with_endpoints(self._own)
+        servers = self._services_in_front()
         answers = [record(AT_QUESTION, NS, ttl, name + at_zone) for name in servers]
         additional = [each for name in servers for each in self._additional(name + at_zone, name)]
         if not servers:
@@ -215,6 +215,23 @@ class KubernetesPlugin:
             answers = [record(AT_QUESTION, NS, ttl, name)]
             additional = [record(name, A if len(own) == 4 else wire.AAAA, ttl, own) for own in self._own]
         return Sections(answers, additional=additional)
+
+    def _services_in_front(self) -> tuple[bytes, ...]:
+        """Return the names of the Services in front of this server."""
+        return self.zone.services_with_endpoints(self._own)
+
+    def _name_server(self) -> ExistingName:
+        """Return the addresses of `ns.dns.ZONE`: those of the Services in front of this server, or else its own."""
+        found = [self.zone.find(name) for name in self._services_in_front()]
+        addresses = [
+            data
+            for each in found
+            if each is not None
+            for type_, values in each.records
+            if type_ in wire.ADDRESS_SIZES
+            for data in values
+        ]
+        return ExistingName(address_records(addresses if found else self._own))
 
 
 def external_query(query: Query, external: ExternalTarget) -> Query:

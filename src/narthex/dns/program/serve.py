@@ -91,6 +91,8 @@ class DnsServer:
         self._feed = EventFeed(source)
         self._followed = followed
         self._reread = reread
+        self._lists_namespaces = bool(followed)
+        """An API server has an object for each namespace; manifests rarely do."""
         self._clock = clock or SystemClock()
         self._store = Store()
         self._problems = ProblemLog()
@@ -191,7 +193,9 @@ class DnsServer:
         listen = listen_addresses(blocks)
         before = self._workers
         trackers = {
-            number: ZoneTracker(block.kubernetes) for number, block in enumerate(blocks) if block.kubernetes is not None
+            number: ZoneTracker(block.kubernetes, lists_namespaces=self._lists_namespaces)
+            for number, block in enumerate(blocks)
+            if block.kubernetes is not None
         }
         snapshot = self._store.snapshot
         for tracker in trackers.values():

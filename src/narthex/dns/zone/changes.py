@@ -37,10 +37,20 @@ class ZoneTracker:
     """Tracks the names of one `kubernetes` section across snapshots."""
 
     def __init__(
-        self, settings: KubernetesSettings, build: Callable[..., ServiceRecords | None] = service_records
+        self,
+        settings: KubernetesSettings,
+        build: Callable[..., ServiceRecords | None] = service_records,
+        *,
+        lists_namespaces: bool = False,
     ) -> None:
-        """`build` builds the records of one Service."""
+        """`build` builds the records of one Service.
+
+        With `lists_namespaces`, the source knows all Namespaces, so that a Service without its Namespace does not exist.
+        """
         self._settings = settings
+        self._lists_namespaces = lists_namespaces
+        self._follows_namespaces = bool(settings.namespace_labels)
+        """Whether a namespace, and thus its Services, exists only while its object does."""
         self._build = build
         self._before = Snapshot()
         self._records: dict[NamespacedName, ServiceRecords] = {}
@@ -74,11 +84,15 @@ class ZoneTracker:
         before, self._before = self._before, snapshot
         self._update_populated(snapshot, services)
         if snapshot.namespaces is not before.namespaces:
+            if self._lists_namespaces and not self._follows_namespaces and snapshot.namespaces:
+                # Only now, so that an API server that lists no Namespace serves the names of its Services.
+                self._follows_namespaces = True
+                services = {*services, *snapshot.services}
             self._selected = frozenset(
                 key.name for key, namespace in snapshot.namespaces.items() if self._selects_namespace(namespace)
             )
         changed_namespaces = self._update_namespaces()
-        if changed_namespaces and self._settings.namespace_labels:
+        if changed_namespaces and self._follows_namespaces:
             # The Services of a namespace appear and vanish with it.
             services = {*services, *(key for key in snapshot.services if key.namespace in changed_namespaces)}
         changed: dict[bytes, ServiceRecords | None] = {}
@@ -122,7 +136,7 @@ class ZoneTracker:
     def _selects(self, service: Service) -> bool:
         if self._settings.namespaces and service.namespace not in self._settings.namespaces:
             return False
-        if self._settings.namespace_labels and service.namespace not in self._namespaces:
+        if self._follows_namespaces and service.namespace not in self._namespaces:
             return False
         return self._matches(service)
 
@@ -146,7 +160,7 @@ class ZoneTracker:
         Manifests rarely contain Namespace objects, so a namespace also exists if it contains a Service.
         """
         existing = set(self._selected)
-        if not self._settings.namespace_labels:
+        if not self._follows_namespaces:
             existing |= self._populated.keys() & set(self._settings.namespaces or self._populated)
         changed = {name: name in existing for name in existing ^ self._namespaces}
         self._namespaces = frozenset(existing)

@@ -17,7 +17,7 @@ SCHEMA_VERSION = b"1.1.0"
 SCHEMA_TTL = 28_800
 """TTL of `dns-version` in seconds, independent of the settings (row D28)."""
 
-_SVC, _POD, _VERSION = b"\x03svc", b"\x03pod", b"\x0bdns-version"
+_SVC, _POD, _VERSION, _DNS = b"\x03svc", b"\x03pod", b"\x0bdns-version", b"\x03dns"
 _HEX = frozenset(b"0123456789abcdef")
 _IN_ADDR, _IP6 = names.wire("in-addr.arpa"), names.wire("ip6.arpa")
 
@@ -104,7 +104,7 @@ class Zone:
         """
         starts = _starts(tail)
         top = tail[starts[-1] :] if starts else b""
-        if not starts or top == _POD or tail == _SVC:
+        if not starts or top == _POD or tail in (_SVC, _DNS):
             return None
         if top != _SVC:
             return "always"

@@ -27,6 +27,7 @@ _INTERFACE = re.compile(r"(?!\.{1,2}$)[!-.0-9;-~]{1,15}")
 def address_pool(raw: WireIPAddressPool, report: ProblemCollector) -> IPAddressPool | None:
     """Decode an IPAddressPool; None if it has an error. The addresses remain text."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
+    report.served = False  # A selector that is ignored would let others use the pool.
     spec = raw.spec if raw.spec is not None else WireIPAddressPoolSpec()
     made = IPAddressPool(
         **fields,
@@ -41,6 +42,7 @@ def address_pool(raw: WireIPAddressPool, report: ProblemCollector) -> IPAddressP
 def l2_advertisement(raw: WireL2Advertisement, report: ProblemCollector) -> L2Advertisement | None:
     """Decode an L2Advertisement; None if it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
+    report.served = False  # A selector that is ignored would announce more than it says.
     spec = raw.spec if raw.spec is not None else WireL2AdvertisementSpec()
     made = L2Advertisement(
         **fields,

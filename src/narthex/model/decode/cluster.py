@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from narthex.model.decode.meta import family_pair, labels, object_fields, protocol, texts, valid_text
 from narthex.model.objects import (
     Container,
@@ -69,8 +71,7 @@ def _pod_cidrs(spec: WireNodeSpec, report: ProblemCollector) -> tuple[str, ...]:
         report.error("spec.podCIDRs", f"the first is {quoted(several[0])}, but spec.podCIDR is {quoted(spec.podCIDR)}")
     if several or not spec.podCIDR:
         found = texts("spec.podCIDRs", several, report, any_network)
-        family_pair("spec.podCIDRs", found, report, "CIDR")
-        return found
+        return family_pair("spec.podCIDRs", found, report, "CIDR")
     return tuple(filter(None, [valid_text("spec.podCIDR", spec.podCIDR, report, any_network)]))
 
 
@@ -97,11 +98,11 @@ def _taints(spec: WireNodeSpec, report: ProblemCollector) -> tuple[str, ...]:
 def service_cidr(raw: WireServiceCIDR, report: ProblemCollector) -> ServiceCIDR | None:
     """Decode a ServiceCIDR; None if it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN, namespaced=False)
+    report.served = False  # Nothing is left of it without its ranges.
     given = raw.spec.cidrs if raw.spec is not None else None
     if not given:
         report.error("spec.cidrs", "is required: one CIDR, or one of each IP family")
-    cidrs = texts("spec.cidrs", given, report, any_network)
-    family_pair("spec.cidrs", cidrs, report, "CIDR")
+    cidrs = family_pair("spec.cidrs", texts("spec.cidrs", given, report, any_network), report, "CIDR")
     return None if report.failed else ServiceCIDR(**fields, cidrs=cidrs)
 
 
@@ -142,7 +143,8 @@ def deployment(raw: WireDeployment, report: ProblemCollector) -> Deployment | No
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
     spec = raw.spec if raw.spec is not None else WireDeploymentSpec()
     replicas = 1 if spec.replicas is None else spec.replicas
-    report.number("spec.replicas", replicas, 0, MAX_REPLICAS, "a number of pods")
+    if not report.number("spec.replicas", replicas, 0, MAX_REPLICAS, "a number of pods"):
+        replicas = 1
     selector = _selector(spec.selector, report)
     template = spec.template if spec.template is not None else WirePodTemplate()
     meta = template.metadata if template.metadata is not None else WireMeta()
@@ -170,30 +172,32 @@ def _selector(raw: WireLabelSelector | None, report: ProblemCollector) -> Labels
 
 def _pod_spec(field: str, raw: WirePodSpec | None, report: ProblemCollector) -> PodSpec:
     raw = raw if raw is not None else WirePodSpec()
-    for name, text, syntax in (
-        ("nodeName", raw.nodeName, DNS_SUBDOMAIN),
-        ("hostname", raw.hostname, DNS_LABEL),
-        ("subdomain", raw.subdomain, DNS_LABEL),
-    ):
-        if text:
-            report.check(f"{field}.{name}", text, syntax)
-    if not raw.containers:
+    texts_ = {
+        name: text if text and report.check(f"{field}.{of_api}", text, syntax) else ""
+        for name, of_api, text, syntax in (
+            ("node_name", "nodeName", raw.nodeName, DNS_SUBDOMAIN),
+            ("hostname", "hostname", raw.hostname, DNS_LABEL),
+            ("subdomain", "subdomain", raw.subdomain, DNS_LABEL),
+        )
+    }
+    if not raw.containers and not report.served:
         report.error(f"{field}.containers", "is required: at least one container")
-    names: dict[str, int] = {}
-    containers = []
-    for index, entry in enumerate(raw.containers or ()):
-        where = f"{field}.containers[{index}]"
-        containers.append(_container(where, entry, report))
-        if entry.name and (first := names.setdefault(entry.name, index)) != index:
-            report.error(f"{where}.name", f"{quoted(entry.name)} is the name of containers[{first}] already")
     return PodSpec(
-        node_name=raw.nodeName or "",
+        **texts_,
         node_selector=labels(f"{field}.nodeSelector", raw.nodeSelector, report),
         host_network=bool(raw.hostNetwork),
-        hostname=raw.hostname or "",
-        subdomain=raw.subdomain or "",
-        containers=tuple(containers),
+        containers=tuple(report.without_error(_containers(field, raw.containers or (), report))),
     )
+
+
+def _containers(field: str, raw: Iterable[WireContainer], report: ProblemCollector) -> Iterator[Container]:
+    names: dict[str, int] = {}
+    for index, entry in enumerate(raw):
+        where = f"{field}.containers[{index}]"
+        made = _container(where, entry, report)
+        if entry.name and (first := names.setdefault(entry.name, index)) != index:
+            report.error(f"{where}.name", f"{quoted(entry.name)} is the name of containers[{first}] already")
+        yield made
 
 
 def _container(field: str, raw: WireContainer, report: ProblemCollector) -> Container:

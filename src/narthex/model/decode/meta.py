@@ -41,13 +41,13 @@ def object_fields(
     """Return validated `metadata`. `names` is the syntax of the object's name."""
     meta = meta if meta is not None else WireMeta()
     if not meta.name:
-        report.error("metadata.name", "is required")
-    else:
-        report.check("metadata.name", meta.name, names)
+        report.reject("metadata.name", "is required")
+    elif not names.holds(meta.name):
+        report.reject("metadata.name", f"{quoted(meta.name)} is not {names.name}: {names.allowed}")
     namespace = (meta.namespace or "default") if namespaced else ""
-    if namespaced:
-        report.check("metadata.namespace", namespace, DNS_LABEL)
-    elif meta.namespace:
+    if namespaced and not DNS_LABEL.holds(namespace):
+        report.reject("metadata.namespace", f"{quoted(namespace)} is not {DNS_LABEL.name}: {DNS_LABEL.allowed}")
+    elif meta.namespace and not namespaced:
         report.warning("metadata.namespace", "is ignored, this kind has no namespace")
     stamp = meta.deletionTimestamp
     return {
@@ -147,7 +147,10 @@ def texts(
     return tuple(filter(None, found))
 
 
-def family_pair(field: str, values: tuple[str, ...], report: ProblemCollector, what: str) -> None:
-    """Add an error unless there is at most one value of each family."""
-    if len(values) > 2 or len({family_of(value) for value in values}) != len(values):
-        report.error(field, f"at most one {what} of each IP family is allowed")
+def family_pair(field: str, values: tuple[str, ...], report: ProblemCollector, what: str) -> tuple[str, ...]:
+    """Return the first value of each family, and add an error if there are others."""
+    first = {family_of(value): value for value in reversed(values)}
+    if len(first) == len(values):
+        return values
+    report.error(field, f"at most one {what} of each IP family is allowed")
+    return tuple(value for value in dict.fromkeys(values) if value in first.values())

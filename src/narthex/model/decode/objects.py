@@ -3,6 +3,10 @@
 Strict where the API server is strict, since manifests may never have passed one: an invalid object is rejected with every
 error named. Lenient where kube-proxy is: objects stored by older or newer API servers are accepted. Fields that Narthex
 does not use are not validated.
+
+An object that an API server serves has passed its validation: whatever is odd in it costs only the field or list item
+itself, with a warning. It is rejected only without a name, a `spec` (Service), or an address type (EndpointSlice). The
+`spec` of a ServiceCIDR, IPAddressPool, or L2Advertisement is used as a whole or not at all: half of it would mean more.
 """
 
 from __future__ import annotations
@@ -58,6 +62,9 @@ MAX_BYTES = 64 * 1024 * 1024
 MAX_BROKEN = 1000
 """Documents and objects of a file that may be invalid. After these, the rest is not read: it would take long for nothing."""
 
+MAX_ODD_FIELDS = 100
+"""Values of a wrong type in one served object that are ignored; each costs another look at the whole object."""
+
 Identity = tuple[str, NamespacedName]
 """Kind, namespace, and name."""
 
@@ -87,6 +94,8 @@ class _Kind(msgspec.Struct, frozen=True):
     shape: type[Any]
     make: Callable[[Any, ProblemCollector], AnyObject | None]
     namespaced: bool = True
+    lenient: bool = True
+    """Odd values in the `spec` of a served object are ignored."""
 
     @property
     def group(self) -> str:
@@ -99,13 +108,17 @@ _KINDS = {
     "EndpointSlice": _Kind(("discovery.k8s.io/v1",), WireEndpointSlice, endpoint_slice),
     "Node": _Kind(("v1",), WireNode, node, namespaced=False),
     "ServiceCIDR": _Kind(
-        ("networking.k8s.io/v1", "networking.k8s.io/v1beta1"), WireServiceCIDR, service_cidr, namespaced=False
+        ("networking.k8s.io/v1", "networking.k8s.io/v1beta1"),
+        WireServiceCIDR,
+        service_cidr,
+        namespaced=False,
+        lenient=False,
     ),
     "Pod": _Kind(("v1",), WirePod, pod),
     "Deployment": _Kind(("apps/v1",), WireDeployment, deployment),
     "Namespace": _Kind(("v1",), WireNamespace, namespace, namespaced=False),
-    "IPAddressPool": _Kind(("metallb.io/v1beta1",), WireIPAddressPool, address_pool),
-    "L2Advertisement": _Kind(("metallb.io/v1beta1",), WireL2Advertisement, l2_advertisement),
+    "IPAddressPool": _Kind(("metallb.io/v1beta1",), WireIPAddressPool, address_pool, lenient=False),
+    "L2Advertisement": _Kind(("metallb.io/v1beta1",), WireL2Advertisement, l2_advertisement, lenient=False),
 }
 KINDS = tuple(_KINDS)
 """All kinds that can be decoded."""
@@ -127,10 +140,11 @@ _UNUSED_CORE_KINDS = (
 """The other kinds of apiVersion v1 that manifests may contain."""
 
 
-def decode(raw: Any, origin: str = "", locate: Callable[[str], str] | None = None) -> Decoded:
+def decode(raw: Any, origin: str = "", locate: Callable[[str], str] | None = None, *, served: bool = False) -> Decoded:
     """Decode one object from plain JSON or YAML values. Never raises.
 
-    `origin` is its `file:line`; `locate` returns the `file:line` of a field path.
+    `origin` is its `file:line`; `locate` returns the `file:line` of a field path. `served` objects come from an API server;
+    values of `raw` that have a wrong type are then removed from it.
     """
     if not isinstance(raw, dict):
         return _refused(origin, "", "", f"is {kind_of(raw)}, not a Kubernetes object: apiVersion, kind, metadata, ...")
@@ -140,24 +154,43 @@ def decode(raw: Any, origin: str = "", locate: Callable[[str], str] | None = Non
     if kind is None:
         ours = report.failed and identity is not None and identity[0] in _KINDS
         return Decoded(None, report.problems, identity if ours else None)
+    report.served = served
     try:
-        shaped = msgspec.convert(raw, kind.shape)
-    except msgspec.ValidationError as error:
-        report.error(*_explain(str(error), raw))
+        shaped = _shaped(raw, kind, report)
     except RecursionError:
-        report.error("", "is nested too deep")
+        report.reject("", "is nested too deep")
     else:
-        return Decoded(kind.make(shaped, report), report.problems, identity)
+        return Decoded(kind.make(shaped, report) if shaped is not None else None, report.problems, identity)
     return Decoded(None, report.problems, identity)
 
 
-def decode_json(data: bytes | msgspec.Raw, origin: str = "", kind: str = "") -> Decoded:
+def _shaped(raw: dict[str, Any], kind: _Kind, report: ProblemCollector) -> Any:
+    """Convert plain values to the wire type; None after an error. Removes values of a wrong type from a served object."""
+    for _ in range(MAX_ODD_FIELDS):
+        try:
+            return msgspec.convert(raw, kind.shape)
+        except msgspec.ValidationError as error:
+            field, message = _explain(str(error), raw)
+        *path, last = steps(field) or ("",)
+        if not (report.served and last != "" and (kind.lenient or path[:1] == ["metadata"])):
+            report.reject(field, message)
+            return None
+        report.error(field, message)
+        inside: Any = raw
+        for step in path:
+            inside = inside[step]
+        del inside[last]
+    report.reject("", f"has more than {MAX_ODD_FIELDS} values of a wrong type")
+    return None
+
+
+def decode_json(data: bytes | msgspec.Raw, origin: str = "", kind: str = "", *, served: bool = False) -> Decoded:
     """Decode one object from JSON text, as fast as possible. Never raises.
 
-    `kind` is set if it is known, as for the items of a list.
+    `kind` is set if it is known, as for the items of a list. `served` objects come from an API server.
     """
     try:
-        return _typed(data, origin, kind)
+        return _typed(data, origin, kind, served)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _refused(origin, "", "", f"not valid JSON: {error}")
     except Exception as error:
@@ -185,7 +218,7 @@ def _named(data: bytes | msgspec.Raw) -> WireNamed:
         return WireNamed()
 
 
-def _typed(data: bytes | msgspec.Raw, origin: str, kind: str) -> Decoded:
+def _typed(data: bytes | msgspec.Raw, origin: str, kind: str, served: bool) -> Decoded:
     known = _KINDS.get(kind)
     if known is None:
         try:
@@ -195,20 +228,20 @@ def _typed(data: bytes | msgspec.Raw, origin: str, kind: str) -> Decoded:
         kind = head.kind or ""
         known = _KINDS.get(kind)
         if known is None or head.apiVersion not in known.api_versions:
-            return decode(msgspec.json.decode(data), origin)
+            return decode(msgspec.json.decode(data), origin, served=served)
     try:
         shaped = msgspec.json.decode(data, type=known.shape)
     except msgspec.ValidationError:  # The slow path can report the invalid value.
         raw = msgspec.json.decode(data)
         described = {"apiVersion": known.api_versions[0], "kind": kind}
-        return decode(described | raw if isinstance(raw, dict) else raw, origin)
-    return _made(shaped, known, kind, origin)
+        return decode(described | raw if isinstance(raw, dict) else raw, origin, served=served)
+    return _made(shaped, known, kind, origin, served)
 
 
 def decode_shape(shaped: AnyWire, kind: str) -> Decoded:
-    """Decode one object from its wire type (`shape_of`). Never raises."""
+    """Decode one object of an API server from its wire type (`shape_of`). Never raises."""
     try:
-        return _made(shaped, _KINDS[kind], kind, "")
+        return _made(shaped, _KINDS[kind], kind, "", served=True)
     except Exception as error:
         return _broken(shaped.metadata, kind, "", error)
 
@@ -218,15 +251,15 @@ def shape_of(kind: str) -> Any:
     return _KINDS[kind].shape if kind in _KINDS else msgspec.Raw
 
 
-def _made(shaped: Any, known: _Kind, kind: str, origin: str) -> Decoded:
-    report = ProblemCollector(origin)
+def _made(shaped: Any, known: _Kind, kind: str, origin: str, served: bool) -> Decoded:
+    report = ProblemCollector(origin, served=served)
     made = known.make(shaped, report)
     if made is not None and not report.problems:
         return Decoded(made, (), (kind, made.key))
     # The label is computed only if there are problems to report.
     meta = shaped.metadata if shaped.metadata is not None else WireMeta()
     label, identity = _identity(kind, known.namespaced, meta.namespace, meta.name)
-    report = ProblemCollector(origin, label)
+    report = ProblemCollector(origin, label, served=served)
     return Decoded(known.make(shaped, report), report.problems, identity)
 
 

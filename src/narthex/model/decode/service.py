@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from narthex.model.decode.meta import labels, object_fields, protocol, texts, valid_text
+from collections.abc import Iterator
+
+from narthex.model.decode.meta import family_pair, labels, object_fields, protocol, texts, valid_text
 from narthex.model.net import IPFamily, family_of
 from narthex.model.objects import LoadBalancerIngress, Service, ServicePort
 from narthex.model.problem import ProblemCollector, quoted
@@ -13,6 +15,8 @@ TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 POLICIES = ("Cluster", "Local")
 FAMILY_POLICIES = ("SingleStack", "PreferDualStack", "RequireDualStack")
 DISTRIBUTIONS = ("PreferClose", "PreferSameZone", "PreferSameNode")
+UNKNOWN_CLASS = "invalid"
+"""Stands for a `loadBalancerClass` that is not one."""
 DEFAULT_AFFINITY_SECONDS = 10800
 MAX_AFFINITY_SECONDS = 86400
 
@@ -25,9 +29,8 @@ def service(raw: WireService, report: ProblemCollector) -> Service | None:
     fields = object_fields(raw.metadata, report, DNS_LABEL)
     spec = raw.spec if raw.spec is not None else WireServiceSpec()
     if raw.spec is None:
-        report.error("spec", "is required")
-    type_ = spec.type or "ClusterIP"
-    report.choice("spec.type", type_, TYPES)
+        report.reject("spec", "is required")
+    type_ = _word("spec.type", spec.type, TYPES, report) or "ClusterIP"
     cluster_ips = _cluster_ips(spec, report)
     made = Service(
         **fields,
@@ -59,7 +62,6 @@ def _cluster_ips(spec: WireServiceSpec, report: ProblemCollector) -> tuple[str, 
     first, several = spec.clusterIP or "", [ip for ip in spec.clusterIPs or () if ip]
     if first and several and first != several[0]:
         report.error("spec.clusterIPs", f"the first is {quoted(several[0])}, but spec.clusterIP is {quoted(first)}")
-        return ()
     given, field = (several, "spec.clusterIPs") if several else ([first] if first else [], "spec.clusterIP")
     if "None" in given:
         if len(given) > 1:
@@ -73,9 +75,7 @@ def _cluster_ips(spec: WireServiceSpec, report: ProblemCollector) -> tuple[str, 
             return ()
     else:
         found = texts(field, given, report, host_address)
-    if len(found) > 1 and (len(found) > 2 or family_of(found[0]) is family_of(found[1])):
-        report.error(field, "at most one address of each IP family is allowed")
-    return found
+    return family_pair(field, found, report, "address") if len(found) > 1 else found
 
 
 def _ip_families(spec: WireServiceSpec, cluster_ips: tuple[str, ...], report: ProblemCollector) -> tuple[IPFamily, ...]:
@@ -87,6 +87,7 @@ def _ip_families(spec: WireServiceSpec, cluster_ips: tuple[str, ...], report: Pr
             report.choice(f"spec.ipFamilies[{index}]", word, _FAMILIES)
     if len(families) > 1 and len(set(families)) != len(families):
         report.error("spec.ipFamilies", "a family is named twice")
+        families = tuple(dict.fromkeys(families))
     if spec.ipFamilyPolicy == "SingleStack" and max(len(families), len(cluster_ips)) > 1:
         report.error("spec.ipFamilyPolicy", "is SingleStack, but the Service has two families")
     if cluster_ips[:1] == ("None",):
@@ -97,6 +98,7 @@ def _ip_families(spec: WireServiceSpec, cluster_ips: tuple[str, ...], report: Pr
             report.error(
                 field, f"{quoted(ip)} is {family_of(ip).label}, but spec.ipFamilies[{index}] is {family.label}"
             )
+            return tuple(map(family_of, cluster_ips))
     return families
 
 
@@ -106,15 +108,19 @@ def _ports(
     raw = spec.ports or []
     if not raw and type_ != "ExternalName" and cluster_ips != ("None",):
         report.error("spec.ports", "is required: at least one port")
-    ports = tuple([_port(f"spec.ports[{index}]", port, type_, report) for index, port in enumerate(raw)])
-    if len(ports) == 1:
-        return ports
+    if len(raw) == 1:
+        return tuple(report.without_error(_port("spec.ports[0]", each, type_, report) for each in raw))
+    return tuple(report.without_error(_several_ports(raw, type_, report)))
+
+
+def _several_ports(raw: list[WireServicePort], type_: str, report: ProblemCollector) -> Iterator[ServicePort]:
     names: dict[str, int] = {}
     numbers: dict[tuple[str, int], int] = {}
     node_ports: dict[tuple[str, int], int] = {}
-    for index, port in enumerate(ports):
+    for index, given in enumerate(raw):
+        port = _port(f"spec.ports[{index}]", given, type_, report)
         field, word = f"spec.ports[{index}]", port.protocol.value
-        if not port.name and len(ports) > 1:
+        if not port.name:
             report.error(f"{field}.name", "is required when there are several ports")
         elif (first := names.setdefault(port.name, index)) != index:
             report.error(f"{field}.name", f"{quoted(port.name)} is the name of spec.ports[{first}] already")
@@ -122,7 +128,7 @@ def _ports(
             report.error(field, f"{port.port}/{word} is spec.ports[{first}] already")
         if port.node_port and (first := node_ports.setdefault((word, port.node_port), index)) != index:
             report.error(f"{field}.nodePort", f"{port.node_port}/{word} is used by spec.ports[{first}] already")
-    return ports
+        yield port
 
 
 def _port(field: str, raw: WireServicePort, type_: str, report: ProblemCollector) -> ServicePort:
@@ -133,7 +139,9 @@ def _port(field: str, raw: WireServicePort, type_: str, report: ProblemCollector
     else:
         report.number(f"{field}.port", raw.port, 1, 65535)
     node_port = raw.nodePort or 0
-    if node_port and report.number(f"{field}.nodePort", node_port, 1, 65535) and type_ in ("ClusterIP", "ExternalName"):
+    if node_port and not report.number(f"{field}.nodePort", node_port, 1, 65535, optional=True):
+        node_port = 0
+    elif node_port and type_ in ("ClusterIP", "ExternalName"):
         # The API server clears it when the type changes, so `kubectl apply` accepts such a manifest.
         report.warning(f"{field}.nodePort", f"is ignored: a {type_} Service has no node ports")
         node_port = 0
@@ -150,10 +158,8 @@ def _target_port(field: str, value: int | str | None, report: ProblemCollector) 
     if not value:
         return None
     if isinstance(value, str):
-        report.check(field, value, PORT_NAME)
-    else:
-        report.number(field, value, 1, 65535)
-    return value
+        return value if report.check(field, value, PORT_NAME, optional=True) else None
+    return value if report.number(field, value, 1, 65535, optional=True) else None
 
 
 def _ingress(status: WireServiceStatus | None, report: ProblemCollector) -> tuple[LoadBalancerIngress, ...]:
@@ -191,46 +197,42 @@ def _source_ranges(spec: WireServiceSpec, report: ProblemCollector) -> tuple[str
 
 
 def _affinity(spec: WireServiceSpec, report: ProblemCollector) -> int | None:
-    word = spec.sessionAffinity or "None"
-    if word == "None" and spec.sessionAffinityConfig is None:
-        return None
-    report.choice("spec.sessionAffinity", word, ("None", "ClientIP"))
+    word = _word("spec.sessionAffinity", spec.sessionAffinity, ("None", "ClientIP"), report)
     config = spec.sessionAffinityConfig
     client = config.clientIP if config is not None else None
     if word != "ClientIP":
-        if client is not None:
+        # The API server clears it when the affinity changes; what an older one has stored means nothing.
+        if client is not None and not report.served:
             report.error("spec.sessionAffinityConfig", "is allowed with sessionAffinity ClientIP only")
         return None
     seconds = client.timeoutSeconds if client is not None else None
     if seconds is None:
         return DEFAULT_AFFINITY_SECONDS
     field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
-    report.number(field, seconds, 1, MAX_AFFINITY_SECONDS, "a number of seconds")
-    return seconds
+    valid = report.number(field, seconds, 1, MAX_AFFINITY_SECONDS, "a number of seconds")
+    return seconds if valid else DEFAULT_AFFINITY_SECONDS
 
 
 def _health_check_port(spec: WireServiceSpec, report: ProblemCollector) -> int:
     port = spec.healthCheckNodePort or 0
-    if not port:
-        return 0
-    report.number("spec.healthCheckNodePort", port, 0, 65535)
-    return port
+    return port if not port or report.number("spec.healthCheckNodePort", port, 0, 65535) else 0
 
 
 def _external_name(spec: WireServiceSpec, type_: str, report: ProblemCollector) -> str:
     name = spec.externalName or ""
-    if type_ == "ExternalName":
-        if not name:
-            report.error("spec.externalName", "is required for type ExternalName")
-        else:
-            report.check("spec.externalName", name, EXTERNAL_NAME)
-    return name.rstrip(".") if type_ == "ExternalName" else ""
+    if type_ != "ExternalName":
+        return ""
+    if not name:
+        report.error("spec.externalName", "is required for type ExternalName")
+    elif not report.check("spec.externalName", name, EXTERNAL_NAME):
+        return ""
+    return name.rstrip(".")
 
 
 def _load_balancer_class(spec: WireServiceSpec, report: ProblemCollector) -> str:
-    if spec.loadBalancerClass:
-        report.check("spec.loadBalancerClass", spec.loadBalancerClass, LABEL_KEY)
-    return spec.loadBalancerClass or ""
+    given = spec.loadBalancerClass or ""
+    # A class that cannot be used is the class of nobody here; none at all would be that of everybody.
+    return given if not given or report.check("spec.loadBalancerClass", given, LABEL_KEY) else UNKNOWN_CLASS
 
 
 def _load_balancer_ip(spec: WireServiceSpec, report: ProblemCollector) -> str:
@@ -244,9 +246,7 @@ def _local(field: str, word: str | None, report: ProblemCollector) -> bool:
 
 
 def _word(field: str, word: str | None, allowed: tuple[str, ...], report: ProblemCollector) -> str:
-    if word:
-        report.choice(field, word, allowed)
-    return word or ""
+    return word if word and report.choice(field, word, allowed) else ""
 
 
 def _distribution(spec: WireServiceSpec, report: ProblemCollector) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import repeat
 
 from narthex.model.decode.meta import object_fields, protocol, valid_text
@@ -36,10 +37,10 @@ _HINTS = {"forZones": (LABEL_VALUE, _zone), "forNodes": (DNS_SUBDOMAIN, _node_na
 def endpoint_slice(raw: WireEndpointSlice, report: ProblemCollector) -> EndpointSlice | None:
     """Decode an EndpointSlice; None if it has an error."""
     fields = object_fields(raw.metadata, report, DNS_SUBDOMAIN)
-    if not raw.addressType:
-        report.error("addressType", "is required: IPv4, IPv6 or FQDN")
-        return None
-    if not report.choice("addressType", raw.addressType, _ADDRESS_TYPES):
+    if raw.addressType not in _ADDRESS_TYPES:
+        # Without it, the addresses have no meaning.
+        given = quoted(raw.addressType) + " is not" if raw.addressType else "is required:"
+        report.reject("addressType", f"{given} IPv4, IPv6 or FQDN")
         return None
     family = _ADDRESS_TYPES[raw.addressType]
     endpoints = _plain_endpoints(raw.endpoints, family) if raw.endpoints and family is not None else ()
@@ -50,14 +51,13 @@ def endpoint_slice(raw: WireEndpointSlice, report: ProblemCollector) -> Endpoint
         **fields,
         service_name=next((value for key, value in fields["labels"] if key == SERVICE_LABEL), ""),
         family=family,
-        ports=_ports(raw.ports, report),
+        ports=tuple(report.without_error(_ports(raw.ports, report))),
         endpoints=endpoints,
     )
     return None if report.failed else made
 
 
-def _ports(raw: list[WireEndpointPort] | None, report: ProblemCollector) -> tuple[EndpointPort, ...]:
-    found = []
+def _ports(raw: list[WireEndpointPort] | None, report: ProblemCollector) -> Iterator[EndpointPort]:
     names: dict[str, int] = {}
     for index, port in enumerate(raw or ()):
         field, name = f"ports[{index}]", port.name or ""
@@ -68,8 +68,7 @@ def _ports(raw: list[WireEndpointPort] | None, report: ProblemCollector) -> tupl
         if port.port is not None:
             report.number(f"{field}.port", port.port, 1, 65535)
         word = protocol(f"{field}.protocol", port.protocol, report)
-        found.append(EndpointPort(name=name, protocol=word, port=port.port))
-    return tuple(found)
+        yield EndpointPort(name=name, protocol=word, port=port.port)
 
 
 def _plain_endpoints(raw: list[WireEndpoint], family: IPFamily) -> tuple[SliceEndpoint, ...] | None:
@@ -112,10 +111,12 @@ def _endpoint(index: int, raw: WireEndpoint, family: IPFamily | None, report: Pr
         report.check(f"endpoints[{index}].zone", raw.zone or "", LABEL_VALUE)
     if hostname and not DNS_LABEL.holds(hostname):
         report.check(f"endpoints[{index}].hostname", hostname, DNS_LABEL)
+        hostname = ""
     target = raw.targetRef
     pod = (target.name or "") if target is not None and target.kind == "Pod" else ""
     if pod and not _is_subdomain(pod):
         report.check(f"endpoints[{index}].targetRef.name", pod, DNS_SUBDOMAIN)
+        pod = ""
     hints = raw.hints
     zones = _hints(index, "forZones", hints.forZones, report) if hints is not None and hints.forZones else ()
     nodes = _hints(index, "forNodes", hints.forNodes, report) if hints is not None and hints.forNodes else ()
