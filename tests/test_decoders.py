@@ -19,7 +19,7 @@ BUILT_LATER = {
     ("kube/messages.py", "_reader"): "cached, and called by prepare_decoders for each kind",
     ("kube/messages.py", "prepare_decoders"): "builds the decoders of the shapes of all kinds",
     ("model/decode/objects.py", "_typed"): "the shape of a kind: prepare_decoders",
-    ("model/decode/objects.py", "decode"): "the shape of a kind: prepare_decoders",
+    ("model/decode/objects.py", "_shaped"): "the shape of a kind: prepare_decoders",
     ("proxy/plan/document.py", "plan_record"): "the command `plan`, which has one thread",
     ("proxy/plan/document.py", "_service"): "the command `plan`, which has one thread",
     ("cli/cleanup.py", None): "a command has one thread",

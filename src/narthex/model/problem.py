@@ -230,7 +230,7 @@ class ProblemCollector:
             self._add(field, message, "error")
 
     def reject(self, field: str, message: str) -> None:
-        """Add an error without which the object has no meaning, whoever serves it."""
+        """Add an error without which the object has no meaning, even if it is served."""
         self.errors += 1
         self.failed = True
         self._add(field, message, "error")

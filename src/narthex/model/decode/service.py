@@ -231,7 +231,7 @@ def _external_name(spec: WireServiceSpec, type_: str, report: ProblemCollector) 
 
 def _load_balancer_class(spec: WireServiceSpec, report: ProblemCollector) -> str:
     given = spec.loadBalancerClass or ""
-    # A class that cannot be used is the class of nobody here; none at all would be that of everybody.
+    # A class that cannot be used selects no controller; an absent one would select the default.
     return given if not given or report.check("spec.loadBalancerClass", given, LABEL_KEY) else UNKNOWN_CLASS
 
 
