@@ -16,16 +16,21 @@ from narthex.model.objects import NamespacedName
 Object = dict[str, Any]
 
 NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
+API_SERVICE = NamespacedName("default", "kubernetes")
 API_SERVICE_ADDRESS = "10.96.0.1"
 """The first address of the Service range, as in Kubernetes."""
 
 
 DOMAIN = "cluster.local"
 DNS_SERVICE = NamespacedName("kube-system", "kube-dns")
+DNS_LABELS = {"k8s-app": "kube-dns"}
 ADDRESSES = ("10.96.0.10", "fd00:10:96::a")
 """The tenth address of each Service range, by convention."""
 DNS_PORT = 53
 DNS_PORTS = (("dns", "UDP"), ("dns-tcp", "TCP"))
+
+
+SYSTEM_NAMESPACE = "kube-system"
 
 
 def namespace(name: str) -> Object:
@@ -50,8 +55,8 @@ def service_cidr() -> Object:
 
 
 def api_service() -> list[Object]:
-    """Return the Service `default/kubernetes` and its EndpointSlice."""
-    key = NamespacedName("default", "kubernetes")
+    """Return the Service `default/kubernetes`, its EndpointSlice, and its Endpoints."""
+    key = API_SERVICE
     labels = {"component": "apiserver", "provider": "kubernetes"}
     ports = [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": API_PORT}]
     endpoints = [{"addresses": [API_ADDRESS], "conditions": {"ready": True}}]
@@ -59,6 +64,7 @@ def api_service() -> list[Object]:
     return [
         _service(key, labels, [API_SERVICE_ADDRESS], ports),
         _slice(key, key.name, IPFamily.IPV4, endpoints, slice_ports),
+        _endpoints(key, [{"ip": API_ADDRESS}], slice_ports),
     ]
 
 
@@ -99,6 +105,17 @@ def _slice(
     }
 
 
+def _endpoints(service: NamespacedName, addresses: list[Object], ports: list[Object]) -> Object:
+    """Return Endpoints beside slices that exist already, which the label keeps from being mirrored again."""
+    labels = {"endpointslice.kubernetes.io/skip-mirror": "true"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Endpoints",
+        "metadata": {"name": service.name, "namespace": service.namespace, "labels": labels},
+        "subsets": [{"addresses": addresses, "ports": ports}],
+    }
+
+
 def custom_resource_definitions() -> list[Object]:
     """Return the definitions of MetalLB's kinds, which configure load balancers."""
     return [_definition("metallb.io", "v1beta1", kind) for kind in ("IPAddressPool", "L2Advertisement")]
@@ -129,8 +146,8 @@ def _definition(group: str, version: str, kind: str) -> Object:
 
 
 def dns_service(nodes: Sequence[LabNode]) -> list[Object]:
-    """Return the DNS Service, which has no selector, and its EndpointSlices with all nodes."""
-    labels = {"k8s-app": "kube-dns", "kubernetes.io/name": "CoreDNS"}
+    """Return the DNS Service, which has no selector, and its EndpointSlices and Endpoints with all nodes."""
+    labels = {**DNS_LABELS, "kubernetes.io/name": "CoreDNS"}
     ports = [{"name": name, "protocol": protocol, "port": DNS_PORT} for name, protocol in DNS_PORTS]
     service = _service(DNS_SERVICE, labels, ADDRESSES, [{**port, "targetPort": DNS_PORT} for port in ports])
     slices = []
@@ -142,7 +159,14 @@ def dns_service(nodes: Sequence[LabNode]) -> list[Object]:
             if family_of(address) is family
         ]
         slices.append(_slice(DNS_SERVICE, f"{DNS_SERVICE.name}-{family.label.lower()}", family, endpoints, ports))
-    return [service, *slices]
+    addresses = [{"ip": node.addresses[0], "nodeName": node.name} for node in nodes]
+    return [service, *slices, _endpoints(DNS_SERVICE, addresses, ports)]
+
+
+def config_map(name: str, data: dict[str, str]) -> Object:
+    """Return a ConfigMap of a cluster's component."""
+    metadata = {"name": name, "namespace": SYSTEM_NAMESPACE}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
 def own_addresses(proxy_binds: bool) -> tuple[str, ...]:

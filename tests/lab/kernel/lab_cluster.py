@@ -32,6 +32,8 @@ def kubectls() -> list[Any]:
 class LabCluster:
     """A lab that runs."""
 
+    newest = str(NEWEST)
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.kubeconfig = StateDirectory(name).kubeconfig

@@ -191,11 +191,11 @@ def test_all_of_an_object_with_a_prefix():
 @pytest.mark.parametrize(
     ("container", "expected"),
     [
-        ({}, ("/bin/serve",)),
+        ({}, ("/bin/serve", "--default")),
         ({"args": ["--x", "$(A)"]}, ("/bin/serve", "--x", "one")),
         ({"command": ["sh", "-c"], "args": ["echo $(A) $$(A)"]}, ("sh", "-c", "echo one $(A)")),
         ({"command": ["$(A)"]}, ("one",)),
     ],
 )
 def test_command_lines(container, expected):
-    assert command_line(container, "/bin/serve", {"A": "one"}) == expected
+    assert command_line(container, ("/bin/serve",), ("--default",), {"A": "one"}) == expected

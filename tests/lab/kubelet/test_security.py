@@ -5,6 +5,7 @@ from pathlib import Path
 from narthex.lab.containers.program import DEFAULT_CAPABILITIES
 from narthex.lab.containers.root import BindMount
 from narthex.lab.kubelet.program.containers import capabilities_of
+from narthex.lab.kubelet.program.images import Images
 from narthex.lab.kubelet.program.volumes import _volume_mount
 from narthex.lab.program.machine_programs import machine_programs
 
@@ -62,7 +63,7 @@ metadata: {name: odd}
 spec: 3
 """
     )
-    evil, web = machine_programs(tmp_path)
+    evil, web = machine_programs(tmp_path, Images())
     assert evil == "Pod evil: sh -c 'rm -rf /\\x1b[2J'" or evil == "Pod default/evil: sh -c 'rm -rf /\\x1b[2J'"
     assert web == "Deployment shop/web: /bin/sh x"
     (tmp_path / "pods.yaml").write_text(
@@ -71,4 +72,7 @@ spec: 3
             for n in range(30)
         )
     )
-    assert len(machine_programs(tmp_path)) == 21 and machine_programs(tmp_path)[-1] == "... and 10 more"
+    assert (
+        len(machine_programs(tmp_path, Images())) == 21
+        and machine_programs(tmp_path, Images())[-1] == "... and 10 more"
+    )

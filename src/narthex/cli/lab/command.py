@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -61,6 +62,14 @@ def command() -> None:
     "among the manifests are used as well.",
 )
 @click.option(
+    "--image",
+    "images",
+    multiple=True,
+    metavar="PREFIX=PATH",
+    help="What the images whose names begin with PREFIX stand for: a program of this machine, or a directory whose files "
+    "lie over the machine's; repeatable. Words after the path are the image's arguments.",
+)
+@click.option(
     "--keep", is_flag=True, help="Keep the API's objects for the next lab of this name, until `lab down --forget`."
 )
 @name_option
@@ -72,6 +81,7 @@ def up(
     mode: str,
     overlay: str,
     pools: tuple[str, ...],
+    images: tuple[str, ...],
     keep: bool,
     name: str,
     output: str,
@@ -86,18 +96,22 @@ def up(
     programs before it runs them.
     """
     if directory is not None and directory.exists():
-        _announce_programs(directory)
+        _announce_programs(directory, images)
     with working(f"starting lab {name}"):
-        started = labs.up(name, directory, nodes, mode, overlay, pools, keep=keep)
+        started = labs.up(name, directory, nodes, mode, overlay, pools, images=images, keep=keep)
     document = as_document(LabUpDocument, started.state, seconds=round(started.seconds, 3))
     print_document(document, output, lambda: lab_output.started(started) + "\n")
 
 
-def _announce_programs(directory: Path) -> None:
+def _announce_programs(directory: Path, images: Sequence[str]) -> None:
     """Say which programs of this machine the manifests run, before they run."""
+    from narthex.lab.kubelet.program.images import Images
     from narthex.lab.program.machine_programs import machine_programs
 
-    found = machine_programs(directory)
+    try:
+        found = machine_programs(directory, Images(images))
+    except ValueError as error:
+        raise LabError(str(error)) from None
     if found:
         click.echo(
             "These manifests run programs of this machine, as root in namespaces of their own, with a private", err=True

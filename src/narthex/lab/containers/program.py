@@ -40,15 +40,17 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A program and its environment. It sees the machine's files (`root.py`), except for what is named here."""
 
     argv: tuple[str, ...]
-    executable: str
-    """Absolute path."""
+    executable: str = ""
+    """Absolute path. Empty: `argv` names it in the container's root."""
     environment: Mapping[str, str] = {}
     directory: str = "/"
     """Working directory."""
     network_namespace: str
     """Name of its network namespace. Its mount, UTS, PID, and IPC namespaces are created for it."""
     hostname: str = ""
-    """Empty: the machine's host name, as with `hostNetwork`."""
+    """Empty: the machine's host name."""
+    layer: str = ""
+    """Directory whose files lie over the machine's."""
     shows: tuple[BindMount, ...] = ()
     capabilities: tuple[str, ...] = DEFAULT_CAPABILITIES
     """Names of the only capabilities that it can have."""
@@ -126,7 +128,8 @@ def become(program: ProgramSpec, files: Sequence[int]) -> NoReturn:
     The process is the first of its PID namespace, and in its network namespace already. Raises OSError that names the failed step.
     """
     enter_namespaces(program)
-    become_exec(program, program.executable, files)
+    executable = program.executable or find_program(program.argv[0], program.environment, program.directory)
+    become_exec(program, executable, files)
 
 
 def enter_namespaces(program: ProgramSpec) -> None:
@@ -134,7 +137,7 @@ def enter_namespaces(program: ProgramSpec) -> None:
     unshare(_NEW_MOUNTS | NEW_HOSTNAME | NEW_IPC)
     if program.hostname:
         socket.sethostname(program.hostname)
-    change_root(program.shows, program.executable)
+    change_root(program.shows, program.executable, program.layer)
     limit_capabilities(NUMBERS[name] for name in program.capabilities)
 
 

@@ -94,9 +94,10 @@ class BindMount(msgspec.Struct, frozen=True):
     """The source has no symbolic links. The start fails if there are some now."""
 
 
-def change_root(shows: Sequence[BindMount], executable: str) -> None:
+def change_root(shows: Sequence[BindMount], executable: str, layer: str = "") -> None:
     """Make a container's view of the machine the root of this process. Raises OSError that names the failed step.
 
+    The files of the directory `layer` lie over those of the machine.
     Mount points that do not exist are created, except where the machine's files are mounted read-only.
     """
     # Mounts made here stay here; unmounts elsewhere take effect here, too.
@@ -104,9 +105,11 @@ def change_root(shows: Sequence[BindMount], executable: str) -> None:
     shows = [*_of_the_program(executable), *shows]
     sources = {show: _clone_source(show) for show in shows if not show.in_view}
     devices = {name: _open(f"/dev/{name}") for name in _DEVICES if Path(f"/dev/{name}").is_char_device()}
+    # The memory file system may hide it.
+    layers = [_open(layer)] if layer else []
     scratch = "/tmp"
     _mount(b"tmpfs", scratch, b"tmpfs", _MS_NOSUID | _MS_NODEV, _SCRATCH)
-    _mount_machine(scratch)
+    _mount_machine(scratch, [f"/proc/self/fd/{each}" for each in layers])
     own, old = _open(scratch), _open("/")
     os.chdir(f"{scratch}/view")
     # Both roots are at the same place afterwards: ours is where paths begin, and the machine's lies above it.
@@ -117,7 +120,7 @@ def change_root(shows: Sequence[BindMount], executable: str) -> None:
     os.fchdir(old)
     _check(_libc.umount2(b".", _MNT_DETACH), "unmount the machine's root")
     os.chdir("/")
-    for handle in (own, old, *devices.values()):
+    for handle in (own, old, *layers, *devices.values()):
         os.close(handle)
     # The machine's root is gone before anything of a manifest is mounted, since a recursive mount of / would contain it.
     for show in shows:
@@ -125,7 +128,7 @@ def change_root(shows: Sequence[BindMount], executable: str) -> None:
         os.close(sources[show])
 
 
-def _mount_machine(scratch: str) -> None:
+def _mount_machine(scratch: str, layers: Sequence[str]) -> None:
     """Mount the file systems of the machine at `view` in the memory file system."""
     view = f"{scratch}/view"
     Path(view).mkdir()
@@ -135,24 +138,38 @@ def _mount_machine(scratch: str) -> None:
             # A later mount hides it.
             continue
         upper, work = f"{scratch}/upper-{number}", f"{scratch}/work-{number}"
-        if Path(at).is_dir() and _mount_overlay(at, target, upper, work):
+        if at == "/" and layers:
+            _mount_image(scratch, layers, view)
+            continue
+        if Path(at).is_dir() and _mount_overlay([at], target, upper, work):
             continue
         flags = os.statvfs(at).f_flag & _KEPT_FLAGS
         _mount(os.fsencode(at), target, None, _MS_BIND)
         _mount(None, target, None, _MS_REMOUNT | _MS_BIND | flags | _MS_NODEV | _MS_RDONLY)
 
 
-def _mount_overlay(lower: str, target: str, upper: str, work: str) -> bool:
-    """Mount an overlay; return False if it cannot be used here."""
-    if any(character in lower for character in ",:\\"):
+def _mount_image(scratch: str, layers: Sequence[str], view: str) -> None:
+    """Mount an image's files over the machine's. Raises OSError, also if the machine's root is an overlay of overlays itself."""
+    # The kernel rejects a layer that lies in another one, as an image in /opt does in /: so / becomes an overlay first.
+    machine = f"{scratch}/machine"
+    Path(machine).mkdir()
+    for lower, target, number in ((["/"], machine, "machine"), ([*layers, machine], view, "image")):
+        if not _mount_overlay(lower, target, f"{scratch}/upper-{number}", f"{scratch}/work-{number}"):
+            text = os.strerror(ctypes.get_errno())
+            raise OSError(errno.ENOTSUP, f"the image's files cannot be mounted over the machine's by overlayfs: {text}")
+
+
+def _mount_overlay(lower: Sequence[str], target: str, upper: str, work: str) -> bool:
+    """Mount an overlay over directories, the highest first; return False if it cannot be used here."""
+    if any(character in each for each in lower for character in ",:\\"):
         return False
-    there = Path(lower).stat()
+    there = Path(lower[-1]).stat()
     Path(work).mkdir()
     Path(upper).mkdir()
     # The overlay's root has the attributes of its upper layer.
     os.chown(upper, there.st_uid, there.st_gid)
     Path(upper).chmod(there.st_mode & 0o7777)
-    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    options = f"lowerdir={':'.join(lower)},upperdir={upper},workdir={work}"
     mounted: int = _libc.mount(b"overlay", os.fsencode(target), _OVERLAY, _MS_NODEV, os.fsencode(options))
     return mounted == 0
 
@@ -216,7 +233,7 @@ def _of_the_program(executable: str) -> list[BindMount]:
     Of /tmp or /root itself, a container sees only the program. The interpreter of a virtual environment is a symbolic link, so
     both the link and the file that it leads to may be in such a directory.
     """
-    paths = dict.fromkeys((str(Path(executable).absolute()), str(Path(executable).resolve())))
+    paths = dict.fromkeys((str(Path(executable).absolute()), str(Path(executable).resolve()))) if executable else ()
     found: dict[str, None] = {}
     for path in paths:
         if not path.startswith(_PRIVATE_PREFIXES) or path.startswith(_STATE):

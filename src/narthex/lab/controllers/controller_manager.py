@@ -23,6 +23,7 @@ from narthex.lab.controllers.endpointslice.controller import EndpointSliceContro
 from narthex.lab.controllers.endpointslice.pod_endpoints import PodEndpoints
 from narthex.lab.controllers.events import EventTtlController
 from narthex.lab.controllers.garbage_collector import GarbageCollector
+from narthex.lab.controllers.namespace_objects import NamespaceObjectsController
 from narthex.lab.controllers.node_lifecycle import NodeLifecycleController
 from narthex.lab.controllers.objects import (
     CreateObject,
@@ -163,6 +164,7 @@ def lab_controllers() -> ControllerManager:
     endpoints = PodEndpoints()
     return ControllerManager(
         [
+            NamespaceObjectsController(),
             DeploymentController(),
             ReplicaSetController(),
             Scheduler(),

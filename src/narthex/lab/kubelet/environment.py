@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from narthex.lab.cluster import DOMAIN, resolv_conf
@@ -72,14 +72,18 @@ def environment(pod: Object, container: Object, services: Iterable[Object], look
     return {**made, **offered, **given}
 
 
-def command_line(container: Object, image: str, known: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the arguments to execute: `command` (or the image's program), then `args`."""
-    command = [expand(str(word), known) for word in container.get("command") or ()]
-    return (*(command or [image]), *(expand(str(word), known) for word in container.get("args") or ()))
+def command_line(
+    container: Object, entry_point: Sequence[str], arguments: Sequence[str], known: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return what to execute: `command`, or the image's entry point; then `args`, or the image's arguments without both."""
+    command, args = ([expand(str(word), known) for word in container.get(field) or ()] for field in ("command", "args"))
+    return (*(command or entry_point), *(args or ([] if command else arguments)))
 
 
 def hostname(pod: Object) -> str:
-    """Return the pod's host name, at most 63 characters."""
+    """Return the pod's host name, at most 63 characters; with hostNetwork, the node's."""
+    if pod["spec"].get("hostNetwork") and pod["spec"].get("nodeName"):
+        return str(pod["spec"]["nodeName"])
     return str(pod["spec"].get("hostname") or pod["metadata"]["name"])[:63].rstrip("-.")
 
 

@@ -22,9 +22,11 @@ from narthex.lab.kubelet.program.echo import EchoServer
 from narthex.lab.kubelet.program.endpoint_drain import EndpointDrain
 from narthex.lab.kubelet.program.event_recorder import EventRecorder
 from narthex.lab.kubelet.program.heartbeat import NodeHeartbeats
+from narthex.lab.kubelet.program.images import Images
 from narthex.lab.kubelet.program.kubelet import Kubelet
 from narthex.lab.kubelet.program.pod_access import PodAccess
 from narthex.lab.kubelet.program.prober import Prober
+from narthex.lab.kubelet.program.static_pods import StaticPods
 from narthex.lab.kubelet.program.volumes import PodFiles
 from narthex.lab.program.api_server import LabApiServer
 from narthex.lab.program.controller_loop import ControllerLoop
@@ -51,6 +53,7 @@ class LabComponents(msgspec.Struct, frozen=True, kw_only=True):
     manifests: ManifestApplier
     controllers: ControllerLoop
     heartbeats: NodeHeartbeats
+    static_pods: StaticPods
     node_processes: NodeProcesses
     events: EventRecorder
     pods: PodDependencies
@@ -59,7 +62,13 @@ class LabComponents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_components(
-    directory: StateDirectory, source: Path, nodes: tuple[LabNode, ...], mode: str, overlay: str, forks: ForkServer
+    directory: StateDirectory,
+    source: Path,
+    nodes: tuple[LabNode, ...],
+    mode: str,
+    overlay: str,
+    images: Images,
+    forks: ForkServer,
 ) -> LabComponents:
     """Create the components without starting any. Raises LabError if kept objects cannot be read."""
     store = ObjectStore()
@@ -77,6 +86,7 @@ def build_components(
         registry=registry,
         network=PodNetwork(directory, nodes),
         files=PodFiles(directory, registry),
+        images=images,
         echo=EchoServer(),
         containers=containers,
         record_event=events,
@@ -95,6 +105,7 @@ def build_components(
         heartbeats=NodeHeartbeats(
             nodes, registry, interval=NODE_GRACE_SECONDS / _HEARTBEATS_PER_GRACE, lease_seconds=int(NODE_GRACE_SECONDS)
         ),
+        static_pods=StaticPods(nodes, registry),
         node_processes=node_processes,
         events=events,
         pods=pods,

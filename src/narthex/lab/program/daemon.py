@@ -64,7 +64,13 @@ def start_process(
 
 
 def create_lab_process(
-    directory: StateDirectory, source: Path, nodes: int, mode: str, overlay: str, pools: Sequence[str]
+    directory: StateDirectory,
+    source: Path,
+    nodes: int,
+    mode: str,
+    overlay: str,
+    pools: Sequence[str],
+    images: Sequence[str],
 ) -> LabProcess:
     """Create a lab in its new process. The fork server is created first, because its preloading takes longest."""
     # Imported after the fork, so that other commands start faster.
@@ -73,9 +79,10 @@ def create_lab_process(
     from narthex.lab.program.node_process import NODE, preload, run_node
 
     forks = ForkServer({**JOBS, NODE: run_node}, preload)
+    from narthex.lab.kubelet.program.images import Images
     from narthex.lab.program.lab_process import LabProcess
 
-    return LabProcess(directory, source, nodes, mode, overlay, pools, forks)
+    return LabProcess(directory, source, nodes, mode, overlay, pools, Images(images), forks)
 
 
 def _run_lab(

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml  # type: ignore[import-untyped]
 
 from narthex.kube.manifests import ManifestSource
 from narthex.kube.messages import prepare_decoders
@@ -34,7 +35,9 @@ from narthex.lab import cluster, topology
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import ApiRequest, ApiResponse
 from narthex.lab.containers.forks import ForkServer
+from narthex.lab.controllers.namespace_objects import root_ca
 from narthex.lab.encode import encode
+from narthex.lab.kubelet.program.images import Images
 from narthex.lab.program.components import LabComponents, build_components
 from narthex.lab.program.fault_injector import FaultRequests
 from narthex.lab.program.network import make_network, wire
@@ -77,6 +80,7 @@ class LabProcess:
         mode: str,
         overlay: str,
         pools: Sequence[str],
+        images: Images,
         forks: ForkServer,
     ) -> None:
         """Create the lab's components.
@@ -88,11 +92,12 @@ class LabProcess:
             mode: Proxy mode of the nodes.
             overlay: One of OVERLAYS.
             pools: Address ranges for load balancers, in addition to the pools among the manifests.
+            images: What images stand for.
             forks: The fork server, which knows the jobs of containers and nodes.
         """
         prepare_decoders()
         members = topology.nodes(directory.name, nodes)
-        self.parts: LabComponents = build_components(directory, source, members, mode, overlay, forks)
+        self.parts: LabComponents = build_components(directory, source, members, mode, overlay, images, forks)
         self._pools = _pools(pools, members)
         self._snapshot = RegistrySnapshot()
         self._lock = threading.RLock()
@@ -128,6 +133,8 @@ class LabProcess:
             parts.node_processes.await_overlay()
         parts.node_processes.await_agents()
         parts.kubelet.start()
+        parts.registry.listen(parts.static_pods.wake)
+        self._thread("static-pods", parts.static_pods.run)
         self.apply()
         parts.node_processes.await_first_sync()
         self._set_state(processes=parts.node_processes.records)
@@ -174,15 +181,31 @@ class LabProcess:
             _create(registry, "ServiceCIDR", cluster.service_cidr())
             for definition in cluster.custom_resource_definitions():
                 _create(registry, "CustomResourceDefinition", definition)
-            for obj in (*cluster.api_service(), *cluster.dns_service(self.parts.nodes)):
+            for obj in self._system_objects():
                 _create(registry, obj["kind"], obj)
+                if obj["kind"] == "ConfigMap":
+                    # Those of an earlier lab have its certificate and mode.
+                    registry.update("ConfigMap", obj)
             for pool in self._pools:
                 if registry.get("Namespace", "", pool.namespace) is None:
                     registry.create("Namespace", cluster.namespace(pool.namespace))
                 _create(registry, "IPAddressPool.metallb.io", encode(pool))
         self.parts.heartbeats.register()
+        self.parts.static_pods.register()
         if persistence is not None:
             persistence.follow(self.parts.registry)
+
+    def _system_objects(self) -> list[Object]:
+        """Return what clusters have for their own components."""
+        parts = self.parts
+        proxy: str = yaml.safe_dump(parts.node_processes.proxy_configuration(announce=False), sort_keys=False)
+        return [
+            *cluster.api_service(),
+            *cluster.dns_service(parts.nodes),
+            root_ca(cluster.SYSTEM_NAMESPACE, parts.directory.certificate.read_text()),
+            cluster.config_map("kube-proxy-config", {"config": proxy}),
+            cluster.config_map("coredns", {"Corefile": cluster.corefile()}),
+        ]
 
     def close(self) -> None:
         """Write what outlives this process."""
@@ -201,15 +224,16 @@ class LabProcess:
             return self._snapshot.sync(registry)
 
     def _yield_to_user_dns(self) -> None:
-        """Delete the lab's own slices of the DNS Service if the user's Service of that name selects pods."""
+        """Delete the lab's own slices and Endpoints of the DNS Service if the user's Service of that name selects pods."""
         with self.parts.registry.held() as registry:
             service = registry.get("Service", *cluster.DNS_SERVICE)
             if service is None or not (service.get("spec") or {}).get("selector"):
                 return
             for each in cluster.dns_service(self.parts.nodes)[1:]:
-                name = each["metadata"]["name"]
-                if registry.get("EndpointSlice", cluster.DNS_SERVICE.namespace, name) is not None:
-                    registry.delete("EndpointSlice", cluster.DNS_SERVICE.namespace, name)
+                held = registry.get(each["kind"], cluster.DNS_SERVICE.namespace, each["metadata"]["name"])
+                # The Endpoints of the user's Service have the same name, but other labels.
+                if held is not None and held["metadata"].get("labels") == each["metadata"]["labels"]:
+                    registry.delete(each["kind"], cluster.DNS_SERVICE.namespace, each["metadata"]["name"])
 
     def request(self, method: str, path: str, body: Object, content_type: str = "application/json") -> Object:
         """Send a request to the API. Raises LabError with its error message."""

@@ -138,6 +138,7 @@ def up(
     overlay: str = NONE,
     pools: Sequence[str] = (),
     *,
+    images: Sequence[str] = (),
     keep: bool = False,
 ) -> StartedLab:
     """Start a lab; return when every node has completed its first sync. After any error or interrupt nothing is left.
@@ -149,6 +150,7 @@ def up(
         mode: Proxy mode.
         overlay: One of OVERLAYS.
         pools: Address ranges for load balancers.
+        images: What images stand for, as PREFIX=PATH.
         keep: Keep the API's objects for the next lab of this name.
 
     Raises:
@@ -165,6 +167,10 @@ def up(
             from narthex.lab.program import load_balancer_addresses as balancers
 
             balancers.pools_of(pools, members)
+        if images:
+            from narthex.lab.kubelet.program.images import Images
+
+            Images(images)
     except ValueError as error:
         raise LabError(str(error)) from None
     lock = None
@@ -173,7 +179,7 @@ def up(
             lock, cleared = _acquire_name(directory)
         input_directory = _make_directories(directory, keep=keep)
         manifests = input_directory if source is None else source.resolve()
-        make = partial(daemon.create_lab_process, directory, manifests, nodes, mode, overlay, pools)
+        make = partial(daemon.create_lab_process, directory, manifests, nodes, mode, overlay, pools, images)
         reply = daemon.start_process(directory, make, _remove)
     except BaseException:
         if lock is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from narthex.kube.manifests import ManifestSource
-from narthex.lab.kubelet.program.containers import image_of
+from narthex.lab.kubelet.environment import command_line
+from narthex.lab.kubelet.program.images import Images
 from narthex.lab.program.manifests import ManifestObject, decode_document
 from narthex.model.store import Upsert
 
@@ -18,25 +19,25 @@ _LONGEST = 100
 """Characters of a command that are shown."""
 
 
-def machine_programs(source: Path) -> list[str]:
+def machine_programs(source: Path, images: Images) -> list[str]:
     """Return a line for each container in the manifests that runs a program of this machine; at most some dozens."""
-    found = list(_lines(source))
+    found = list(_lines(source, images))
     more = [f"... and {len(found) - _MOST} more"] if len(found) > _MOST else []
     return [*found[:_MOST], *more]
 
 
-def _lines(source: Path) -> Iterator[str]:
+def _lines(source: Path, images: Images) -> Iterator[str]:
     for event in ManifestSource(source, decode_document).scan():
         if isinstance(event, Upsert):
             item = cast(ManifestObject, event.object)
             for container in _containers(item.raw):
-                program = image_of(container).program
-                if program:
-                    words = [*(container.get("command") or [program]), *(container.get("args") or [])]
+                image = images.find(container)
+                if image.program:
+                    words = command_line(container, image.entry_point, image.arguments, {})
                     yield f"{item.title}: {_shown(words)}"
 
 
-def _shown(words: list[Any]) -> str:
+def _shown(words: Sequence[Any]) -> str:
     text = shlex.join(map(str, words)).encode("unicode_escape").decode()
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 

@@ -17,7 +17,7 @@ from narthex.lab.api.api import ApiHandler
 from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.requests import ApiRequest, ApiResponse
 from narthex.lab.cluster import namespace
-from narthex.lab.kubelet.program.containers import ECHO
+from narthex.lab.kubelet.program.images import ECHO
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.model.decode.objects import KINDS, Decoded, Identity, decode
 from narthex.model.objects import AnyObject, NamespacedName, Object

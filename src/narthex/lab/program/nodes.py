@@ -153,9 +153,9 @@ class NodeProcesses:
             return topology.bridge_network(node.pod_cidrs, str(paths.reservations))
         return topology.overlay_network(str(paths.subnet_file), str(paths.delegated), str(paths.reservations))
 
-    def _configuration(self, node: LabNode, announce: bool) -> list[dict[str, Any]]:
-        paths = self._directory.node(node.name)
-        proxy = {
+    def proxy_configuration(self, *, announce: bool) -> dict[str, Any]:
+        """Return the KubeProxyConfiguration, which all nodes share."""
+        proxy: dict[str, Any] = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
             "mode": self._mode,
@@ -169,6 +169,13 @@ class NodeProcesses:
             "healthzBindAddress": f"127.0.0.1:{HEALTH_PORT}",
             "metricsBindAddress": f"127.0.0.1:{METRICS_PORT}",
         }
+        if announce:
+            # In mode ipvs all nodes have the addresses, but only the announcer may answer ARP.
+            proxy["ipvs"] = {"minSyncPeriod": _SYNC_PERIOD, "strictARP": True}
+        return proxy
+
+    def _configuration(self, node: LabNode, announce: bool) -> list[dict[str, Any]]:
+        paths = self._directory.node(node.name)
         own = {
             "apiVersion": "narthex/v1alpha1",
             "kind": "NarthexConfiguration",
@@ -189,9 +196,7 @@ class NodeProcesses:
         }
         if announce:
             own["announcer"] = {"keyFile": str(self._directory.announcer_key)}
-            # In mode ipvs all nodes have the addresses, but only the announcer may answer ARP.
-            proxy["ipvs"] = {"minSyncPeriod": _SYNC_PERIOD, "strictARP": True}
-        return [proxy, own]
+        return [self.proxy_configuration(announce=announce), own]
 
 
 def _describe_exit(status: int) -> str:

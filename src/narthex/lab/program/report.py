@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from narthex.lab.cluster import API_SERVICE
 from narthex.lab.faults import InjectedFault
 from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.program.components import LabComponents
@@ -16,9 +17,6 @@ from narthex.model.net import family_of
 from narthex.model.objects import EndpointSlice, NamespacedName, Pod, Service
 from narthex.model.problem import Problem
 from narthex.model.store import Snapshot
-
-_API_SERVICE = NamespacedName("default", "kubernetes")
-"""The Service of the API server, which every lab has."""
 
 
 def describe_state(
@@ -30,15 +28,16 @@ def describe_state(
 ) -> LabState:
     """Return the state with everything that changes brought up to date."""
     running = {pod.key: pod for pod in parts.kubelet.pods()}
-    unscheduled = _scheduling_problems(parts)
+    unscheduled, own = _scheduling_problems(parts), parts.static_pods.keys
     pods = tuple(
         _pod(pod, running.get(key), parts, unscheduled.get(key, "no node takes it"))
         for key, pod in sorted(snapshot.pods.items())
+        if key not in own
     )
     services = tuple(
         _service(service, state.nodes, tuple(snapshot.slices.get(key, {}).values()))
         for key, service in sorted(snapshot.services.items())
-        if key != _API_SERVICE
+        if key != API_SERVICE
     )
     return msgspec.structs.replace(
         state,

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import errno
-import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,11 +13,12 @@ import msgspec
 from narthex.lab.cluster import DNS_PORT
 from narthex.lab.containers.container import Containers, ContainerStartError, RunningContainer
 from narthex.lab.containers.program import DEFAULT_CAPABILITIES, ProgramSpec, find_program
-from narthex.lab.kubelet.environment import command_line, environment, hostname
+from narthex.lab.kubelet.environment import ContainerConfigError, command_line, environment, hostname
 from narthex.lab.kubelet.probes import ProbeState, probes_of
 from narthex.lab.kubelet.program.echo import EchoServer
 from narthex.lab.kubelet.program.endpoint_drain import EndpointDrain
 from narthex.lab.kubelet.program.event_recorder import EventRecorder
+from narthex.lab.kubelet.program.images import ContainerImage, Images
 from narthex.lab.kubelet.program.prober import Prober
 from narthex.lab.kubelet.program.volumes import PodFiles
 from narthex.lab.kubelet.status import ContainerFacts
@@ -36,6 +34,7 @@ class PodDependencies(NamedTuple):
     registry: SharedRegistry
     network: PodNetwork
     files: PodFiles
+    images: Images
     echo: EchoServer
     containers: Containers
     record_event: EventRecorder
@@ -83,22 +82,25 @@ ProgramEnded = Callable[[RunningContainer], None]
 
 
 def start_program(
-    pod: Object, spec: Object, facts: ContainerFacts, image: str, deps: PodDependencies, ended: ProgramEnded
+    pod: Object, spec: Object, facts: ContainerFacts, image: ContainerImage, deps: PodDependencies, ended: ProgramEnded
 ) -> ContainerRun:
-    """Start a container's program. Raises ContainerConfigError, ContainerStartError, or OSError.
-
-    `image` is the path of the program behind the image.
-    """
-    known = environment_of(pod, spec, deps.registry)
-    argv = command_line(spec, image, known)
-    directory = spec.get("workingDir") or "/"
+    """Start a container's program. Raises ContainerConfigError, ContainerStartError, or OSError."""
+    given = environment_of(pod, spec, deps.registry)
+    named = {each["name"] for each in spec.get("env") or ()}
+    known = {**given, **{name: value for name, value in image.environment.items() if name not in named}}
+    argv = command_line(spec, image.entry_point, image.arguments, known)
+    directory = spec.get("workingDir") or image.directory or "/"
+    if not argv:
+        raise ContainerConfigError("no command specified")
     try:
-        executable = find_program(argv[0], known, directory)
+        # A program of the image is found once the container's root is there.
+        executable = "" if image.own_root else find_program(argv[0], known, directory)
     except OSError as error:
         raise ContainerStartError(str(error.strerror), missing=True) from error
     security = _security_of(pod, spec)
     program = msgspec.structs.replace(
         program_in_pod(pod, spec, deps, argv, executable, known),
+        layer=image.layer,
         directory=directory,
         user=security.get("runAsUser"),
         group=security.get("runAsGroup"),
@@ -116,8 +118,8 @@ def program_in_pod(
         executable=executable,
         environment=known,
         network_namespace=deps.network.namespace(pod),
-        hostname="" if pod["spec"].get("hostNetwork") else hostname(pod),
-        shows=tuple(deps.files.mounts(pod, spec)),
+        hostname=hostname(pod),
+        shows=(*deps.images.find(spec).files, *deps.files.mounts(pod, spec)),
         capabilities=capabilities_of(_security_of(pod, spec).get("capabilities") or {}),
     )
 
@@ -145,28 +147,3 @@ def environment_of(pod: Object, spec: Object, shared: SharedRegistry) -> dict[st
     with shared.held() as registry:
         services = [*registry.list("Service", "default"), *registry.list("Service", home)]
         return environment(pod, spec, services, lambda kind, name: registry.get(kind, home, name))
-
-
-ECHO = "echo"
-"""The image of the echo server, although machines have a command of this name."""
-
-
-class ContainerImage(NamedTuple):
-    """What an image stands for in a lab, which fetches no images."""
-
-    program: str = ""
-    """Absolute path of a program of this machine; empty: the echo server."""
-    missing: str = ""
-    """Why it is unavailable."""
-
-
-def image_of(container: Mapping[str, Any]) -> ContainerImage:
-    """Return the program for a container's image: a path or command of this machine, else the echo server."""
-    name = str(container.get("image") or "")
-    if name.startswith("/"):
-        if Path(name).is_file() and os.access(name, os.X_OK):
-            return ContainerImage(name)
-        return ContainerImage(missing=f"{name} is not a program on this machine")
-    if not name or name == ECHO or "/" in name or ":" in name:
-        return ContainerImage()
-    return ContainerImage(shutil.which(name) or "")

@@ -14,6 +14,7 @@ from narthex.lab.controllers.objects import Object, ObjectKey, is_pod_finished, 
 from narthex.lab.kubelet.program.containers import PodDependencies
 from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.kubelet.program.work_queue import WorkQueue
+from narthex.lab.kubelet.static_pods import is_mirror
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.topology import LabNode
 
@@ -107,7 +108,7 @@ class Kubelet:
             lifecycle.pod["spec"].get("nodeName") if lifecycle else ""
         )
         worker = self._workers.get(name)
-        if worker is not None:
+        if worker is not None and not is_mirror(pod or {}):
             worker.post(lambda: self._update_pod(worker, key, pod))
 
     def _update_pod(self, worker: WorkQueue, key: ObjectKey, pod: Object | None) -> None:

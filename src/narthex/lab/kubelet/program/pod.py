@@ -22,14 +22,8 @@ from narthex.lab.containers.container import ContainerStartError, RunningContain
 from narthex.lab.controllers.objects import Object, key_of, uid_of
 from narthex.lab.kubelet.environment import ContainerConfigError
 from narthex.lab.kubelet.probes import ContainerProbe
-from narthex.lab.kubelet.program.containers import (
-    ContainerRun,
-    PodDependencies,
-    echo_name,
-    image_of,
-    start_echo,
-    start_program,
-)
+from narthex.lab.kubelet.program.containers import ContainerRun, PodDependencies, echo_name, start_echo, start_program
+from narthex.lab.kubelet.program.images import ContainerImage
 from narthex.lab.kubelet.program.prober import ContainerProbeResult, ProbeTarget
 from narthex.lab.kubelet.program.work_queue import WorkQueue
 from narthex.lab.kubelet.restarts import back_off, is_restarted, restarts_counted
@@ -126,13 +120,13 @@ class PodLifecycle:
 
     def _start_container(self, facts: ContainerFacts) -> None:
         spec = self.specs[facts.name]
-        image = image_of(spec)
+        image = self._deps.images.find(spec)
         if image.missing:
             facts.state = Waiting("ErrImagePull", image.missing)
             self._retry_container_later(facts, f'Failed to pull image "{facts.image}": {image.missing}')
             return
         try:
-            run = self._run(spec, image.program, facts)
+            run = self._run(spec, image, facts)
         except ContainerConfigError as fault:
             facts.state = Waiting("CreateContainerConfigError", str(fault))
             self._retry_container_later(facts, f"Error: {fault}")
@@ -151,14 +145,14 @@ class PodLifecycle:
             self._record_event("Created", f"Created container: {facts.name}")
             self._record_event("Started", f"Started container {facts.name}")
 
-    def _run(self, spec: Object, program: str, facts: ContainerFacts) -> ContainerRun:
-        if not program:
+    def _run(self, spec: Object, image: ContainerImage, facts: ContainerFacts) -> ContainerRun:
+        if not image.program:
             return start_echo(self.pod, spec, facts, self._deps)
 
         def ended(container: RunningContainer) -> None:
             self._worker.post(lambda: self._program_ended(facts, container))
 
-        return start_program(self.pod, spec, facts, program, self._deps, ended)
+        return start_program(self.pod, spec, facts, image, self._deps, ended)
 
     def _evaluate_probes(self, run: ContainerRun) -> None:
         """Apply the results of a container's probes, and run those that are due."""
