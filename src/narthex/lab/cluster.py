@@ -106,7 +106,7 @@ def _slice(
 
 
 def _endpoints(service: NamespacedName, addresses: list[Object], ports: list[Object]) -> Object:
-    """Return Endpoints beside slices that exist already, which the label keeps from being mirrored again."""
+    """Return Endpoints next to slices that exist already, which the label keeps from being mirrored again."""
     labels = {"endpointslice.kubernetes.io/skip-mirror": "true"}
     return {
         "apiVersion": "v1",
