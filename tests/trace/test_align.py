@@ -2,6 +2,7 @@
 
 import pytest
 
+from narthex.netfilter.dump.kernel_trace import ChainVisit, KernelStep, KernelTrace, TracedPacket, TraceEvent
 from narthex.trace.follow.align import Alignment, align, with_answer
 from narthex.trace.model import Fate, Header, PacketPath, Party, PathBranch, PathEnd, PathStep, Stage
 
@@ -47,3 +48,45 @@ def test_the_answer_is_compared_too(found: PacketPath, answer: str, agrees: bool
 def test_a_packet_that_may_be_lost_before_the_rules_need_not_be_seen() -> None:
     assert align(path(delivered(), LOST, steps=(RULE,)), None, "a").agrees
     assert not align(path(delivered(), steps=(RULE,)), None, "a").agrees
+
+
+def traced(*moves: tuple[str, str]) -> KernelTrace:
+    """What the kernel reports of these tables and verdicts."""
+    steps = (
+        KernelStep(event=TraceEvent.RULE, family="ip", table=name, chain="c", verdict=verdict, rule="x")
+        for name, verdict in moves
+    )
+    return KernelTrace(number="1", visits=(ChainVisit(packet=TracedPacket(), steps=tuple(steps)),))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "predicted", "agrees", "noted"),
+    [
+        ("ab", "ab", True, False),
+        ("ba", "ab", True, True),
+        ("cab", "abc", True, True),
+        # What comes behind a drop is not reached.
+        ("D", "aD", True, True),
+        ("aD", "aD", True, False),
+        ("a", "ab", False, False),
+        ("abc", "ab", False, False),
+        ("ax", "ab", False, False),
+    ],
+)
+def test_tables_of_one_hook_may_run_in_another_order(kernel: str, predicted: str, agrees: bool, noted: bool) -> None:
+    verdicts = {name: "drop" if name == "D" else "accept" for name in kernel + predicted}
+    steps = tuple(
+        PathStep(stage=Stage.FORWARD, node="a", table=name, chain="c", verdict=verdicts[name], what=name)
+        for name in predicted
+    )
+    found = align(path(delivered(), steps=steps), traced(*((name, verdicts[name]) for name in kernel)), "a")
+    assert found.agrees is agrees
+    assert bool(found.notes) is noted
+
+
+def test_a_relay_accepts_what_it_cannot_pass_on() -> None:
+    relayed = (PathStep(stage=Stage.RELAY, node="a", what="accepts"),)
+    assert with_answer(Alignment(agrees=True, pairs=()), path(LOST, steps=relayed), "connected").agrees
+    assert not with_answer(Alignment(agrees=True, pairs=()), path(LOST, steps=relayed), "nothing").agrees
+    lost = path(LOST, steps=relayed, protocol="udp")
+    assert not with_answer(Alignment(agrees=True, pairs=()), lost, "answered").agrees

@@ -16,6 +16,7 @@ import msgspec
 
 from narthex.lab.program import labs
 from narthex.lab.program.trace import LabTrace, namespace_of, trace_lab
+from narthex.trace.follow.align import is_relayed
 from narthex.trace.model import Fate, PathLeaf, Stage, WeightedEnd, branch_ends
 from narthex.trace.program.kernel_probe import ProbeComparison, send
 from narthex.trace.program.travel import TraceRequest
@@ -218,6 +219,8 @@ def address_of(rng: random.Random, lab: Any, target: str) -> str:
 def answers(leaf: PathLeaf, traced: LabTrace) -> set[str]:
     """Return the answers that a sender may see on one alternative."""
     end = leaf.end
+    if traced.path.packet.protocol == "tcp" and is_relayed(leaf):
+        return {"connected"}
     if end.fate is Fate.DELIVERED:
         replies = list(branch_ends(end.reply)) if end.reply is not None else []
         if replies and all(each.fate in BAD for each in replies):

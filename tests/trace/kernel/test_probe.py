@@ -92,6 +92,31 @@ def test_where_they_part_is_named(stand: Stand) -> None:
     assert "PART" in probe_text(done)
 
 
+def tables_in_turn(stand: Stand, undo: ExitStack, *verdicts: str) -> None:
+    """Two tables, the older of which gets its chain last: in a dump, it looks older than it is."""
+    for name in ("old", "new"):
+        stand.run(f"nft add table ip {name}")
+        undo.callback(stand.run, f"nft delete table ip {name}")
+    for name, verdict in zip(("new", "old"), verdicts, strict=True):
+        stand.run(f"nft add chain ip {name} c {{ type filter hook forward priority -5; }}")
+        stand.run(f"nft add rule ip {name} c ct state new tcp dport 8080 {verdict}")
+
+
+def test_chains_of_one_priority_run_in_the_order_of_their_registration(stand: Stand) -> None:
+    with ExitStack() as undo:
+        tables_in_turn(stand, undo, "accept", "accept")
+        done = tried(stand, to_service("web"))
+        assert done.alignment.agrees, probe_text(done)
+        assert "in another order" in " ".join(done.alignment.notes)
+        assert done.probed.answer == "connected"
+    with ExitStack() as undo:
+        tables_in_turn(stand, undo, "drop", "reject with tcp reset")
+        journey = stand.journey(to_service("web"), snapshot(), stand.view())
+        assert all("chain c of table new is taken to run before chain c of table old" in end.supposing[0]
+                   for end in (leaf.end for leaf in journey.leaves()))  # fmt: skip
+        assert tried(stand, to_service("web")).probed.answer == "refused"
+
+
 def test_a_packet_that_never_comes_is_said(stand: Stand) -> None:
     way = to_service("web")
     journey = stand.journey(way, snapshot(), stand.view())

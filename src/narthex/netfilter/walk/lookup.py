@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 
 from narthex.model.net import IPFamily, address_key, family_of, network
 from narthex.netfilter.ast import Atom, Chain, Compare, ElementData, ElementKey, Field, Rule, Ruleset, Set, Table
@@ -193,6 +194,9 @@ def _destination_key(rule: Rule) -> Atom | None:
     return port
 
 
+BaseChain = tuple[Table, Chain]
+
+
 class RulesetIndex:
     """The base chains of one family in the kernel's call order, and indexes of chains and sets."""
 
@@ -207,7 +211,8 @@ class RulesetIndex:
             if table.family in (None, family)
         ]
         found = [(table, chain) for table in tables for chain in base_chains(table.chains)]
-        # Of equal priorities the youngest comes first (nf_hook_entries_grow), and dumps list the oldest first.
+        # Of equal priorities the youngest comes first (nf_hook_entries_grow). Dumps list tables and the chains of a table with
+        # the oldest first. A chain that was added to an older table, or a table that was dormant, is younger than its place.
         found.reverse()
         self._base = sorted(found, key=lambda pair: _call_order(pair[1]))
 
@@ -221,14 +226,18 @@ class RulesetIndex:
         shifts = self._shifts.get(id(table))
         return shifts.get(chain, 0) if shifts else 0
 
-    def base_chains(self, hook: str, priorities: PriorityRange = ALL_PRIORITIES) -> Iterator[tuple[Table, Chain]]:
-        """Iterate over the base chains of a hook in call order, restricted to a range of priorities."""
+    def ranks(self, hook: str, priorities: PriorityRange = ALL_PRIORITIES) -> Iterator[Sequence[BaseChain]]:
+        """Iterate over the base chains of a hook in call order, those of one rank together; `priorities` restricts them.
+
+        The chains of one rank have the same priority, so that their order is that of their registration.
+        """
         first, last = priorities
-        return (
+        held = (
             pair
             for pair in self._base
             if pair[1].hook is not None and pair[1].hook.hook == hook and first <= _call_order(pair[1])[0] <= last
         )
+        return (tuple(rank) for _, rank in groupby(held, key=lambda pair: _call_order(pair[1])))
 
     def numbers(self, chain: Chain, address: str, port: int) -> Sequence[int]:
         """Return the numbers of the rules of a chain that a packet with this destination may match."""

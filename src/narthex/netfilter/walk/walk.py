@@ -10,6 +10,9 @@ host to itself passes output and postrouting, then prerouting and input without 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fractions import Fraction
+
 import msgspec
 
 from narthex.model.net import family_of
@@ -17,7 +20,7 @@ from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Tra
 from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.walk.chains import ChainWalk
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT, IpvsStage
-from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange, index_ruleset
+from narthex.netfilter.walk.lookup import ALL_PRIORITIES, BaseChain, PriorityRange, index_ruleset
 from narthex.netfilter.walk.matches import Matcher
 from narthex.netfilter.walk.standard import absent_parts, is_proxy_chain
 from narthex.netfilter.walk.state import Branch, BranchEnd, HookPoint, KernelObjects, merge
@@ -28,6 +31,8 @@ __all__ = ["Branch", "BranchEnd", "HookPoint", "HookWalk", "NameOf", "walk"]
 Ended = list[tuple[Branch, BranchEnd]]
 
 _DESTINATION_HOOKS = ("prerouting", "output")
+_MOST_ORDERS = 4
+"""Other orders of chains of one priority to try: more than two tables at one priority are rare."""
 
 
 def walk(
@@ -98,9 +103,43 @@ class HookWalk:
             The branches that pass, and those that end.
         """
         ended: Ended = []
-        for table, chain in self._index.base_chains(point.hook, span):
+        for rank in self._index.ranks(point.hook, span):
             if not branches:
                 break
+            branches, out = self._rank(point, rank, branches, nat)
+            ended += out
+        for branch in (*branches, *(branch for branch, _ in ended)):
+            self._consider_absent(point, branch, nat)
+        return branches, ended
+
+    def _rank(
+        self, point: HookPoint, rank: Sequence[BaseChain], branches: list[Branch], nat: bool
+    ) -> tuple[list[Branch], Ended]:
+        """Walk base chains of the same priority. Record at the results if they depend on an order that dumps do not show."""
+        others = [pair for pair in rank if pair[0] is not rank[0][0]][:_MOST_ORDERS]
+        if not others:
+            return self._in_order(point, rank, branches, nat)
+        states = {branch.state for branch in branches}
+        passed, ended = self._in_order(point, rank, [branch.copy() for branch in branches], nat)
+        if ended or any(branch.state not in states for branch in passed):
+            found = _shares(passed, ended)
+            for first in others:
+                order = (first, *(pair for pair in rank if pair is not first))
+                other = _shares(*self._in_order(point, order, [branch.copy() for branch in branches], nat))
+                if other != found:
+                    text = _supposed_order(rank[0], first)
+                    for branch, end in (*((branch, None) for branch in passed), *ended):
+                        key = _result(branch, end)
+                        if found[key] != other.get(key):
+                            branch.suppose(text)
+                    break
+        return passed, ended
+
+    def _in_order(
+        self, point: HookPoint, chains: Sequence[BaseChain], branches: list[Branch], nat: bool
+    ) -> tuple[list[Branch], Ended]:
+        ended: Ended = []
+        for table, chain in chains:
             assert chain.hook is not None
             passed: list[Branch] = []
             for branch in branches:
@@ -113,8 +152,6 @@ class HookWalk:
                     else:
                         passed.append(out)
             branches = merge(passed)
-        for branch in (*branches, *(branch for branch, _ in ended)):
-            self._consider_absent(point, branch, nat)
         return branches, ended
 
     def _consider_absent(self, point: HookPoint, branch: Branch, nat: bool) -> None:
@@ -161,6 +198,35 @@ class HookWalk:
     def near(self) -> tuple[WalkNearMiss, ...]:
         """The rules of which exactly one match failed so far, the most relevant first."""
         return self._chains.near
+
+
+_Result = tuple[object, ...]
+
+
+def _result(branch: Branch, end: BranchEnd | None) -> _Result:
+    return end.disposition if end is not None else None, branch.state
+
+
+def _shares(passed: list[Branch], ended: Ended) -> dict[_Result, Fraction]:
+    """Return the probability of each result; branches in doubt have none."""
+    shares: dict[_Result, Fraction] = {}
+    for branch, end in (*((branch, None) for branch in passed), *ended):
+        key = _result(branch, end)
+        shares[key] = shares.get(key, Fraction(0)) + (0 if branch.doubt else branch.probability)
+    return shares
+
+
+def _supposed_order(one: BaseChain, other: BaseChain) -> str:
+    assert one[1].hook is not None
+    return (
+        f"{_words(one)} is taken to run before {_words(other)}: both have priority {one[1].hook.priority}, "
+        "and the input does not show which was registered last"
+    )
+
+
+def _words(pair: BaseChain) -> str:
+    table, chain = pair
+    return f"chain {chain.name} of table {table.name}" + (" (iptables-legacy)" if table.legacy else "")
 
 
 def _may_be_rewritten(point: HookPoint, branch: Branch) -> bool:

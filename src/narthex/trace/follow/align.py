@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -18,6 +19,9 @@ from narthex.trace.model import Fate, PacketPath, PathLeaf, PathStep, Stage
 
 _AFTER_REWRITING = ("dnat", "snat", "masquerade", "redirect")
 _AT_THE_END = re.compile(r": ((?:goto|jump) \S+|return|accept|drop)(?: \})?$")
+
+
+_OTHER_ORDER = "the kernel runs the tables of a hook in another order than predicted, to the same end"
 
 
 class AlignedPair(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +50,8 @@ class _Move(msgspec.Struct, frozen=True):
     chain: str
     what: str
     text: str
+    hook: str = ""
+    """The hook of a predicted step."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -60,7 +66,9 @@ def align(path: PacketPath, trace: KernelTrace | None, node: str = "") -> Alignm
     """
     leaves = path.leaves()
     legacy = any(_is_legacy(step) for leaf in leaves for step in leaf.steps)
-    notes = ("the kernel's tracing does not tell of iptables-legacy: those rules are left out",) if legacy else ()
+    notes: tuple[str, ...] = (
+        ("the kernel's tracing does not tell of iptables-legacy: those rules are left out",) if legacy else ()
+    )
     if trace is None:
         # One way past the node's rules is enough: a fault may lose the packet before them.
         expected = all(any(True for _ in _predicted(leaf, node)) for leaf in leaves)
@@ -68,13 +76,17 @@ def align(path: PacketPath, trace: KernelTrace | None, node: str = "") -> Alignm
         return Alignment(agrees=not expected, pairs=(), parting=parting, notes=notes)
     kernel = list(_kernel_moves(trace))
     best: tuple[bool, int, list[_Move]] = (False, -1, [])
+    reordered = False
     for leaf in leaves:
-        predicted = list(_predicted(leaf, node))
+        as_listed = list(_predicted(leaf, node))
+        predicted = _in_kernel_order(kernel, as_listed)
         shared = _shared(kernel, predicted)
         whole = shared == len(kernel) == len(predicted)
         if (whole, shared) > best[:2]:
-            best = whole, shared, predicted
+            best, reordered = (whole, shared, predicted), predicted != as_listed
     agrees, shared, predicted = best
+    if reordered:
+        notes += (_OTHER_ORDER,)
     parting = "" if agrees else _parting(kernel, predicted, shared)
     return Alignment(agrees=agrees, pairs=tuple(_pairs(trace, predicted, shared)), parting=parting, notes=notes)
 
@@ -83,13 +95,21 @@ def with_answer(alignment: Alignment, path: PacketPath, answer: str) -> Alignmen
     """Return the comparison with the answer that the sender received taken into account, as `ProbeOutcome.answer` has it."""
     if not alignment.agrees:
         return alignment
-    ends = [end for leaf in path.leaves() for end in final_ends([(leaf.probability, leaf.steps, leaf.end)])]
+    # A relay accepts each connection of TCP, whatever becomes of its own.
+    accepted = [leaf for leaf in path.leaves() if path.packet.protocol == "tcp" and is_relayed(leaf)]
+    others = [leaf for leaf in path.leaves() if leaf not in accepted]
+    ends = [end for leaf in others for end in final_ends([(leaf.probability, leaf.steps, leaf.end)])]
     parting = ""
-    if answer in ("connected", "answered") and fails(ends):
+    if answer in ("connected", "answered") and not accepted and fails(ends):
         parting = "the sender was answered, though no packet, or no reply, should arrive"
     elif answer == "nothing" and path.packet.protocol == "tcp" and all(end.fate is Fate.DELIVERED for end in ends):
         parting = "nothing came back, though each packet and each reply should arrive"
     return msgspec.structs.replace(alignment, agrees=not parting, parting=parting)
+
+
+def is_relayed(leaf: PathLeaf) -> bool:
+    """Return True if a userspace relay takes the packet and opens a connection of its own."""
+    return any(step.stage is Stage.RELAY for step in leaf.steps)
 
 
 def _is_legacy(step: PathStep) -> bool:
@@ -130,7 +150,7 @@ def _predicted(leaf: PathLeaf, node: str) -> Iterator[_Move]:
             return
         what = _predicted_move(step.verdict)
         if what:
-            yield _Move(step.table, step.chain, what, _predicted_text(step))
+            yield _Move(step.table, step.chain, what, _predicted_text(step), step.stage.value)
 
 
 def _predicted_move(verdict: str) -> str:
@@ -150,6 +170,25 @@ def _predicted_move(verdict: str) -> str:
 
 def _predicted_text(step: PathStep) -> str:
     return f"{step.table} {step.chain}: {step.rule or step.what}"
+
+
+def _in_kernel_order(kernel: Sequence[_Move], predicted: Sequence[_Move]) -> list[_Move]:
+    """Return predicted moves with the tables of each hook in the kernel's order, in which what it did not reach is left out.
+
+    At one priority the order is that of registration, which dumps do not always show.
+    """
+    ordered: list[_Move] = []
+    for _, of_hook in groupby(predicted, key=lambda move: move.hook):
+        blocks = [list(block) for _, block in groupby(of_hook, key=lambda move: move.table)]
+        while blocks:
+            at = len(ordered)
+            fitting = (block for block in blocks if _shared(kernel[at:], block) == len(block))
+            block = next(fitting, blocks[0])
+            blocks.remove(block)
+            ordered += block
+            if blocks and at + len(block) == len(kernel) and kernel[-1].what == block[-1].what == "drop":
+                return ordered
+    return ordered
 
 
 def _shared(kernel: Sequence[_Move], predicted: Sequence[_Move]) -> int:
