@@ -167,3 +167,20 @@ def test_a_name_from_a_pod(shop: Path) -> None:
 def test_a_name_that_leads_nowhere(shop: Path, sender: str, name: str, message: str) -> None:
     done = CliRunner().invoke(main, ["trace", sender, name, "--manifests", str(shop), "--node", "node-a"])
     assert done.exit_code == 1 and message in done.output
+
+
+def test_the_options_name_a_node_that_the_manifests_lack(tmp_path):
+    """--node and --node-ip are enough to trace to a node port."""
+    manifest = tmp_path / "web.yaml"
+    manifest.write_text(
+        """
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 10.96.0.20, type: NodePort, ports: [{port: 80, nodePort: 30080}]}
+"""
+    )
+    options = ("--manifests", str(manifest), "--node", "worker-a", "--node-ip", "192.168.1.2")
+    done = CliRunner().invoke(main, ["trace", "outside", "worker-a:30080", *options])
+    assert done.exit_code == 0, done.output
+    assert "192.168.1.2:30080" in done.output

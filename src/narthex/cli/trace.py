@@ -221,11 +221,11 @@ def _by_objects(request: TraceRequest, iif: str | None, options: dict[str, Any])
 
     cluster = cluster_of(options, pods=True)
     chosen = node_options_of(options)
-    places = OwnerIndex(cluster.snapshot)
+    inputs = viewed(cluster, chosen) if chosen.node else None
+    places = OwnerIndex(cluster.snapshot if inputs is None else inputs.snapshot)
     sender, target, spec = ask(places, request.source, request.destination, request.domain)
-    if not chosen.node:
-        chosen = msgspec.structs.replace(chosen, node=sender.node or target.node)
-    inputs: NodeInputs = viewed(cluster, chosen)
+    if inputs is None:
+        inputs = viewed(cluster, msgspec.structs.replace(chosen, node=sender.node or target.node))
     asked: ResolvedRequest = question(places, sender, target, spec, inputs, inputs.host, iif)
     path = answer(
         asked,
