@@ -31,7 +31,7 @@ from narthex.trace.document import ProbeRecord, trace_document
 from narthex.trace.model import Fate, PacketPath, branch_ends
 from narthex.trace.names import AddressName
 from narthex.trace.program.bundle import BundleError
-from narthex.trace.program.inputs import InputError, NodeInputs
+from narthex.trace.program.inputs import InputError
 from narthex.trace.program.places import CLUSTER_DOMAIN, OUTSIDE, OwnerIndex, ResolvedRequest, TraceError, ask, question
 from narthex.trace.program.rules_trace import answer
 from narthex.trace.program.travel import KnownCluster, TraceRequest, from_files, texts_of, travel, with_sender
