@@ -192,6 +192,31 @@ def test_jumps_come_first_and_come_back(namespace):
     assert target.read() == rules
 
 
+@pytest.mark.parametrize(("meanwhile", "readings"), [([], 1), (["-t", "nat", "-D", "OUTPUT", "1"], 2)])
+def test_a_repair_reads_the_kernel_once_unless_others_write_meanwhile(namespace, monkeypatch, meanwhile, readings):
+    load(namespace, FOREIGN)
+    target, rules = IptablesTarget(IPFamily.IPV4, namespace), BACKEND.render(cluster())
+    target.apply(BACKEND.diff(None, rules))
+    run(["iptables", "-t", "nat", "-D", "PREROUTING", "1"], namespace=namespace)
+    run(["iptables", "-t", "nat", "-F", "KUBE-SERVICES"], namespace=namespace)
+    started = []
+    monkeypatch.setattr(
+        "narthex.proxy.kernel.iptables.run", lambda argv, **options: started.append(argv) or run(argv, **options)
+    )
+    changes = BACKEND.diff(target.read(), rules)
+    if meanwhile:
+        run(["iptables", *meanwhile], namespace=namespace)
+    target.apply(changes)
+    assert started == [["iptables-save"]] * readings
+    # What is known of one reading serves one write only.
+    assert target.read() == rules
+    target.apply(BACKEND.diff(None, rules))
+    assert len(started) == readings + 2
+    assert target.read() == rules
+    target.clean()
+    assert target.read() is None
+
+
 OLD_KUBE_PROXY = """*nat
 :KUBE-MARK-DROP - [0:0]
 :KUBE-MARK-MASQ - [0:0]

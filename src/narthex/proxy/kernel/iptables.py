@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from narthex.linux import failpoints
 from narthex.linux.failpoints import failpoint
 from narthex.linux.iptables_variants import default_variant
 from narthex.linux.namespaces import in_namespace
+from narthex.linux.nfnetlink import NfNetlink
 from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, feed, run
 from narthex.model.net import IPFamily
 from narthex.netfilter.ast import TouchedPart, Unprintable
@@ -53,6 +54,8 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
         self._namespace = namespace
         self._command = ("iptables" if family is IPFamily.IPV4 else "ip6tables") + ("-legacy" if legacy else "")
         self._in_pieces = not legacy and default_variant(family) == "nft"
+        self._last_read: tuple[int, KernelChains] | None = None
+        """The generation of the ruleset before the last reading, and the part of it that changes depend on."""
         self._guarded = False
         """The last changes included KUBE-FIREWALL, so a shared one counts as ours."""
         self._refused: set[Sysctl] = set()
@@ -60,7 +63,10 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
 
     def read(self) -> XtablesRules | None:
         """Return our rules in the kernel. Raises ApplyError if they cannot be read."""
-        return self._found().rules(self._guarded, self._in_force())
+        generation = self._generation()
+        found = self._found()
+        self._last_read = None if generation is None else (generation, found.without_own())
+        return found.rules(self._guarded, self._in_force())
 
     def counters(self, table: str) -> str:
         """Return all rules of a table with their counters, as iptables-save prints them. Raises ApplyError."""
@@ -68,7 +74,12 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
 
     def apply(self, changes: XtablesChanges) -> None:
         """Write the changes, all or nothing in each table, unless many changes are split. Raises ApplyError."""
-        found = self._found() if needs_look(changes) else None
+        last, self._last_read = self._last_read, None
+        found = None
+        if needs_look(changes):
+            # A replacement needs the names of all chains of ours.
+            is_known = last is not None and not changes.replace and last[0] == self._generation()
+            found = last[1] if last is not None and is_known else self._found()
         if changes.replace or names.FIREWALL in changes.written.get("filter", {}):
             self._guarded = names.FIREWALL in changes.written.get("filter", {})
         elif names.FIREWALL in changes.removed.get("filter", ()):
@@ -104,14 +115,23 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
         self.apply(XtablesChanges(family=self._family, replace=True, jumps={}))
 
     def _found(self) -> KernelChains:
-        # The legacy one prints the tables that there are, and would make one that it is asked for. The other would look
-        # through all tables of nf_tables.
-        which = [["-t", table] for table in names.OWN_TABLES] if self._in_pieces else [[]]
-        text = "".join(self._run([f"{self._command}-save", *words]) for words in which)
+        # All tables at once: on nf_tables, the tool reads all rules for each run, also with `-t`; the legacy one would make
+        # a table that it is asked for.
+        text = self._run([f"{self._command}-save"])
         try:
             return find(text, self._family, self._owner)
         except SaveTextError as error:
             raise ApplyError(f"{self._command}-save printed what cannot be read: {error}") from error
+
+    def _generation(self) -> int | None:
+        """Return the number of transactions of nf_tables, which every change raises; None if the kernel does not tell."""
+        if not self._in_pieces:
+            return None
+        try:
+            with closing(NfNetlink(self._namespace)) as link:
+                return link.generation()
+        except OSError:
+            return None
 
     def _restore(self, blocks: Iterator[str]) -> None:
         given: list[str] = []

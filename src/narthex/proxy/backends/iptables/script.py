@@ -46,6 +46,11 @@ class KernelChains(msgspec.Struct, frozen=True, kw_only=True):
     shared_firewall: bool = False
     """KUBE-FIREWALL belongs to a kubelet, or has rules of others: it is never flushed or removed."""
 
+    def without_own(self) -> KernelChains:
+        """Return the same without our chains except KUBE-FIREWALL. Only a replacement depends on more."""
+        guard = {name: rules for name, rules in self.own["filter"].items() if name == names.FIREWALL}
+        return msgspec.structs.replace(self, own={**dict.fromkeys(self.own, Map()), "filter": Map(guard)})
+
     def rules(self, guarded: bool, sysctls: tuple[Sysctl, ...] = ()) -> XtablesRules | None:
         """Return our rules as values, with the kernel settings in force; None if there are no rules.
 
