@@ -22,7 +22,7 @@ from frame.report import Report, Row, Table, parser
 from narthex.linux.run import run
 from narthex.model.store import Store, Upsert
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.backends.iptables.script import find, restore_series
+from narthex.proxy.backends.iptables.script import find, restore_blocks
 
 SIZES = ((100, 1), (100, 10), (1000, 1), (1000, 10), (1000, 100), (5000, 10), (20_000, 2), (44_000, 1), (50_000, 2))
 LARGEST = {"nftables": 100_000, "iptables-nft": 50_000, "iptables-legacy": 50_000, "userspace": 10_000, "ipvs": 50_000}
@@ -131,8 +131,8 @@ def _bare_load(mode: str, namespace: str, rules: Any, changes: Any) -> float:
             path = Path(folder) / "load.nft"
             path.write_text(BACKENDS[mode].text(rules))
             return _timed(["nft", "-f", str(path)], namespace)
-    inputs = ["".join(blocks) for blocks in restore_series(changes, find("", FAMILY), in_pieces=mode == "iptables-nft")]
-    return sum(_timed([f"{mode}-restore".replace("-nft", ""), "--noflush"], namespace, text) for text in inputs)
+    text = "".join(restore_blocks(changes, find("", FAMILY), in_pieces=mode == "iptables-nft"))
+    return _timed([f"{mode}-restore".replace("-nft", ""), "--noflush"], namespace, text)
 
 
 def _bare_change(mode: str, namespace: str, done: Any) -> float:
@@ -141,7 +141,7 @@ def _bare_change(mode: str, namespace: str, done: Any) -> float:
         from one_change import elements_again
 
         return _timed(["nft", "-f", "-"], namespace, elements_again(done.changes))
-    (text,) = ["".join(blocks) for blocks in restore_series(done.changes)]
+    text = "".join(restore_blocks(done.changes))
     return _timed([f"{mode}-restore".replace("-nft", ""), "--noflush"], namespace, text)
 
 

@@ -20,7 +20,7 @@ from narthex.netfilter.netlink.conntrack import ConntrackEntry
 from narthex.netfilter.netlink.elements import encoder, key_encoder
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.base import Target
-from narthex.proxy.backends.iptables.script import restore_series
+from narthex.proxy.backends.iptables.script import restore_blocks
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.flows import StaleFlowRemover
 from narthex.proxy.program.loop import Proxy
@@ -62,9 +62,7 @@ class Written(Target):
         if changes.replace:
             return
         self.sent = (
-            self._elements(changes)
-            if self.mode == "nftables"
-            else ["".join(blocks) for blocks in restore_series(changes, in_pieces=True)]
+            self._elements(changes) if self.mode == "nftables" else ["".join(restore_blocks(changes, in_pieces=True))]
         )
 
     def _elements(self, changes):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.backends.iptables.rules import Rules, Sysctl, XtablesChanges, XtablesRules
-from narthex.proxy.backends.iptables.script import COMMIT, KernelChains, find, needs_look, restore_series
+from narthex.proxy.backends.iptables.script import COMMIT, KernelChains, find, needs_look, restore_blocks
 from narthex.runtime.logs import LOGGER
 
 _LOCK_SECONDS = "5"
@@ -85,9 +86,7 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
         elif names.FIREWALL in changes.removed.get("filter", ()):
             self._guarded = False
         try:
-            for blocks in restore_series(changes, found, in_pieces=self._in_pieces):
-                self._restore(blocks)
-                failpoint(failpoints.IPTABLES_RESTORED)
+            self._restore(lambda: restore_blocks(changes, found, in_pieces=self._in_pieces))
         except Unprintable as error:
             raise ApplyError(f"iptables rules could not be written down: {error}") from error
         # Only now: route_localnet without its guard would let neighbours reach this node's loopback.
@@ -133,12 +132,15 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
         except OSError:
             return None
 
-    def _restore(self, blocks: Iterator[str]) -> None:
-        given: list[str] = []
+    def _restore(self, script: Callable[[], Iterator[str]]) -> None:
+        """Feed a script to the tool, in blocks. It is made again for the message of an error."""
+        blocks = script()
+        first = next(blocks, "")
+        if not first:
+            return
 
         def noted() -> Iterator[str]:
-            for block in blocks:
-                given.append(block)
+            for block in itertools.chain((first,), blocks):
                 yield block
                 if block == COMMIT:
                     failpoint(failpoints.IPTABLES_GIVEN)
@@ -148,7 +150,8 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
             with _errors_named(argv):
                 feed(argv, noted(), namespace=self._namespace, timeout=_MOST_SECONDS)
         except ApplyError as error:
-            raise ApplyError(f"{error}{_quoted_line(''.join(given), str(error))}") from error
+            raise ApplyError(f"{error}{_quoted_line(script(), str(error))}") from error
+        failpoint(failpoints.IPTABLES_RESTORED)
 
     def _run(self, argv: list[str]) -> str:
         with _errors_named(argv):
@@ -202,10 +205,11 @@ def _errors_named(argv: list[str]) -> Iterator[None]:
         raise ApplyError(str(error)) from error
 
 
-def _quoted_line(script: str, said: str) -> str:
+def _quoted_line(script: Iterable[str], said: str) -> str:
     """Return the line of the input that the tool's message refers to."""
     number = _LINE.search(said)
-    lines = script.splitlines()
-    if number is None or not 0 < int(number[1]) <= len(lines):
+    if number is None or int(number[1]) < 1:
         return ""
-    return f"\n  line {number[1]} of the input: {lines[int(number[1]) - 1]}"
+    lines = (line for block in script for line in block.splitlines())
+    line = next(itertools.islice(lines, int(number[1]) - 1, None), None)
+    return "" if line is None else f"\n  line {number[1]} of the input: {line}"

@@ -156,23 +156,27 @@ def needs_look(changes: XtablesChanges) -> bool:
     return changes.replace or changes.jumps is not None or names.FIREWALL in touched
 
 
-def restore_series(
+def restore_blocks(
     changes: XtablesChanges, found: KernelChains | None = None, *, in_pieces: bool = False
-) -> Iterator[Iterator[str]]:
-    """Yield the inputs to restore one after the other, each in blocks as `restore_blocks` returns them; usually one.
+) -> Iterator[str]:
+    """Yield the text for `iptables-restore --noflush` in blocks of whole lines; nothing if there is nothing to do.
 
-    `in_pieces` splits loads of many chains. This helps iptables on nf_tables and harms the legacy variant, where each
-    restore copies the whole table.
+    Each block is made on demand, so that the tool can read meanwhile. Within a table, chains are created or flushed,
+    jumps corrected, rules written, and unused chains removed last, when no rule refers to them (row 21.11). `found` is
+    required if `needs_look` returns True.
+
+    `in_pieces` writes table nat several times if it has many chains. This helps iptables on nf_tables and harms the legacy
+    variant, which copies the whole table each time. One run of the tool for all pieces takes half of the time of many runs
+    beside other busy programs.
     """
+    assert found is not None or not needs_look(changes)
     early = pieces(changes.written.get("nat", {})) if in_pieces else []
-    each = [XtablesChanges(family=changes.family, written={"nat": piece}) for piece in early]
+    for piece in early:
+        yield from _table_blocks("nat", XtablesChanges(family=changes.family, written={"nat": piece}), None)
     if early:
         changes = _without(changes, {chain for piece in early for chain in piece}, found)
-    for part, looked in (*((piece, None) for piece in each), (changes, found)):
-        blocks = restore_blocks(part, looked)
-        first = next(blocks, "")
-        if first:
-            yield itertools.chain((first,), blocks)
+    for table in names.OWN_TABLES:
+        yield from _table_blocks(table, changes, found)
 
 
 def _without(changes: XtablesChanges, early: set[str], found: KernelChains | None) -> XtablesChanges:
@@ -188,24 +192,16 @@ def _without(changes: XtablesChanges, early: set[str], found: KernelChains | Non
     return msgspec.structs.replace(changes, replace=False, written={**changes.written, "nat": rest}, removed=removed)
 
 
-def restore_blocks(changes: XtablesChanges, found: KernelChains | None = None) -> Iterator[str]:
-    """Yield the text for `iptables-restore --noflush` in blocks of whole lines; nothing if there is nothing to do.
-
-    Each block is made on demand, so that the tool can read meanwhile. Within a table, chains are created or flushed,
-    jumps corrected, rules written, and unused chains removed last, when no rule refers to them (row 21.11). `found` is
-    required if `needs_look` returns True.
-    """
-    assert found is not None or not needs_look(changes)
-    for table in names.OWN_TABLES:
-        lines = _table_lines(table, changes, found)
+def _table_blocks(table: str, changes: XtablesChanges, found: KernelChains | None) -> Iterator[str]:
+    lines = _table_lines(table, changes, found)
+    block = list(itertools.islice(lines, _BLOCK_LINES))
+    if not block:
+        return
+    yield f"*{table}\n"
+    while block:
+        yield "\n".join((*block, ""))
         block = list(itertools.islice(lines, _BLOCK_LINES))
-        if not block:
-            continue
-        yield f"*{table}\n"
-        while block:
-            yield "\n".join((*block, ""))
-            block = list(itertools.islice(lines, _BLOCK_LINES))
-        yield COMMIT
+    yield COMMIT
 
 
 def _table_lines(table: str, changes: XtablesChanges, found: KernelChains | None) -> Iterator[str]:
