@@ -167,7 +167,7 @@ def restore_blocks(
 
     `in_pieces` writes table nat several times if it has many chains. This helps iptables on nf_tables and harms the legacy
     variant, which copies the whole table each time. One run of the tool for all pieces takes half of the time of many runs
-    beside other busy programs.
+    next to other busy programs.
     """
     assert found is not None or not needs_look(changes)
     early = pieces(changes.written.get("nat", {})) if in_pieces else []
