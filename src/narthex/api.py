@@ -15,7 +15,7 @@ import msgspec
 
 from narthex.cli.output import json_text
 from narthex.cli.trace import picture
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.netfilter.dump.read import DumpError, read_dumps
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan

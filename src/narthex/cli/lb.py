@@ -243,7 +243,7 @@ def _access(where: dict[str, Any], *, quick: bool = False) -> Any:
 
 
 def _cidrs(text: str) -> tuple[str, ...]:
-    from narthex.model.net import network
+    from narthex.model import network
 
     try:
         return tuple(network(part.strip()) for part in text.split(",") if part.strip())

@@ -14,7 +14,7 @@ from narthex.cli.options import require_followed_source
 from narthex.cli.proxy_flags import CONTEXT
 
 if TYPE_CHECKING:
-    from narthex.model.net import IPFamily
+    from narthex.model import IPFamily
 
 
 @click.command("overlay", context_settings=CONTEXT)
@@ -118,7 +118,7 @@ def command(
 
 def _settings(flags: dict[str, Any]) -> Any:
     """Return the settings of the flags. Raises ValueError."""
-    from narthex.model.net import FAMILIES
+    from narthex.model import FAMILIES
     from narthex.overlay.annotations import AnnotationKeys
     from narthex.overlay.interfaces import InterfaceSelection
     from narthex.overlay.program.loop import OverlaySettings
@@ -153,7 +153,7 @@ def _settings(flags: dict[str, Any]) -> Any:
 
 def _address(option: str, text: str, family: IPFamily | None = None) -> str:
     """Return the canonical address of an option. Raises ValueError."""
-    from narthex.model.net import address, family_of
+    from narthex.model import address, family_of
 
     try:
         found = address(text)

@@ -195,7 +195,7 @@ def with_ports(values: dict[str, Any], healthz_port: int | None, metrics_port: i
 
 
 def _at(address: str, port: int) -> str:
-    from narthex.model.net import join_port
+    from narthex.model import join_port
     from narthex.model.validate import any_address
 
     try:

@@ -11,7 +11,7 @@ from narthex.cli.inputs import inputs_of, options, source_options
 from narthex.cli.options import output_option
 from narthex.cli.output import print_document
 from narthex.cli.progress import working
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 
 
 class RenderDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="render"):

@@ -23,8 +23,7 @@ from narthex.cli.options import lab_option
 from narthex.cli.output import json_text
 from narthex.cli.progress import working
 from narthex.cli.terminal import color_option, line_width, print_lines
-from narthex.model.net import IPFamily, address
-from narthex.model.store import Snapshot
+from narthex.model import IPFamily, Snapshot, address
 from narthex.netfilter.dump.read import DumpError, WalkInput, merge_dumps, read_dump
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.document import ProbeRecord, trace_document

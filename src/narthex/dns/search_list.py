@@ -16,7 +16,7 @@ from narthex.dns.message.query import Query, parse_query
 from narthex.dns.plugins.kubernetes import ExternalTarget, KubernetesPlugin
 from narthex.dns.zone.changes import ZoneTracker
 from narthex.dns.zone.zone import Zone
-from narthex.model.store import Snapshot
+from narthex.model import Snapshot
 
 NDOTS = 5
 """The kubelet's value."""

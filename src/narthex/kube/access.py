@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from narthex import __version__
-from narthex.model.problem import quoted
+from narthex.model import quoted
 from narthex.runtime.configuration.values import ClientConnection
 
 if TYPE_CHECKING:

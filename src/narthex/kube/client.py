@@ -24,7 +24,7 @@ import msgspec
 
 from narthex.kube.access import Access, AccessError, ServerConnection, open_connection
 from narthex.kube.messages import ApiStatus, WatchRequest, read_status
-from narthex.model.problem import quoted
+from narthex.model import quoted
 from narthex.runtime.watched_files import file_stamp
 
 if TYPE_CHECKING:

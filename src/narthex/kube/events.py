@@ -14,7 +14,7 @@ from narthex.kube.access import Access
 from narthex.kube.client import writing
 from narthex.linux.background import in_background
 from narthex.linux.clock import Clock
-from narthex.model.objects import NamespacedName
+from narthex.model import NamespacedName
 from narthex.runtime.logs import LOGGER
 
 _MOST_WAITING = 100

@@ -20,7 +20,7 @@ from lightkube.core.exceptions import ConfigError
 
 from narthex.linux.run import CommandError, TimeoutExpired
 from narthex.linux.supervised import run_supervised
-from narthex.model.problem import quoted
+from narthex.model import quoted
 
 PLUGIN_SECONDS = 30.0
 """A plugin may ask a person's identity provider, which takes seconds. One that takes longer hangs."""

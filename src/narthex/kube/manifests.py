@@ -22,10 +22,8 @@ from typing import Any
 
 import msgspec
 
+from narthex.model import AnyObject, Delete, Event, Problem, ProblemList, Synced, Upsert
 from narthex.model.decode.objects import MAX_BYTES, DecodeFunction, Identity, Loaded, decode, load
-from narthex.model.objects import AnyObject
-from narthex.model.problem import Problem, ProblemList
-from narthex.model.store import Delete, Event, Synced, Upsert
 
 SUFFIXES = (".yaml", ".yml", ".json")
 

@@ -9,10 +9,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from narthex.model import wire
+from narthex.model import Event, wire
 from narthex.model.backoff import Backoff
 from narthex.model.decode.objects import KINDS, shape_of
-from narthex.model.store import Event
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 """Annotation of the bookmark that ends a streaming list (KEP-3157)."""

@@ -17,9 +17,8 @@ from narthex.kube.messages import WATCH_TIMES
 from narthex.kube.resources import WatchedResource
 from narthex.kube.source import follow
 from narthex.kube.watch import Watch
+from narthex.model import Event, Problem
 from narthex.model.backoff import Backoff
-from narthex.model.problem import Problem
-from narthex.model.store import Event
 
 PATIENCE_SECONDS = 30.0
 _ATTEMPTS = 3

@@ -35,8 +35,7 @@ from narthex.kube.messages import (
 )
 from narthex.kube.resources import WatchedResource, of_a_proxy
 from narthex.kube.watch import Watch
-from narthex.model.problem import Problem
-from narthex.model.store import Event, Synced
+from narthex.model import Event, Problem, Synced
 from narthex.runtime.metrics import Collector, counter, gauge
 from narthex.runtime.reconciler import EventSource
 

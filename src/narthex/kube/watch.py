@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -42,10 +42,8 @@ from narthex.kube.messages import (
     version_of,
 )
 from narthex.kube.resources import WatchedResource
+from narthex.model import AnyObject, Delete, Event, EventProblem, NamespacedName, Problem, ProblemList, Upsert, quoted
 from narthex.model.decode.objects import Decoded, decode_json, decode_shape, shape_of
-from narthex.model.objects import AnyObject, NamespacedName
-from narthex.model.problem import EventProblem, Problem, ProblemList, quoted
-from narthex.model.store import Delete, Event, Upsert
 from narthex.model.wire import AnyWire
 
 _GO_ON = WatchStep()
@@ -484,7 +482,7 @@ class Watch:
         )
 
 
-_Key = NamespacedName | None
+_Key: TypeAlias = NamespacedName | None
 """None if the object's identity cannot be read."""
 
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from narthex.lab.topology import API_ADDRESS, API_PORT, SERVICE_CIDRS, LabNode
-from narthex.model.net import FAMILIES, IPFamily, family_of
-from narthex.model.objects import NamespacedName
+from narthex.model import FAMILIES, IPFamily, NamespacedName, family_of
 
 Object = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from narthex.model.objects import (
+from narthex.model import (
     AnyObject,
     Container,
     EndpointSlice,

@@ -20,8 +20,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.model.net import family_of
-from narthex.model.objects import NamespacedName
+from narthex.model import NamespacedName, family_of
 
 NONE, VXLAN, HOST_GW = OVERLAYS = ("none", "vxlan", "host-gw")
 """How pods of other nodes are reached: by static routes, or by the nodes' overlay."""

@@ -19,8 +19,7 @@ from narthex.lb.requests import AddressRequest, address_request
 from narthex.lb.resources import pool_serves
 from narthex.lb.service_status import AllocationDecision, Refusal, is_served, pool_of, status_addresses
 from narthex.lb.sharing import SharingProfile, sharing_conflict, sharing_profile
-from narthex.model.net import IPFamily, address_key, family_of
-from narthex.model.objects import Labels, NamespacedName, Service
+from narthex.model import IPFamily, Labels, NamespacedName, Service, address_key, family_of
 
 
 class AllocationInput(msgspec.Struct, frozen=True, kw_only=True):

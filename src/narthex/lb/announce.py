@@ -18,8 +18,7 @@ from narthex.lb.heartbeat import PeerState
 from narthex.lb.pools import Pools, validate_pools
 from narthex.lb.resources import selects_node, selects_pool, selects_service
 from narthex.lb.service_status import ALLOCATED_FROM, LOAD_BALANCER, annotation
-from narthex.model.objects import IPAddressPool, L2Advertisement, NamespacedName, Node, Service
-from narthex.model.store import Slices, Snapshot
+from narthex.model import IPAddressPool, L2Advertisement, NamespacedName, Node, Service, Slices, Snapshot
 
 EXCLUDE = "node.kubernetes.io/exclude-from-external-load-balancers"
 

@@ -13,7 +13,7 @@ import msgspec
 
 from narthex.lb.pools import Pools
 from narthex.lb.service_status import AllocationDecision, status_addresses
-from narthex.model.objects import LoadBalancerIngress, NamespacedName, Service
+from narthex.model import LoadBalancerIngress, NamespacedName, Service
 
 UNCONFIRMED_SECONDS = 60.0
 """A write without a response that is not observed after this long has not arrived; its request timed out long before.

@@ -15,10 +15,21 @@ import msgspec
 
 from narthex.lb.resources import selects_pool
 from narthex.lb.service_status import AllocationDecision, status_addresses
-from narthex.model.net import IPFamily, address_key, family_of, host_network, network, parsed_network
-from narthex.model.objects import IPAddressPool, L2Advertisement, Labels, NamespacedName, Service
-from narthex.model.problem import quoted
-from narthex.model.store import Snapshot
+from narthex.model import (
+    IPAddressPool,
+    IPFamily,
+    L2Advertisement,
+    Labels,
+    NamespacedName,
+    Service,
+    Snapshot,
+    address_key,
+    family_of,
+    host_network,
+    network,
+    parsed_network,
+    quoted,
+)
 from narthex.model.validate import any_address
 
 _FORBIDDEN = (

@@ -5,9 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from narthex.lb.service_status import ADDRESS_POOL, LOAD_BALANCER_IPS, PREFIX, Refusal, annotation
-from narthex.model.net import IPFamily, family_of
-from narthex.model.objects import Service
-from narthex.model.problem import quoted
+from narthex.model import IPFamily, Service, family_of, quoted
 from narthex.model.validate import host_address
 
 _REQUIRED = "RequireDualStack"

@@ -21,10 +21,22 @@ from typing import Any
 
 import msgspec
 
+from narthex.model import (
+    IPAddressPool,
+    L2Advertisement,
+    Labels,
+    NamespacedName,
+    Problem,
+    ProblemCollector,
+    ProblemList,
+    Selector,
+    Service,
+    kind_of,
+    quoted,
+    steps,
+)
 from narthex.model.decode.objects import MAX_BYTES, decode
 from narthex.model.documents import Document, MalformedDocument, read_documents
-from narthex.model.objects import IPAddressPool, L2Advertisement, Labels, NamespacedName, Selector, Service
-from narthex.model.problem import Problem, ProblemCollector, ProblemList, kind_of, quoted, steps
 from narthex.model.selector import matches
 from narthex.model.wire import WireIPAddressPoolSpec, WireL2AdvertisementSpec
 

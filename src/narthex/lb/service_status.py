@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from narthex.model.objects import NamespacedName, Service
+from narthex.model import NamespacedName, Service
 
 PREFIX, OLD_PREFIX = "metallb.io/", "metallb.universe.tf/"
 ADDRESS_POOL = "address-pool"

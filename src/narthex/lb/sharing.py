@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from narthex.lb.service_status import ALLOW_SHARED_IP, PREFIX, annotation
-from narthex.model.net import Protocol
-from narthex.model.objects import Labels, NamespacedName, Service
+from narthex.model import Labels, NamespacedName, Protocol, Service
 
 
 class SharingProfile(msgspec.Struct, frozen=True):

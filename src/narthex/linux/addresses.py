@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from narthex.linux.netlink import NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, messages, payloads
+from narthex.model import FAMILIES, IPFamily
 from narthex.model.links import IPVS_LINK, NODE_LOCAL_DNS_LINK
-from narthex.model.net import FAMILIES, IPFamily
 
 _RTM_NEWADDR, _RTM_GETADDR = 20, 22
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2

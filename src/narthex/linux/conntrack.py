@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from narthex.linux.netlink import DumpInterrupted
 from narthex.linux.nfnetlink import FAMILY_NUMBERS, NfNetlink
-from narthex.model.net import IPFamily, Protocol
+from narthex.model import IPFamily, Protocol
 from narthex.netfilter.netlink import conntrack as ctnetlink
 from narthex.netfilter.netlink.conntrack import ConntrackEntry
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 
 VARIANTS = ("nft", "legacy")
 

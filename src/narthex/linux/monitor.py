@@ -28,7 +28,7 @@ from narthex.linux.namespaces import in_namespace
 from narthex.linux.netlink import PORTS, PORTS_MASK, bind_own_port, text_attribute
 from narthex.linux.nfnetlink import DELETE_ELEMENTS, FAMILY_NUMBERS, NEW_ELEMENTS, NfNetlink
 from narthex.linux.socket_filter import attach_filter
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.netfilter.ast import TouchedPart
 
 _LOGGER = logging.getLogger("narthex")

@@ -15,7 +15,7 @@ from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
 import msgspec
 
-from narthex.model import net
+import narthex.model.net as net
 from narthex.model.net import IPFamily
 
 

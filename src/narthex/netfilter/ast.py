@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 
 
 class Unprintable(ValueError):

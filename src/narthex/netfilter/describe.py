@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from narthex.model.net import join_port
+from narthex.model import join_port
 from narthex.netfilter import ast
 
 _FIELDS = {

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from narthex.model import IPFamily, address, network
 from narthex.model.lines import MAX_LINE
-from narthex.model.net import IPFamily, address, network
 from narthex.netfilter.ast import Unprintable
 
 MAX_NAME = 31

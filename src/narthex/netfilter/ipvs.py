@@ -8,8 +8,8 @@ from fractions import Fraction
 
 import msgspec
 
+from narthex.model import Protocol, address_key, join_port, split_port
 from narthex.model.lines import MAX_LINE
-from narthex.model.net import Protocol, address_key, join_port, split_port
 from narthex.netfilter.ast import Unprintable
 
 ServerKey = tuple[str, Protocol, int]

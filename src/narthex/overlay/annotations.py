@@ -9,9 +9,7 @@ from hashlib import sha256
 
 import msgspec
 
-from narthex.model.net import IPFamily, address, family_of
-from narthex.model.objects import Node
-from narthex.model.problem import quoted
+from narthex.model import IPFamily, Node, address, family_of, quoted
 from narthex.model.validate import annotation_prefix
 from narthex.overlay.net_conf import VXLAN, BackendConf
 

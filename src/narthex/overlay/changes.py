@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from narthex.model.net import contains
+from narthex.model import contains
 from narthex.overlay.desired import DesiredState, OverlayFdbEntry, OverlayNeighbor, OverlayRoute, VxlanDevice
 from narthex.overlay.peers import within
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from narthex.model import IPFamily, contains, parsed_network
 from narthex.model.kernel_setting import KernelSetting
-from narthex.model.net import IPFamily, contains, parsed_network
 from narthex.overlay.net_conf import VXLAN, NetConf
 from narthex.overlay.peers import OverlayPeer
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from narthex.model.net import IPFamily, family_of
-from narthex.model.problem import quoted
+from narthex.model import IPFamily, family_of, quoted
 
 
 class InterfaceNotFound(ValueError):

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.model.net import FAMILIES, IPFamily, address, contains, family_of, network, parsed_network
-from narthex.model.problem import kind_of, quoted
+from narthex.model import FAMILIES, IPFamily, address, contains, family_of, kind_of, network, parsed_network, quoted
 
 VXLAN, HOST_GW = "vxlan", "host-gw"
 BACKENDS = (VXLAN, HOST_GW)

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from narthex.model.net import IPFamily, family_of, parsed_network
-from narthex.model.objects import Node
+from narthex.model import IPFamily, Node, family_of, parsed_network
 from narthex.overlay.annotations import AnnotationKeys, derived_mac, given_public_ip, public_ip, vtep_mac
 from narthex.overlay.net_conf import VXLAN, NetConf
 

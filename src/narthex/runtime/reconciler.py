@@ -16,8 +16,8 @@ import msgspec
 
 from narthex.linux.background import in_background
 from narthex.linux.clock import Clock
+from narthex.model import Event
 from narthex.model.backoff import Backoff
-from narthex.model.store import Event
 from narthex.runtime.logs import LOGGER
 
 

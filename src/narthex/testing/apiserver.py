@@ -30,7 +30,7 @@ from narthex.lab.encode import encode
 from narthex.lab.server.server import ApiConnection
 from narthex.lab.server.server import ApiServer as Server
 from narthex.linux.setns import EnteredNamespace, open_namespace
-from narthex.model.objects import AnyObject
+from narthex.model import AnyObject
 from narthex.runtime.http.connection import HeaderFields
 
 T = TypeVar("T")

@@ -10,21 +10,29 @@ from collections.abc import Iterable
 
 import msgspec
 
-from narthex.model.net import IPFamily, Protocol, address, family_of, split_port
-from narthex.model.objects import (
+from narthex.model import (
     AnyObject,
     EndpointPort,
     EndpointSlice,
+    Host,
+    IPFamily,
     LoadBalancerIngress,
     NamespacedName,
     Node,
+    Packet,
+    Protocol,
     Service,
     ServicePort,
     ServicePortName,
     SliceEndpoint,
+    Snapshot,
+    Store,
+    Synced,
+    Upsert,
+    address,
+    family_of,
+    split_port,
 )
-from narthex.model.packet import Host, Packet
-from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import NodeConfig, plan_once
 

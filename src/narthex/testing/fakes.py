@@ -8,10 +8,20 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from narthex.linux.run import ApplyError
-from narthex.model.net import join_port
-from narthex.model.objects import AnyObject
-from narthex.model.packet import Disposition, Host, Memory, Packet, Trace, single
-from narthex.model.store import Delete, Event, Synced, Upsert
+from narthex.model import (
+    AnyObject,
+    Delete,
+    Disposition,
+    Event,
+    Host,
+    Memory,
+    Packet,
+    Synced,
+    Trace,
+    Upsert,
+    join_port,
+    single,
+)
 from narthex.proxy.backends.base import Backend, Target, Trait
 from narthex.proxy.plan.ir import Deviation, Forward, Plan
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from narthex.model.net import join_port
-from narthex.model.packet import Disposition, Trace
+from narthex.model import Disposition, Trace, join_port
 
 End = tuple[Disposition, tuple[str, int] | None, bool]
 """Where a packet ends: disposition, endpoint when delivered, whether its source was rewritten to the node's."""

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from narthex.linux.namespaces import in_namespace
-from narthex.model.net import family_of, join_port
+from narthex.model import family_of, join_port
 from narthex.testing.kernel.client import ADDRESS_FAMILY
 
 PATIENCE = 20.0

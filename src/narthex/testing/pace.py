@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from narthex.model.objects import Service
+from narthex.model import Service
 from narthex.testing.scenario import Scenario, ScenarioStep
 
 LONGEST = 15.0

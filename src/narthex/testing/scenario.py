@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 import yaml  # type: ignore[import-untyped]
 
+from narthex.model import NODE_PORT_WORDS, AnyObject, Protocol, Service, address, family_of, network, split_port
 from narthex.model.decode.objects import decode
-from narthex.model.net import NODE_PORT_WORDS, Protocol, address, family_of, network, split_port
-from narthex.model.objects import AnyObject, Service
 from narthex.testing.findings import DROP, NONE, REJECT, Ends, delivered
 
 KNOWN_MODES = ("nftables", "iptables", "ipvs", "userspace")

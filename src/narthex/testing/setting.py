@@ -6,10 +6,25 @@ from collections.abc import Iterable, Set
 
 import msgspec
 
-from narthex.model.net import IPFamily, Protocol, contains, family_of, in_any
-from narthex.model.objects import AnyObject, EndpointSlice, Node, Service, ServiceCIDR
-from narthex.model.packet import Disposition, Host, Packet
-from narthex.model.store import Snapshot, Store, Synced, Upsert
+from narthex.model import (
+    AnyObject,
+    Disposition,
+    EndpointSlice,
+    Host,
+    IPFamily,
+    Node,
+    Packet,
+    Protocol,
+    Service,
+    ServiceCIDR,
+    Snapshot,
+    Store,
+    Synced,
+    Upsert,
+    contains,
+    family_of,
+    in_any,
+)
 from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.ir import Deviation
 from narthex.proxy.plan.planner import NodeConfig, pod_detector

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from narthex.model.net import IPFamily, Protocol
-from narthex.model.objects import (
+from narthex.model import (
     AnyObject,
+    Delete,
     EndpointPort,
     EndpointSlice,
+    Event,
+    IPFamily,
     LoadBalancerIngress,
     NamespacedName,
+    Packet,
+    Protocol,
     Service,
     ServiceCIDR,
     ServicePort,
     SliceEndpoint,
+    Upsert,
 )
-from narthex.model.packet import Packet
-from narthex.model.store import Delete, Event, Upsert
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.testing.build import NODE, NODE_IPS, node
 

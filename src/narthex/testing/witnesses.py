@@ -8,8 +8,7 @@ from functools import partial
 
 import msgspec
 
-from narthex.model.net import IPFamily, family_of, join_port
-from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace
+from narthex.model import Disposition, Host, IPFamily, Memory, Outcome, Packet, Trace, family_of, join_port
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import plan_once

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from narthex.model.net import Protocol, contains, family_of, in_any, join_port
-from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace, WalkStep, single
+from narthex.model import (
+    Disposition,
+    Host,
+    Memory,
+    Outcome,
+    Packet,
+    Protocol,
+    Trace,
+    WalkStep,
+    contains,
+    family_of,
+    in_any,
+    join_port,
+    single,
+)
 from narthex.proxy.plan.ir import (
     Decision,
     Deviation,

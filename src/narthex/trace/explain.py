@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from narthex.model.net import join_port
-from narthex.model.packet import Disposition, Host, Outcome, Packet, Trace, WalkStep, agree
+from narthex.model import Disposition, Host, Outcome, Packet, Trace, WalkStep, agree, join_port
 from narthex.netfilter.dump.dump import WalkInput
 from narthex.proxy.plan.ir import Deviation, Forward, Frontend, FrontendKind, Plan, Sender, ServicePlan
 from narthex.proxy.plan.show import conflict_text, frontend_text

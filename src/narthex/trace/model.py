@@ -17,8 +17,7 @@ from fractions import Fraction
 
 import msgspec
 
-from narthex.model.net import join_port
-from narthex.model.packet import Disposition, WalkStep
+from narthex.model import Disposition, WalkStep, join_port
 
 _RULE_STAGES = frozenset({"prerouting", "input", "forward", "output", "postrouting", "relay"})
 _ONE = Fraction(1)

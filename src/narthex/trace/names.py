@@ -7,9 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from narthex.model.net import contains, family_of
-from narthex.model.objects import Node
-from narthex.model.store import Snapshot
+from narthex.model import Node, Snapshot, contains, family_of
 from narthex.trace.model import PathStep
 
 _NAME = r"[a-z0-9-]+/[a-z0-9.-]+"

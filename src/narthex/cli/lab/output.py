@@ -12,7 +12,7 @@ from narthex.cli.lab.options import name_argument
 from narthex.lab.cluster import DNS_SERVICE
 from narthex.lab.program.labs import LabNodeStatus, LabStatus, StartedLab
 from narthex.lab.program.state import LabState, ServiceRecord
-from narthex.model.net import join_port
+from narthex.model import join_port
 from narthex.runtime.logs import printable
 
 T = TypeVar("T")

@@ -221,7 +221,7 @@ def _forget_flows(config: PortmapConfig, pod: PortmapTarget, only_to_pod: bool =
     # Imported here: only UDP ports need them, and they take longer to load than the rest of the plugin.
     from narthex.linux.addresses import own_addresses
     from narthex.linux.conntrack import ConntrackTable
-    from narthex.model.net import IPFamily, Protocol
+    from narthex.model import IPFamily, Protocol
 
     removed = 0
     conntrack = ConntrackTable()

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 from narthex.dns.corefile.settings import DEFAULT_PORT, DEFAULT_TLS_PORT, HttpEndpoint, Upstream, Zones
 from narthex.dns.corefile.syntax import CorefileNode, CorefileReader
 from narthex.dns.message import names, wire
+from narthex.model import address, one_of, quoted
 from narthex.model.duration import duration, duration_text
-from narthex.model.net import address
-from narthex.model.problem import one_of, quoted
 
 _ZONE = re.compile(r"[A-Za-z0-9_./*-]+", re.ASCII)
 

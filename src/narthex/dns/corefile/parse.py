@@ -23,7 +23,7 @@ from narthex.dns.corefile.directive import zones as zones_of
 from narthex.dns.corefile.plugins import PLUGINS, UNSUPPORTED_PLUGINS
 from narthex.dns.corefile.settings import DEFAULT_PORT, BindSettings, CorefilePosition, KubernetesSettings, ServerBlock
 from narthex.dns.corefile.syntax import CorefileNode, CorefileReader, CorefileWord, LoadFiles
-from narthex.model.problem import Problem, one_of, quoted
+from narthex.model import Problem, one_of, quoted
 
 MAX_TEXT = 1 << 20
 """Longest Corefile in characters. That of a cluster has a thousand; a ConfigMap holds 1 MiB."""

@@ -35,8 +35,7 @@ from narthex.dns.corefile.settings import (
     UpstreamTlsSettings,
     Zones,
 )
-from narthex.model.net import address
-from narthex.model.problem import one_of, quoted
+from narthex.model import address, one_of, quoted
 from narthex.model.selector import parse_selector
 
 _CLASSES = ("success", "denial", "error", "all")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from narthex.dns.corefile.settings import CorefilePosition
-from narthex.model.problem import MAX_PROBLEMS, Problem, ProblemCollector, ProblemList, quoted
+from narthex.model import MAX_PROBLEMS, Problem, ProblemCollector, ProblemList, quoted
 
 MAX_EXPANSIONS = 1000
 """Limit of imports in one Corefile; more are taken for a cycle."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 
 from narthex.dns.corefile.settings import ConsolidateRule, ErrorsSettings
+from narthex.model import quoted
 from narthex.model.duration import duration_text
-from narthex.model.problem import quoted
 
 
 class ErrorLog:

@@ -11,7 +11,7 @@ from narthex.dns.corefile.settings import HostsSettings
 from narthex.dns.message import names, wire
 from narthex.dns.message.query import Query
 from narthex.dns.message.response import local_response
-from narthex.model.net import address
+from narthex.model import address
 
 _IN_ADDR, _IP6 = names.wire("in-addr.arpa"), names.wire("ip6.arpa")
 

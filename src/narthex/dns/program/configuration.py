@@ -10,7 +10,7 @@ import msgspec
 
 from narthex.dns.corefile.parse import Corefile, CorefileError, parse
 from narthex.dns.corefile.settings import DEFAULT_PORT, ServerBlock
-from narthex.model.problem import Problem
+from narthex.model import Problem
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.watched_files import file_stamp
 

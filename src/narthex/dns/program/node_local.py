@@ -29,8 +29,8 @@ from narthex.linux.libnftables import NftError, NftMissingError, OwnedTables
 from narthex.linux.netlink import NetlinkError
 from narthex.linux.privileges import allow_many_files
 from narthex.linux.rtnetlink import RtNetlink
+from narthex.model import FAMILIES, address, family_of
 from narthex.model.links import NODE_LOCAL_DNS_LINK, AddAddress, SetUp
-from narthex.model.net import FAMILIES, address, family_of
 from narthex.model.values import Network, packed_address
 from narthex.runtime.configuration.values import DnsConfiguration
 from narthex.runtime.logs import LOGGER

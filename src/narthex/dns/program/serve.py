@@ -29,9 +29,18 @@ from narthex.dns.server.dispatcher import DEFAULT_RECURSION_NETWORKS
 from narthex.dns.zone.changes import ZoneChange, ZoneTracker
 from narthex.linux.clock import Clock, SystemClock
 from narthex.linux.privileges import allow_many_files
-from narthex.model.net import network
-from narthex.model.objects import TRIGGER_TIME, EndpointSlice, NamespacedName, trigger_time
-from narthex.model.store import Event, Snapshot, Store, Synced, Upsert
+from narthex.model import (
+    TRIGGER_TIME,
+    EndpointSlice,
+    Event,
+    NamespacedName,
+    Snapshot,
+    Store,
+    Synced,
+    Upsert,
+    network,
+    trigger_time,
+)
 from narthex.runtime.logs import LOGGER, ProblemLog, start_logging
 from narthex.runtime.metrics import exposition
 from narthex.runtime.process import ended_by_signal

@@ -10,8 +10,8 @@ import msgspec
 from narthex.dns.corefile.settings import AutopathSettings, Upstream
 from narthex.dns.message import names
 from narthex.dns.server.event_loop import read_text
+from narthex.model import address
 from narthex.model.lines import without_long_lines_of
-from narthex.model.net import address
 
 STUBS = frozenset({"127.0.0.53", "127.0.0.54"})
 """Addresses of systemd-resolved, which may forward to this server; in a pod nothing listens there."""

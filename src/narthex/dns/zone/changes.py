@@ -9,9 +9,8 @@ import msgspec
 from narthex.dns.corefile.settings import KubernetesSettings
 from narthex.dns.message.names import label
 from narthex.dns.zone.records import ServiceRecords, packed, service_key, service_records
-from narthex.model.objects import EndpointSlice, Namespace, NamespacedName, Pod, Service
+from narthex.model import EndpointSlice, Namespace, NamespacedName, Pod, Service, Slices, Snapshot
 from narthex.model.selector import matches
-from narthex.model.store import Slices, Snapshot
 
 _NO_SLICES = Slices()
 

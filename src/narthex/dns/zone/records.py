@@ -16,7 +16,7 @@ import msgspec
 from narthex.dns.message import names
 from narthex.dns.message.names import MAX_LABEL, label
 from narthex.dns.message.wire import AAAA, CNAME, SRV, A
-from narthex.model.objects import EndpointPort, EndpointSlice, Service, ServicePort, SliceEndpoint
+from narthex.model import EndpointPort, EndpointSlice, Service, ServicePort, SliceEndpoint
 
 Records = tuple[tuple[int, tuple[bytes, ...]], ...]
 """Record data by type, without duplicates. Names in the data of SRV records are relative to the Service's name."""

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from narthex.lab.api.registry import stamp
-from narthex.model.objects import NamespacedName
+from narthex.model import NamespacedName
 
 Object: TypeAlias = dict[str, Any]
 """A Kubernetes object as decoded JSON."""

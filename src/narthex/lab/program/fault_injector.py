@@ -31,7 +31,7 @@ from narthex.lab.program.state import LabError, LabState
 from narthex.linux.libnftables import NftError, run_nft
 from narthex.linux.namespaces import namespace_exists
 from narthex.linux.run import CommandError, run
-from narthex.model.objects import NamespacedName
+from narthex.model import NamespacedName
 
 _CHECK_SECONDS = 1.0
 """Interval at which the targets of active faults are checked."""

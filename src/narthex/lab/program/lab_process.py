@@ -47,10 +47,8 @@ from narthex.lab.program.state import LabError, LabState, StateDirectory
 from narthex.lab.topology import NONE, LabNode
 from narthex.linux.clock import SystemClock
 from narthex.linux.processes import identify_process
+from narthex.model import IPAddressPool, NamespacedName, Problem, Snapshot
 from narthex.model.backoff import Backoff
-from narthex.model.objects import IPAddressPool, NamespacedName
-from narthex.model.problem import Problem
-from narthex.model.store import Snapshot
 from narthex.runtime.reconciler import Reconciler, Throttle
 
 Object = dict[str, Any]

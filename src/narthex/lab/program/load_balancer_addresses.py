@@ -34,10 +34,16 @@ from narthex.lb.service_status import (
     service_path,
     status_patch,
 )
-from narthex.model.net import IPFamily, host_network
-from narthex.model.objects import IPAddressPool, LoadBalancerIngress, NamespacedName, Service
-from narthex.model.problem import Problem
-from narthex.model.store import Snapshot
+from narthex.model import (
+    IPAddressPool,
+    IPFamily,
+    LoadBalancerIngress,
+    NamespacedName,
+    Problem,
+    Service,
+    Snapshot,
+    host_network,
+)
 
 _NAMESPACE = "metallb-system"
 

@@ -11,7 +11,7 @@ from narthex.kube.manifests import ManifestSource
 from narthex.lab.kubelet.environment import command_line
 from narthex.lab.kubelet.program.images import Images
 from narthex.lab.program.manifests import ManifestObject, decode_document
-from narthex.model.store import Upsert
+from narthex.model import Upsert
 
 _MOST = 20
 """Programs that are named; more would fill the screen."""

@@ -19,10 +19,8 @@ from narthex.lab.api.requests import ApiRequest, ApiResponse
 from narthex.lab.cluster import namespace
 from narthex.lab.kubelet.program.images import ECHO
 from narthex.lab.program.shared_registry import SharedRegistry
+from narthex.model import AnyObject, Delete, NamespacedName, Object, Problem, Synced, Upsert
 from narthex.model.decode.objects import KINDS, Decoded, Identity, decode
-from narthex.model.objects import AnyObject, NamespacedName, Object
-from narthex.model.problem import Problem
-from narthex.model.store import Delete, Synced, Upsert
 
 MANAGER = "manifests"
 """Field manager of objects from manifests."""

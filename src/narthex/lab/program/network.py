@@ -13,7 +13,7 @@ from narthex.lab.program.state import StateDirectory
 from narthex.lab.topology import NETWORK, LabNode, Wiring
 from narthex.linux.links import ip_batch, set_sysctls
 from narthex.linux.namespaces import create_namespace, delete_namespace, namespace_path
-from narthex.model.objects import NamespacedName
+from narthex.model import NamespacedName
 from narthex.model.values import address_text
 
 

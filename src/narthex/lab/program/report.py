@@ -13,10 +13,7 @@ from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.program.components import LabComponents
 from narthex.lab.program.state import LabState, PodRecord, ScaleRecord, ServiceAddress, ServiceRecord
 from narthex.lab.topology import LabNode
-from narthex.model.net import family_of
-from narthex.model.objects import EndpointSlice, NamespacedName, Pod, Service
-from narthex.model.problem import Problem
-from narthex.model.store import Snapshot
+from narthex.model import EndpointSlice, NamespacedName, Pod, Problem, Service, Snapshot, family_of
 
 
 def describe_state(

@@ -10,9 +10,8 @@ from typing import Any
 
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.registry import Registry
+from narthex.model import Delete, Event, NamespacedName, Snapshot, Store, Synced, Upsert
 from narthex.model.decode.objects import KINDS, decode
-from narthex.model.objects import NamespacedName
-from narthex.model.store import Delete, Event, Snapshot, Store, Synced, Upsert
 
 _RULES = {
     "Service": ("spec", "ingress"),

@@ -33,7 +33,7 @@ import msgspec
 from narthex.lab.faults import InjectedFault
 from narthex.lab.topology import NETWORK, NONE, LabNode, check_name
 from narthex.linux.processes import ProcessIdentity
-from narthex.model.problem import Problem
+from narthex.model import Problem
 
 LABS = Path("/run/narthex/lab")
 PROGRAMS = Path("/var/lib/narthex/lab")

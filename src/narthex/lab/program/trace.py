@@ -25,8 +25,7 @@ from narthex.linux.addresses import own_addresses
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.processes import is_alive
 from narthex.linux.run import CommandError, run
-from narthex.model.net import FAMILIES, IPFamily, address, contains, family_of
-from narthex.model.packet import Host
+from narthex.model import FAMILIES, Host, IPFamily, address, contains, family_of
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.find import find
 from narthex.trace.follow.views import NodeView, RelayEndpoints

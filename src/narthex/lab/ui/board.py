@@ -8,10 +8,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from narthex.model.net import Protocol as Transport
-from narthex.model.objects import EndpointSlice, NamespacedName, Node, Pod, Service
-from narthex.model.problem import Problem
-from narthex.model.store import Event, Slices, Snapshot, Store
+from narthex.model import EndpointSlice, Event, NamespacedName, Node, Pod, Problem, Service, Slices, Snapshot, Store
+from narthex.model import Protocol as Transport
 
 ConnectionCounts = dict[str, int]
 """New connections by Service (`shop/web`) since the start of the nodes' proxies."""

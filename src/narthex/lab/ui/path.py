@@ -14,7 +14,7 @@ import msgspec
 
 from narthex.kube.manifests import ManifestSource
 from narthex.lab.ui.board import Board
-from narthex.model.store import Snapshot
+from narthex.model import Snapshot
 from narthex.trace.causes.catalogue import CauseFinding, finding_records
 from narthex.trace.causes.find import find
 from narthex.trace.model import PacketPath, PathLeaf

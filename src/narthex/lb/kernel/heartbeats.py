@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from narthex.model.net import IPFamily, family_of
+from narthex.model import IPFamily, family_of
 
 _MOST_BYTES = 65535
 _AT_ONCE = 2000

@@ -24,8 +24,7 @@ from narthex.lb.schedule import AnnouncementSchedule
 from narthex.lb.service_status import ServiceCondition
 from narthex.linux import failpoints
 from narthex.linux.failpoints import failpoint
-from narthex.model.objects import IPAddressPool, L2Advertisement, NamespacedName
-from narthex.model.store import Event, Snapshot, Store
+from narthex.model import Event, IPAddressPool, L2Advertisement, NamespacedName, Snapshot, Store
 from narthex.runtime.logs import LOGGER
 
 _DEFEND_SECONDS = 10.0

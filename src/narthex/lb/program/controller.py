@@ -29,8 +29,7 @@ from narthex.lb.program.files import PoolsFile
 from narthex.lb.program.status_writes import ServerUnavailable, StatusWriter, WriteOutcome
 from narthex.lb.service_status import AllocationDecision, ServiceEvent, required_changes
 from narthex.linux.clock import Clock, SystemClock
-from narthex.model.objects import IPAddressPool, NamespacedName, Service
-from narthex.model.store import Snapshot, Store
+from narthex.model import IPAddressPool, NamespacedName, Service, Snapshot, Store
 from narthex.runtime.http.messages import HttpResponse, SlowResponse
 from narthex.runtime.logs import LOGGER, ProblemLog, printable
 from narthex.runtime.metrics import counter, exposition, gauge, metrics_reply

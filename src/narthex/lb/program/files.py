@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from narthex.lb.resources import LoadBalancerConfiguration, read
-from narthex.model.problem import Problem
+from narthex.model import Problem
 from narthex.runtime.logs import LOGGER, printable
 from narthex.runtime.watched_files import FileStamp, file_stamp
 

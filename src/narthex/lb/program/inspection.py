@@ -29,10 +29,7 @@ from narthex.lb.service_status import (
     required_changes,
     status_addresses,
 )
-from narthex.model.net import IPFamily, family_of
-from narthex.model.objects import NamespacedName, Service
-from narthex.model.problem import Problem
-from narthex.model.store import Event, Snapshot, Store, Synced
+from narthex.model import Event, IPFamily, NamespacedName, Problem, Service, Snapshot, Store, Synced, family_of
 
 
 class InspectionError(ValueError):

@@ -33,9 +33,8 @@ from narthex.kube.resources import ALL_SERVICES
 from narthex.lb.service_status import ServiceChanges, ServiceCondition, condition_patch, pool_patch, service_path
 from narthex.linux.background import in_background
 from narthex.linux.clock import Clock
+from narthex.model import NamespacedName, Service, address
 from narthex.model.backoff import Backoff
-from narthex.model.net import address
-from narthex.model.objects import NamespacedName, Service
 from narthex.runtime.logs import LOGGER, printable
 
 _REQUEST_SECONDS = 10.0

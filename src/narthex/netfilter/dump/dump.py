@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from narthex.model.net import IPFamily, family_of
-from narthex.model.problem import BoundedProblems, omitted_text
+from narthex.model import BoundedProblems, IPFamily, family_of, omitted_text
 from narthex.netfilter.ast import AnyOf, Chain, Expression, InlineVerdictMap, Ruleset, Table, Unknown
 from narthex.netfilter.describe import describe_rule
 from narthex.netfilter.ipset import IpSet

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from narthex.model.net import IPFamily
-from narthex.model.problem import BoundedProblems, omitted_text
+from narthex.model import BoundedProblems, IPFamily, omitted_text
 from narthex.netfilter.ast import Chain, MarkOr, OmittedMatch, Rule, Table
 from narthex.netfilter.cuts import gap_rule
 from narthex.netfilter.dump.dump import DumpTable, Flavour

@@ -14,9 +14,8 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from narthex.model import BoundedProblems, IPFamily, omitted_text
 from narthex.model.lines import MAX_LINE, long_lines_text, without_long_lines
-from narthex.model.net import IPFamily
-from narthex.model.problem import BoundedProblems, omitted_text
 from narthex.netfilter.cuts import is_cut_mark
 from narthex.netfilter.dump.dump import Dump, DumpGap, DumpProblem, DumpTable, Flavour, GapKind, WalkInput, merge_dumps
 from narthex.netfilter.dump.loose_rules import LooseRules

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 
 _LOG_PREFIX = re.compile(
     r"^(?:\[[\w./-]++\] )?"

@@ -10,7 +10,7 @@ from collections.abc import Container
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple
 
-from narthex.model.net import ConntrackFlow, Protocol
+from narthex.model import ConntrackFlow, Protocol
 from narthex.netfilter.netlink.attributes import NESTED, attribute, attributes
 
 SUBSYSTEM = 1

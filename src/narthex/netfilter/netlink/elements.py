@@ -18,7 +18,7 @@ from itertools import islice, repeat
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import Any
 
-from narthex.model.net import IPFamily, Protocol, networks_between
+from narthex.model import IPFamily, Protocol, networks_between
 from narthex.netfilter import ast
 from narthex.netfilter.netlink.attributes import NESTED, attribute, attributes
 

@@ -10,7 +10,7 @@ import struct
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import NamedTuple
 
-from narthex.model.net import IPFamily, Protocol, address, family_of
+from narthex.model import IPFamily, Protocol, address, family_of
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.netfilter.netlink.attributes import NESTED, attribute, attributes
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.netfilter.ast import Chain, DnatMap, Expression, Field, InSet, Key, KeyPart, Rule, Slot, Unprintable
 from narthex.netfilter.netlink.attributes import NESTED, attribute
 from narthex.netfilter.netlink.elements import LIST_ELEM

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.model.problem import BoundedProblems, omitted_text
+from narthex.model import BoundedProblems, omitted_text
 from narthex.netfilter.ast import Chain, Set, Table
 from narthex.netfilter.lazy import LazyChains, LazyMapping, LineProblem
 from narthex.netfilter.nft.parse import FAMILIES, parse_chain, parse_set

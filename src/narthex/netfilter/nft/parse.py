@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from narthex.model.net import IPFamily, networks_between
+from narthex.model import IPFamily, networks_between
 from narthex.netfilter import ast
 from narthex.netfilter.cuts import gap_rule, is_cut_mark
 from narthex.netfilter.nft.cursor import Lexer, TokenCursor, UnknownSyntax, canonical, duration

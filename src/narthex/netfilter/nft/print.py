@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from narthex.model.net import IPFamily, family_of
+from narthex.model import IPFamily, family_of
 from narthex.netfilter import ast
 
 NAME_LIMIT = 127

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from narthex.model.net import networks_between
+from narthex.model import networks_between
 from narthex.netfilter import ast
 from narthex.netfilter.nft import matches as nft_matches
 from narthex.netfilter.nft import statements as nft_statements

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from narthex.model.net import split_port
+from narthex.model import split_port
 from narthex.netfilter import ast
 from narthex.netfilter.nft.cursor import TokenCursor, UnknownSyntax
 from narthex.netfilter.xtables.values import destination_range

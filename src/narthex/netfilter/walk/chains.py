@@ -10,7 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import lru_cache
 
-from narthex.model.packet import WalkNearMiss
+from narthex.model import WalkNearMiss
 from narthex.netfilter import ast
 from narthex.netfilter.describe import describe, describe_rule
 from narthex.netfilter.walk.lookup import RulesetIndex

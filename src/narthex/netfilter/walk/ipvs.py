@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from narthex.model.net import join_port
-from narthex.model.packet import Disposition
+from narthex.model import Disposition, join_port
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.netfilter.walk.lookup import PriorityRange
 from narthex.netfilter.walk.matches import Matcher

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 
-from narthex.model.net import IPFamily, address_key, family_of, network
+from narthex.model import IPFamily, address_key, family_of, network
 from narthex.netfilter.ast import Atom, Chain, Compare, ElementData, ElementKey, Field, Rule, Ruleset, Set, Table
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.lazy import base_chains

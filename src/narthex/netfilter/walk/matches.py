@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
-from narthex.model.net import IPFamily, contains, family_of
-from narthex.model.packet import Host, Memory, Packet
+from narthex.model import Host, IPFamily, Memory, Packet, contains, family_of
 from narthex.netfilter import ast
 from narthex.netfilter.describe import describe, describe_rule
 from narthex.netfilter.walk.lookup import ElementIndex, RulesetIndex, ipset_fields, ipset_index

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.netfilter import ast
 from narthex.netfilter.lazy import LazyChains, base_chains
 from narthex.netfilter.nft.print import priority_number

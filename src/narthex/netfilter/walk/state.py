@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import msgspec
 
-from narthex.model.packet import Disposition, WalkStep
+from narthex.model import Disposition, WalkStep
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.ipvs import ServerKey, VirtualServer
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from narthex.model.net import address_key, family_of
-from narthex.model.packet import Disposition
+from narthex.model import Disposition, address_key, family_of
 from narthex.netfilter import ast
 from narthex.netfilter.describe import describe, describe_element
 from narthex.netfilter.walk.lookup import RulesetIndex

@@ -15,8 +15,7 @@ from fractions import Fraction
 
 import msgspec
 
-from narthex.model.net import family_of
-from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace, WalkNearMiss
+from narthex.model import Disposition, Host, Memory, Outcome, Packet, Trace, WalkNearMiss, family_of
 from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.walk.chains import ChainWalk
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT, IpvsStage

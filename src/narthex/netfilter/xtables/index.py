@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from narthex.model import BoundedProblems, IPFamily, omitted_text
 from narthex.model.lines import MAX_LINE
-from narthex.model.net import IPFamily
-from narthex.model.problem import BoundedProblems, omitted_text
 from narthex.netfilter.ast import Chain, Rule, Table, Unknown
 from narthex.netfilter.cuts import gap_rule, is_cut_mark
 from narthex.netfilter.lazy import IndexedTable, LazyChains, LineProblem

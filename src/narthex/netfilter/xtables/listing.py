@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from narthex.model import IPFamily
 from narthex.model.lines import MAX_LINE
-from narthex.model.net import IPFamily
 from narthex.netfilter.ast import TCP_FLAGS, OmittedMatch, Rule, Unknown
 from narthex.netfilter.cuts import gap_rule, is_cut_mark
 from narthex.netfilter.xtables.lexer import SaveTextError

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
-from narthex.model.net import networks_between
+from narthex.model import networks_between
 from narthex.netfilter import ast
 from narthex.netfilter.xtables.lexer import NoEquivalentNode, Option, Options, extension_text
 from narthex.netfilter.xtables.values import ICMP_TYPES, kernel_probability, plain_network, port_named, value_and_mask

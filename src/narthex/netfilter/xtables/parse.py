@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
+from narthex.model import IPFamily, address
 from narthex.model.lines import MAX_LINE
-from narthex.model.net import IPFamily, address
 from narthex.netfilter.ast import Chain, Compare, Dnat, Expression, Field, Rule, Ruleset, Table, Unknown
 from narthex.netfilter.xtables.lexer import SaveTextError, is_keyword, split_options, split_words
 from narthex.netfilter.xtables.matches import read_match

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from narthex.model.net import IPFamily, join_port
+from narthex.model import IPFamily, join_port
 from narthex.netfilter import ast
 from narthex.netfilter.lazy import LazyRules
 from narthex.netfilter.xtables.values import TABLES, builtin_chains, reject_words

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from narthex.model.net import IPFamily, split_port
+from narthex.model import IPFamily, split_port
 from narthex.netfilter import ast
 from narthex.netfilter.xtables.lexer import NoEquivalentNode, Option, Options, extension_text, only
 from narthex.netfilter.xtables.values import destination_range, plain_network, reject_words, value_and_mask

@@ -7,7 +7,7 @@ import re
 from fractions import Fraction
 from math import floor
 
-from narthex.model.net import IPFamily, address, family_of, network
+from narthex.model import IPFamily, address, family_of, network
 from narthex.netfilter.ast import Hook
 
 _HOOKS: dict[str, tuple[str, dict[str, int]]] = {

@@ -16,7 +16,7 @@ from typing import TypeVar
 from narthex.linux.netlink import DumpInterrupted, NetlinkError, payloads
 from narthex.linux.netlink import attribute as attr
 from narthex.linux.rtnetlink import RtNetlink
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.overlay.changes import (
     AddDevice,
     AddDeviceAddress,

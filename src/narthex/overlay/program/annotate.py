@@ -14,9 +14,8 @@ from narthex.kube.access import Access
 from narthex.kube.client import ApiError, writing
 from narthex.linux.background import in_background
 from narthex.linux.clock import Clock, SystemClock
+from narthex.model import IPFamily, Node, family_of
 from narthex.model.backoff import Backoff
-from narthex.model.net import IPFamily, family_of
-from narthex.model.objects import Node
 from narthex.overlay.annotations import AnnotationKeys, changed_annotations, derived_mac, given_public_ip, vtep_mac
 from narthex.overlay.changes import OverlayState
 from narthex.overlay.desired import ExternalInterface, device_name

@@ -16,9 +16,7 @@ import msgspec
 from narthex.linux.clock import Clock
 from narthex.linux.run import ApplyError
 from narthex.linux.sysctls import apply_sysctls
-from narthex.model.net import FAMILIES, IPFamily, contains
-from narthex.model.objects import Node
-from narthex.model.store import Delete, Event, Synced, Upsert
+from narthex.model import FAMILIES, Delete, Event, IPFamily, Node, Synced, Upsert, contains
 from narthex.overlay.annotations import AnnotationKeys, LeaseAttributes, lease_annotations
 from narthex.overlay.changes import AddDevice, AddDeviceAddress, OverlayChange, PutEntry, own_address, plan_changes
 from narthex.overlay.desired import (

@@ -24,7 +24,7 @@ from narthex.linux.clock import SystemClock
 from narthex.linux.iptables_variants import default_variant
 from narthex.linux.monitor import ForeignChanges, RuleScope, watch_rules
 from narthex.linux.privileges import may_change_network
-from narthex.model.net import FAMILIES, IPFamily
+from narthex.model import FAMILIES, IPFamily
 from narthex.overlay.kernel.kernel import OverlayKernel
 from narthex.overlay.kernel.monitor import RouteMonitor
 from narthex.overlay.masquerade import FORWARD, POSTROUTING, TABLES

@@ -9,9 +9,8 @@ import enum
 from collections.abc import Callable, Mapping, Set
 from typing import Protocol, TypeVar
 
-from narthex.model.net import Protocol as IpProtocol
-from narthex.model.objects import ServicePortName
-from narthex.model.packet import Host, Memory, Packet, Trace
+from narthex.model import Host, Memory, Packet, ServicePortName, Trace
+from narthex.model import Protocol as IpProtocol
 from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.plan.ir import Deviation, Plan, ServicePlan
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from narthex.model.objects import ServicePortName
+from narthex.model import ServicePortName
 from narthex.netfilter.ast import ElementData, ElementKey, Set
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.nftables.frame import NODEPORT_SERVICES, SERVICES, NftSettings, shared_sets

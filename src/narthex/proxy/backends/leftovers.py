@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import msgspec
 
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.ipvs import ServerKey
 from narthex.netfilter.xtables.lexer import ValueWord, split_words

@@ -17,7 +17,7 @@ from narthex.linux.namespaces import in_namespace
 from narthex.linux.netlink import NetlinkError, attribute
 from narthex.linux.nfnetlink import DELETE_TABLE, FAMILY_NUMBERS, NfNetlink
 from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, run
-from narthex.model.net import IPFamily, join_port
+from narthex.model import IPFamily, join_port
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.xtables.lexer import SaveTextError
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET

@@ -21,8 +21,8 @@ import msgspec
 from narthex.linux.monitor import ForeignChanges, NftablesMonitor, RuleScope, watch_rules
 from narthex.linux.privileges import kernel_release, missing_tools, nft_release
 from narthex.linux.run import ApplyError
+from narthex.model import IPFamily
 from narthex.model.kernel_setting import KernelSetting
-from narthex.model.net import IPFamily
 from narthex.netfilter.xtables.values import builtin_chains
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.base import Backend, Target

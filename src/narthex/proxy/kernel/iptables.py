@@ -14,7 +14,7 @@ from narthex.linux.iptables_variants import default_variant
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.nfnetlink import NfNetlink
 from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, feed, run
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.netfilter.ast import TouchedPart, Unprintable
 from narthex.netfilter.xtables.lexer import SaveTextError
 from narthex.proxy.backends.base import Target

@@ -10,8 +10,8 @@ from immutables import Map
 from narthex.linux import failpoints
 from narthex.linux.failpoints import failpoint
 from narthex.linux.ipset import destroy_ipsets, read_ipsets, write_ipsets
+from narthex.model import IPFamily, in_any
 from narthex.model.kernel_setting import KernelSetting
-from narthex.model.net import IPFamily, in_any
 from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.backends.ipvs import names

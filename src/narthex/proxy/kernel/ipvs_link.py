@@ -12,7 +12,7 @@ from narthex.linux.addresses import addresses_on
 from narthex.linux.links import LinkError, ip_batch
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import ApplyError
-from narthex.model.net import IPFamily, host_network
+from narthex.model import IPFamily, host_network
 from narthex.proxy.backends.ipvs.names import LINK
 
 

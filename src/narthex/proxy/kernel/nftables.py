@@ -30,7 +30,7 @@ from narthex.linux.nfnetlink import (
     failed_element,
 )
 from narthex.linux.run import ApplyError
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.netfilter.ast import ElementData, ElementKey, Set, Table, TouchedPart, Unprintable
 from narthex.netfilter.netlink.elements import decode_list, encoder, is_config_set, key_encoder
 from narthex.netfilter.netlink.rules import chain_payload, rule_payload

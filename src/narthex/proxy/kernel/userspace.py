@@ -13,8 +13,7 @@ from immutables import Map
 
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import ApplyError
-from narthex.model.net import IPFamily, Protocol
-from narthex.model.objects import NamespacedName, ServicePortName
+from narthex.model import IPFamily, NamespacedName, Protocol, ServicePortName
 from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.backends.userspace.names import USERSPACE_CHAINS

@@ -14,7 +14,7 @@ import msgspec
 from narthex.linux.genetlink import Genetlink, GenetlinkRequest
 from narthex.linux.netlink import DumpInterrupted, NetlinkError
 from narthex.linux.run import ApplyError
-from narthex.model.net import IPFamily, Protocol, family_of, join_port
+from narthex.model import IPFamily, Protocol, family_of, join_port
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.netfilter.netlink.ipvs import (
     IPVS_FAMILY,

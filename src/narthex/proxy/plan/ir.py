@@ -25,8 +25,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from narthex.model.net import IPFamily, Protocol, in_any
-from narthex.model.objects import NamespacedName, ServicePortName
+from narthex.model import IPFamily, NamespacedName, Protocol, ServicePortName, in_any
 
 
 class Sender(enum.Enum):

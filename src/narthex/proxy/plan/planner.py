@@ -8,9 +8,15 @@ from collections.abc import Set as AbstractSet
 import msgspec
 from immutables import Map
 
-from narthex.model.net import (
+from narthex.model import (
     NODE_PORT_WORDS,
     IPFamily,
+    NamespacedName,
+    Node,
+    Service,
+    ServicePortName,
+    Slices,
+    Snapshot,
     address,
     address_key,
     contains,
@@ -19,8 +25,6 @@ from narthex.model.net import (
     is_zero_prefix,
     network,
 )
-from narthex.model.objects import NamespacedName, Node, Service, ServicePortName
-from narthex.model.store import Slices, Snapshot
 from narthex.proxy.plan.ir import (
     FrontendConflict,
     FrontendKind,

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from narthex.model.net import IPFamily
-from narthex.model.objects import EndpointSlice, ServicePort, SliceEndpoint
+from narthex.model import EndpointSlice, IPFamily, ServicePort, SliceEndpoint
 from narthex.proxy.plan.ir import Endpoint, Pool
 
 HEADLESS_LABEL = "service.kubernetes.io/headless"

@@ -11,8 +11,20 @@ from functools import cache
 
 import msgspec
 
-from narthex.model.net import IPFamily, collapse, contains, family_of, host_network, is_zero_prefix
-from narthex.model.objects import EndpointSlice, NamespacedName, Service, ServicePort, ServicePortName, SliceEndpoint
+from narthex.model import (
+    EndpointSlice,
+    IPFamily,
+    NamespacedName,
+    Service,
+    ServicePort,
+    ServicePortName,
+    SliceEndpoint,
+    collapse,
+    contains,
+    family_of,
+    host_network,
+    is_zero_prefix,
+)
 from narthex.proxy.plan.ir import (
     Decision,
     Drop,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-from narthex.model.net import join_port
+from narthex.model import join_port
 from narthex.proxy.plan.ir import (
     Decision,
     Drop,

@@ -14,8 +14,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterable, Mapping
 
-from narthex.model.net import ConntrackFlow, Protocol, contains, family_of, in_any
-from narthex.model.objects import ServicePortName
+from narthex.model import ConntrackFlow, Protocol, ServicePortName, contains, family_of, in_any
 from narthex.proxy.plan.ir import Frontend, Match, NodePorts, Plan, ServicePlan
 
 Place = tuple[str, int]

@@ -18,7 +18,7 @@ import msgspec
 from narthex.linux.clock import Clock
 from narthex.linux.monitor import OwnTransactions
 from narthex.linux.privileges import may_change_network
-from narthex.model.net import FAMILIES, IPFamily
+from narthex.model import FAMILIES, IPFamily
 from narthex.proxy.kernel.cleanup import Cleanup, CleanupOutcome, RemainingObject, RemovedObjects
 from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.program.sync import SyncResult

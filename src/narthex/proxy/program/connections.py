@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from narthex.linux.clock import Clock
 from narthex.linux.run import ApplyError
-from narthex.model.net import IPFamily, join_port
-from narthex.model.objects import ServicePortName
+from narthex.model import IPFamily, ServicePortName, join_port
 from narthex.proxy.kernel.dataplanes import CounterReader
 from narthex.proxy.plan.ir import Plan
 from narthex.runtime.configuration.values import OwnConfiguration

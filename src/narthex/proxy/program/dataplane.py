@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from narthex.linux.addresses import usable_families
 from narthex.linux.monitor import ForeignChanges
 from narthex.linux.privileges import may_change_network, missing_tools
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.backends.base import Target
 from narthex.proxy.kernel.dataplanes import DATAPLANES, Dataplane, DataplaneOptions, dataplane

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from narthex.model.net import IPFamily, join_port
-from narthex.model.objects import EndpointSlice, NamespacedName, Service, SliceEndpoint
-from narthex.model.store import Slices, Snapshot
+from narthex.model import EndpointSlice, IPFamily, NamespacedName, Service, SliceEndpoint, Slices, Snapshot, join_port
 from narthex.proxy.plan.ir import Endpoint, Frontend, Plan, ServicePlan
 from narthex.proxy.plan.show import claim_text, decision_text, endpoint_text, frontend_text
 from narthex.proxy.program.sync import SyncResult

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection
 
 from narthex.linux.clock import Clock
 from narthex.linux.conntrack import ConntrackTable
-from narthex.model.net import IPFamily
-from narthex.model.objects import ServicePortName
+from narthex.model import IPFamily, ServicePortName
 from narthex.netfilter.netlink.conntrack import ConntrackEntry
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.show import counted

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from narthex.linux.clock import Clock
-from narthex.model.net import IPFamily
-from narthex.model.objects import Node
+from narthex.model import IPFamily, Node
 from narthex.runtime.logs import stamp
 
 _DRAINING_TAINT = "ToBeDeletedByClusterAutoscaler"

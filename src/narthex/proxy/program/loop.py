@@ -17,9 +17,18 @@ import msgspec
 from narthex.kube.events import ClusterEvent
 from narthex.linux.clock import Clock
 from narthex.linux.monitor import ForeignChanges
-from narthex.model.net import IPFamily
-from narthex.model.objects import AnyObject, EndpointSlice, NamespacedName
-from narthex.model.store import Delete, Event, Snapshot, Store, Synced, Upsert
+from narthex.model import (
+    AnyObject,
+    Delete,
+    EndpointSlice,
+    Event,
+    IPFamily,
+    NamespacedName,
+    Snapshot,
+    Store,
+    Synced,
+    Upsert,
+)
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.health import ProxyHealth

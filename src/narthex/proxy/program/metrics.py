@@ -15,8 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import narthex
-from narthex.model.net import FAMILIES, IPFamily
-from narthex.model.objects import TRIGGER_TIME, EndpointSlice, trigger_time
+from narthex.model import FAMILIES, TRIGGER_TIME, EndpointSlice, IPFamily, trigger_time
 from narthex.proxy.backends.iptables.names import OWN_TABLES
 from narthex.proxy.backends.iptables.rules import XtablesChanges, XtablesRules
 from narthex.proxy.kernel.dataplanes import DATAPLANES

@@ -8,10 +8,7 @@ from typing import Any
 
 from narthex.kube.events import ClusterEvent, source_problem
 from narthex.linux.run import ApplyError
-from narthex.model.net import IPFamily
-from narthex.model.objects import NamespacedName, Service, ServicePortName
-from narthex.model.problem import EventProblem, Problem
-from narthex.model.store import Snapshot
+from narthex.model import EventProblem, IPFamily, NamespacedName, Problem, Service, ServicePortName, Snapshot
 from narthex.proxy.backends.iptables.rules import XtablesChanges
 from narthex.proxy.backends.ipvs.rules import IpvsChanges
 from narthex.proxy.backends.nftables.changes import NftChanges

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
+from narthex.model import NamespacedName, Snapshot
 from narthex.model.backoff import Backoff
-from narthex.model.objects import NamespacedName
-from narthex.model.store import Snapshot
 from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.program.sync import FamilySync, SyncResult
 

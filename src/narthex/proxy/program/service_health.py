@@ -14,8 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from narthex.linux.addresses import OwnAddress, own_addresses
-from narthex.model.net import IPFamily, in_any, is_zero_prefix, join_port
-from narthex.model.objects import NamespacedName
+from narthex.model import IPFamily, NamespacedName, in_any, is_zero_prefix, join_port
 from narthex.proxy.plan.ir import NodePorts, Plan, ServiceHealthCheck
 from narthex.runtime.http.messages import HttpRequest, HttpResponse
 from narthex.runtime.http.server import HttpServer, listen_tcp

@@ -27,10 +27,8 @@ from narthex.linux.addresses import global_addresses, own_addresses, primary_add
 from narthex.linux.clock import Clock, SystemClock
 from narthex.linux.conntrack import ConntrackTable, load_module
 from narthex.linux.privileges import allow_many_files, set_oom_score
+from narthex.model import IPFamily, NamespacedName, Node, Snapshot
 from narthex.model.kernel_setting import KernelSetting
-from narthex.model.net import IPFamily
-from narthex.model.objects import NamespacedName, Node
-from narthex.model.store import Snapshot
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.plan.ir import Deviation
 from narthex.proxy.plan.planner import Planner, plan_once

@@ -10,9 +10,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from narthex.linux.clock import Clock
-from narthex.model.net import IPFamily
-from narthex.model.objects import NamespacedName, ServicePortName
-from narthex.model.store import Snapshot
+from narthex.model import IPFamily, NamespacedName, ServicePortName, Snapshot
 from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.backends.base import Backend, Target
 from narthex.proxy.plan.ir import Plan

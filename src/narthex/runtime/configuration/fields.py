@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from narthex.model import ProblemCollector, quoted, wrong_type
 from narthex.model.duration import duration
-from narthex.model.problem import ProblemCollector, quoted, wrong_type
 
 LARGEST_NUMBER = 2**31 - 1
 

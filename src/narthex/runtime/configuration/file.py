@@ -17,9 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from narthex.model import (
+    NODE_PORT_WORDS,
+    IPFamily,
+    Problem,
+    ProblemCollector,
+    ProblemList,
+    family_of,
+    join_port,
+    kind_of,
+    quoted,
+    split_port,
+    steps,
+)
 from narthex.model.duration import duration_text
-from narthex.model.net import NODE_PORT_WORDS, IPFamily, family_of, join_port, split_port
-from narthex.model.problem import Problem, ProblemCollector, ProblemList, kind_of, quoted, steps
 from narthex.model.validate import DNS_LABEL, DNS_SUBDOMAIN, any_address, any_network
 from narthex.runtime.configuration.fields import Fields, camel_case
 from narthex.runtime.configuration.sections import announcer, client_connection, dns, ipvs, logging, overlay, rules

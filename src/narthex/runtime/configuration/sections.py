@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from narthex.model.problem import kind_of
+from narthex.model import kind_of
 from narthex.model.validate import annotation_prefix, any_address, any_network, dns_zone
 from narthex.runtime.configuration.fields import LARGEST_NUMBER, Fields, TextReader
 from narthex.runtime.configuration.values import (

@@ -13,7 +13,7 @@ import socket
 import struct
 from contextlib import suppress
 
-from narthex.model.net import IPFamily, Protocol, family_of, join_port
+from narthex.model import IPFamily, Protocol, family_of, join_port
 
 _RECVERR = {IPFamily.IPV4: (socket.IPPROTO_IP, 11), IPFamily.IPV6: (socket.IPPROTO_IPV6, 25)}
 _PORT_UNREACHABLE = {(2, 3, 3), (3, 1, 4)}

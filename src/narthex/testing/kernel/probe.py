@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from narthex.linux.namespaces import in_namespace
-from narthex.model.net import IPFamily, Protocol, address, family_of
+from narthex.model import IPFamily, Protocol, address, family_of
 from narthex.testing.kernel.client import ADDRESS_FAMILY, SOCKET_KIND, ProbeClient, first_packet, sctp_packet
 
 _AGAIN = 1.0

@@ -19,7 +19,7 @@ from narthex.linux.links import LinkError
 from narthex.linux.namespaces import in_namespace, namespace_path
 from narthex.linux.netlink import attribute
 from narthex.linux.rtnetlink import RtNetlink
-from narthex.model.net import IPFamily, family_of
+from narthex.model import IPFamily, family_of
 
 _NEWLINK, _NEWADDR, _DELADDR, _NEWROUTE, _DELROUTE, _NEWNEIGH = 16, 20, 21, 24, 25, 28
 _REPLACE, _EXCL, _CREATE = 0x100, 0x200, 0x400

@@ -14,9 +14,7 @@ from typing import Any
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.privileges import kernel_release
 from narthex.linux.sysctls import apply_sysctls
-from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port
-from narthex.model.objects import EndpointSlice, Service
-from narthex.model.packet import Disposition
+from narthex.model import Disposition, EndpointSlice, IPFamily, Protocol, Service, contains, family_of, join_port
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.dataplanes import dataplane
 from narthex.proxy.plan.planner import plan_once

@@ -25,8 +25,7 @@ import msgspec
 
 from narthex.linux.links import set_sysctls
 from narthex.linux.namespaces import create_namespace, delete_namespace, namespace_names
-from narthex.model.net import IPFamily, contains, family_of, host_network
-from narthex.model.objects import EndpointSlice
+from narthex.model import EndpointSlice, IPFamily, contains, family_of, host_network
 from narthex.testing.kernel import wiring
 from narthex.testing.kernel.wiring import LinkRequest
 from narthex.testing.scenario import Scenario, ScenarioConnection

@@ -16,8 +16,7 @@ import msgspec
 
 from narthex.kube.manifests import DEBOUNCE_MS, LONGEST_SETTLE_SECONDS, LOOK_AGAIN_SECONDS, ManifestSource
 from narthex.lab.encode import encode
-from narthex.model.objects import AnyObject
-from narthex.model.store import Event
+from narthex.model import AnyObject, Event
 from narthex.testing.simulation.time import VirtualLoop
 
 LONGEST_PAUSE = 1.4

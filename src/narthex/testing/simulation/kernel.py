@@ -9,7 +9,7 @@ from typing import Any
 
 from narthex.linux.monitor import OwnTransactions
 from narthex.linux.run import ApplyError
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.backends.base import Backend, Target
 from narthex.testing.simulation.time import VirtualLoop

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from narthex.kube.messages import WATCH_TIMES
-from narthex.model.net import IPFamily
-from narthex.model.store import Event
+from narthex.model import Event, IPFamily
 from narthex.proxy.kernel.dataplanes import dataplane
 from narthex.proxy.plan.planner import NodeConfig, Planner
 from narthex.proxy.program.dataplane import AnnouncedTarget

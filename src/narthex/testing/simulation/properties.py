@@ -7,9 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from narthex.model.net import IPFamily
-from narthex.model.objects import NamespacedName
-from narthex.model.packet import Disposition
+from narthex.model import Disposition, IPFamily, NamespacedName
 from narthex.proxy.kernel.dataplanes import Dataplane
 from narthex.proxy.program.schedule import CONTEST_BACKOFF, CONTEST_REPAIRS, CONTEST_SECONDS, SyncPeriods
 from narthex.testing.build import HOST, packet

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.runtime.logs import LOGGER
 from narthex.testing.simulation.foreign import flushed, foreign_change
 from narthex.testing.simulation.time import VirtualLoop

@@ -23,9 +23,8 @@ from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import ApiRequest, ApiResponse
 from narthex.lab.api.store import ObjectStore
 from narthex.lab.encode import encode
+from narthex.model import AnyObject, Event
 from narthex.model.decode.objects import decode
-from narthex.model.objects import AnyObject
-from narthex.model.store import Event
 from narthex.testing.simulation.time import WALL_CLOCK_START, VirtualLoop
 
 BOOKMARK_SECONDS = 60.0

@@ -24,10 +24,8 @@ from immutables import Map
 
 from narthex.lab.api.reads import PRESENT
 from narthex.lab.api.store import ObjectStore
+from narthex.model import EndpointSlice, IPFamily, NamespacedName, Snapshot, Store, Synced, Upsert
 from narthex.model.decode.slice import SERVICE_LABEL
-from narthex.model.net import IPFamily
-from narthex.model.objects import EndpointSlice, NamespacedName
-from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.ipvs.rules import IpvsRules
 from narthex.proxy.backends.userspace.rules import UserspaceRules

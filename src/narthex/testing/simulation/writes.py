@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from immutables import Map
 
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.netfilter.ast import Goto, Jump
 from narthex.netfilter.ipvs import VirtualServer
 from narthex.proxy.backends.base import Backend

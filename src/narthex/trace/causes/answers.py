@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from narthex.model.net import contains, family_of, network
+from narthex.model import contains, family_of, network
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import DiagnosisContext, finding, node_words
 from narthex.trace.follow.routing import RouteQuery, look_up

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from narthex.model.net import family_of
-from narthex.model.packet import Disposition, Host, Packet
+from narthex.model import Disposition, Host, Packet, family_of
 from narthex.netfilter.walk.walk import walk
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.proxies import PROXY_TABLES, XTABLES, is_proxys

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from narthex.model.store import Snapshot
+from narthex.model import Snapshot
 from narthex.trace.causes.answers import of_answers
 from narthex.trace.causes.catalogue import CAUSES, CauseFinding
 from narthex.trace.causes.drops import of_drops

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from narthex.model.objects import Pod, Service
+from narthex.model import Pod, Service
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import DiagnosisContext, ServiceEndpoint, finding
 from narthex.trace.follow.views import Impairment

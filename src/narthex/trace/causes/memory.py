@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from narthex.model.net import Protocol, join_port
+from narthex.model import Protocol, join_port
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import DiagnosisContext, finding, node_words
 from narthex.trace.follow.views import NodeView, TrackedConnection

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import SequenceMatcher
 
-from narthex.model.net import contains, in_any
-from narthex.model.objects import Pod, Service
+from narthex.model import Pod, Service, contains, in_any
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.rules import of_rules
 from narthex.trace.causes.scene import DiagnosisContext, ServiceEndpoint, TargetService, finding

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from narthex.model.net import IPFamily
-from narthex.model.packet import Disposition, Host, Packet
+from narthex.model import Disposition, Host, IPFamily, Packet
 from narthex.netfilter.ast import Table
 from narthex.netfilter.dump.dump import GapKind
 from narthex.netfilter.walk.ipvs import BEFORE_INPUT

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
-from narthex.model.net import contains, family_of, join_port
-from narthex.model.packet import Disposition, Host, Packet
+from narthex.model import Disposition, Host, Packet, contains, family_of, join_port
 from narthex.netfilter.ast import Table
 from narthex.netfilter.walk.walk import walk
 from narthex.proxy.plan.ir import Match

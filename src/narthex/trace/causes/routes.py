@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from narthex.model.net import IPFamily, contains, family_of, join_port, network
+from narthex.model import IPFamily, contains, family_of, join_port, network
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import CLUSTER_IP, DiagnosisContext, finding, node_words
 from narthex.trace.follow.routing import RouteDecision, RouteQuery, forwards, look_up

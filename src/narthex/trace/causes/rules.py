@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from narthex.model.net import join_port
+from narthex.model import join_port
 from narthex.netfilter.ast import Goto, Jump
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.proxies import PROXY_TABLES, is_proxys

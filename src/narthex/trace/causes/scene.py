@@ -8,9 +8,18 @@ from functools import cached_property
 
 import msgspec
 
-from narthex.model.net import IPFamily, Protocol, contains, family_of
-from narthex.model.objects import EndpointPort, Node, Service, ServicePort, SliceEndpoint
-from narthex.model.store import Snapshot
+from narthex.model import (
+    EndpointPort,
+    IPFamily,
+    Node,
+    Protocol,
+    Service,
+    ServicePort,
+    SliceEndpoint,
+    Snapshot,
+    contains,
+    family_of,
+)
 from narthex.netfilter.ast import Table
 from narthex.proxy.plan.select import HEADLESS_LABEL
 from narthex.trace.causes.catalogue import CAUSES, CauseFinding

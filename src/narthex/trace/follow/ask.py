@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from narthex.model.net import IPFamily, family_of
+from narthex.model import IPFamily, family_of
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, MissingPart, PathBranch, PathEnd, branch_ends
 

@@ -7,10 +7,9 @@ from fractions import Fraction
 
 import msgspec
 
-from narthex.model.net import Protocol, family_of
-from narthex.model.packet import Disposition, Host, Packet
-from narthex.model.packet import WalkNearMiss as Missed
-from narthex.model.packet import WalkStep as Met
+from narthex.model import Disposition, Host, Packet, Protocol, family_of
+from narthex.model import WalkNearMiss as Missed
+from narthex.model import WalkStep as Met
 from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange
 from narthex.netfilter.walk.state import KernelObjects

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import msgspec
 
-from narthex.model.net import family_of
+from narthex.model import family_of
 from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption, possible_end
 from narthex.trace.follow.hooks import PartialPath, Steps
 from narthex.trace.follow.routing import RouteQuery, look_up

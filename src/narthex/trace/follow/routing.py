@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import msgspec
 
-from narthex.model.net import IPFamily, contains, family_of
+from narthex.model import IPFamily, contains, family_of
 from narthex.trace.follow.views import DEFAULT, LOCAL, MAIN, NextHop, NodeRoute, NodeView, PolicyRule
 
 _KERNELS = (LOCAL, MAIN, DEFAULT)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from narthex.model.net import family_of, join_port
+from narthex.model import family_of, join_port
 from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.views import Impairment, NodeLink, NodeView
 from narthex.trace.model import Alternative, Fate, Header, PathEnd, PathStep, Stage, branch_ends

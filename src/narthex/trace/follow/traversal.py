@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port, network
+from narthex.model import IPFamily, Protocol, contains, family_of, join_port, network
 from narthex.netfilter.dump.dump import GapKind
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT
 from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange

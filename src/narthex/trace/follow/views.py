@@ -11,7 +11,7 @@ from typing import Protocol as Shape
 
 import msgspec
 
-from narthex.model.net import IPFamily, Protocol, contains, family_of, network
+from narthex.model import IPFamily, Protocol, contains, family_of, network
 from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.dump.dump import DumpGap
 from narthex.netfilter.walk.state import KernelObjects

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from narthex.model import FAMILIES, IPFamily, Protocol, address, family_of
 from narthex.model.lines import MAX_LINE
-from narthex.model.net import FAMILIES, IPFamily, Protocol, address, family_of
 from narthex.trace.follow.views import (
     FdbEntry,
     LinkAddress,

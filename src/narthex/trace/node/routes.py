@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.model.net import IPFamily, address, family_of, network
+from narthex.model import IPFamily, address, family_of, network
 from narthex.trace.follow.views import LOCAL, MAIN, NextHop, NodeRoute, PolicyRule
 
 _KINDS = (

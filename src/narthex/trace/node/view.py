@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from narthex.model import FAMILIES, IPFamily
 from narthex.model.lines import without_long_lines_of
-from narthex.model.net import FAMILIES, IPFamily
 from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.dump.dump import GapKind
 from narthex.netfilter.dump.read import Dump, DumpError, merge_dumps, read_dump

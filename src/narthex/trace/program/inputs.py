@@ -7,11 +7,20 @@ from pathlib import Path
 import msgspec
 
 from narthex.kube.manifests import ManifestSource
-from narthex.model.net import FAMILIES, IPFamily, address, family_of, network
-from narthex.model.objects import NamespacedName, Node
-from narthex.model.packet import Host
-from narthex.model.problem import Problem
-from narthex.model.store import Snapshot, Store, Synced
+from narthex.model import (
+    FAMILIES,
+    Host,
+    IPFamily,
+    NamespacedName,
+    Node,
+    Problem,
+    Snapshot,
+    Store,
+    Synced,
+    address,
+    family_of,
+    network,
+)
 from narthex.proxy.kernel.dataplanes import DATAPLANES, node_config
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import NodeConfig, plan_once

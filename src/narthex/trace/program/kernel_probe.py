@@ -22,7 +22,7 @@ from narthex.linux.addresses import own_addresses
 from narthex.linux.libnftables import NftError, NftMissingError, OwnedTables
 from narthex.linux.namespaces import in_namespace, namespace_names
 from narthex.linux.run import StartedProgram, start_program
-from narthex.model.net import IPFamily, Protocol, contains, family_of, join_port
+from narthex.model import IPFamily, Protocol, contains, family_of, join_port
 from narthex.netfilter.dump.kernel_trace import KernelTrace, parse, probe_traces
 from narthex.trace.document import ProbeRecord
 from narthex.trace.follow import align

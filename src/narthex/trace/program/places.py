@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from narthex.dns.search_list import CandidateLookup, NameResolution, look_up, pod_search
-from narthex.model.net import Protocol, address, contains, family_of
-from narthex.model.objects import NamespacedName, Service
-from narthex.model.packet import Host, Packet
-from narthex.model.store import Snapshot
+from narthex.model import Host, NamespacedName, Packet, Protocol, Service, Snapshot, address, contains, family_of
 from narthex.proxy.plan.planner import pod_detector
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import finding

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.model.net import family_of
-from narthex.model.store import Snapshot
+from narthex.model import Snapshot, family_of
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
 from narthex.trace.follow.views import NodeView

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from narthex.model.net import IPFamily, family_of
-from narthex.model.packet import Host
+from narthex.model import Host, IPFamily, family_of
 from narthex.netfilter.dump.read import WalkInput
 from narthex.netfilter.walk.walk import walk
 from narthex.trace.evaluate import evaluate

@@ -10,10 +10,8 @@ import msgspec
 
 from narthex.linux.addresses import own_addresses
 from narthex.linux.namespaces import in_namespace
+from narthex.model import Problem, Snapshot, Store, Synced, Upsert, contains, family_of
 from narthex.model.decode.objects import load
-from narthex.model.net import contains, family_of
-from narthex.model.problem import Problem
-from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.netfilter.dump.read import DumpError
 from narthex.trace.causes.proxies import PROXY_TABLES
 from narthex.trace.follow.ask import next_command

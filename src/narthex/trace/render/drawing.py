@@ -13,7 +13,7 @@ from itertools import groupby
 
 import msgspec
 
-from narthex.model.net import join_port
+from narthex.model import join_port
 from narthex.proxy.plan.show import visible
 from narthex.trace.model import Fate, Header, PacketPath, Party, PathBranch, PathEnd, PathStep, Stage, branch_ends
 from narthex.trace.render.verdict import GOOD, WELL, judge, missing_names, percent

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import msgspec
 
-from narthex.model.net import join_port
+from narthex.model import join_port
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.model import Fate, PacketPath, PathLeaf, PossibleEnd, branch_ends, fraction_text
 from narthex.trace.render.styled import Style

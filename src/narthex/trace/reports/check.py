@@ -14,8 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from narthex.model.net import Protocol, family_of, in_any, join_port
-from narthex.model.packet import Disposition
+from narthex.model import Disposition, Protocol, family_of, in_any, join_port
 from narthex.proxy.plan.ir import (
     Decision,
     Drop,

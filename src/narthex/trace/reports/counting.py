@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from narthex.model.net import join_port, split_port
+from narthex.model import join_port, split_port
 from narthex.trace.follow.views import TrackedConnection
 
 Key = tuple[str, str]

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from narthex.model.net import FAMILIES, IPFamily, address, family_of, in_any, join_port
-from narthex.model.packet import Disposition
+from narthex.model import FAMILIES, Disposition, IPFamily, address, family_of, in_any, join_port
 from narthex.proxy.plan.ir import Match, Sender
 from narthex.trace.follow.views import NodeLink, NodeView
 from narthex.trace.model import fraction_text

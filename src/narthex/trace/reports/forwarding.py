@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from narthex.model.net import IPFamily, address_key, family_of, parsed_network
+from narthex.model import IPFamily, address_key, family_of, parsed_network
 from narthex.netfilter import ast
 from narthex.netfilter.lazy import base_chains
 from narthex.netfilter.walk.walk import Branch

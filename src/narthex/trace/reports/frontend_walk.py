@@ -11,8 +11,7 @@ from fractions import Fraction
 
 import msgspec
 
-from narthex.model.net import IPFamily, Protocol, family_of
-from narthex.model.packet import Disposition, Host, Packet, WalkStep
+from narthex.model import Disposition, Host, IPFamily, Packet, Protocol, WalkStep, family_of
 from narthex.netfilter.ast import Compare, Field, Goto, Jump, Rule, Table, VerdictMap
 from narthex.netfilter.lazy import base_chains
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, BEFORE_INPUT

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from narthex.model.net import IPFamily, contains, family_of, in_any, network, parsed_network
+from narthex.model import IPFamily, contains, family_of, in_any, network, parsed_network
 from narthex.proxy.plan.ir import Sender
 from narthex.trace.follow.path import PathFollower
 from narthex.trace.follow.views import ClusterMap, NodeView

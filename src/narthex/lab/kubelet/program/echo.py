@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from narthex.linux.namespaces import in_namespace
-from narthex.model.net import join_port
+from narthex.model import join_port
 from narthex.runtime.http.connection import HttpLimits, MalformedRequest, RequestFraming
 
 _IPPROTO_SCTP = 132

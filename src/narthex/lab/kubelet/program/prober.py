@@ -26,7 +26,7 @@ from narthex.lab.kubelet.probes import (
     is_http_success,
 )
 from narthex.linux.namespaces import in_namespace
-from narthex.model.net import join_port
+from narthex.model import join_port
 
 _PARALLEL = 8
 _MAX_BYTES = 10 * 1024

@@ -14,8 +14,7 @@ from typing import cast
 import msgspec
 from immutables import Map, MapMutation
 
-from narthex.model.objects import NamespacedName, ServicePortName
-from narthex.model.packet import Host, Memory, Packet, Trace
+from narthex.model import Host, Memory, NamespacedName, Packet, ServicePortName, Trace
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables.print import save_text
 from narthex.proxy.backends.base import Backend

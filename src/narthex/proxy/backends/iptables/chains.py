@@ -11,8 +11,7 @@ from itertools import repeat
 
 import msgspec
 
-from narthex.model.net import IPFamily, Protocol, join_port
-from narthex.model.objects import ServicePortName
+from narthex.model import IPFamily, Protocol, ServicePortName, join_port
 from narthex.netfilter.ast import (
     Compare,
     Dnat,

@@ -7,7 +7,7 @@ from ipaddress import IPv4Network, IPv6Network
 
 import msgspec
 
-from narthex.model.net import IPFamily, collapse, is_zero_prefix, parsed_network
+from narthex.model import IPFamily, collapse, is_zero_prefix, parsed_network
 from narthex.netfilter.ast import (
     Accept,
     Compare,

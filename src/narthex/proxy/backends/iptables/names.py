@@ -8,8 +8,7 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from narthex.model.net import join_port
-from narthex.model.objects import ServicePortName
+from narthex.model import ServicePortName, join_port
 from narthex.proxy.plan.ir import Endpoint
 
 SERVICES = "KUBE-SERVICES"

@@ -10,8 +10,7 @@ from itertools import chain
 
 import msgspec
 
-from narthex.model.net import Protocol
-from narthex.model.objects import ServicePortName
+from narthex.model import Protocol, ServicePortName
 from narthex.netfilter.ast import Accept, Compare, DropPacket, Field, RejectPacket, Return, Rule
 from narthex.netfilter.xtables.print import MAX_COMMENT
 from narthex.proxy.backends.iptables.frame import FROM_SELF, SENT_ON, Frame, Match, Rules, address_match, rule

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 from immutables import Map
 
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.netfilter.ast import Chain, Rule, Ruleset, Table
 from narthex.netfilter.xtables.values import builtin_chains, hook_of
 from narthex.proxy.backends.iptables.names import MARK_MASQ, MARK_STRANGERS, OWN_TABLES

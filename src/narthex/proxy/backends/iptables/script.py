@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 from immutables import Map
 
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.netfilter.ast import Chain, CtState, Jump, Rule, Table
 from narthex.netfilter.xtables.parse import parse_save_text
 from narthex.netfilter.xtables.print import chain_lines, chain_words, rule_text

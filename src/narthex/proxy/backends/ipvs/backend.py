@@ -15,8 +15,7 @@ from typing import TypeVar, cast
 import msgspec
 from immutables import Map, MapMutation
 
-from narthex.model.objects import NamespacedName, ServicePortName
-from narthex.model.packet import Host, Memory, Packet, Trace
+from narthex.model import Host, Memory, NamespacedName, Packet, ServicePortName, Trace
 from narthex.netfilter.ipset import IpSet, ipset_save_text
 from narthex.netfilter.ipvs import ServerKey, VirtualServer, ipvsadm_save_text
 from narthex.netfilter.walk.state import KernelObjects

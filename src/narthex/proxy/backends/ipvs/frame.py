@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 from immutables import Map
 
-from narthex.model.net import is_zero_prefix
+from narthex.model import is_zero_prefix
 from narthex.netfilter.ast import (
     Accept,
     Compare,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from narthex.model import IPFamily
 from narthex.model.links import IPVS_LINK
-from narthex.model.net import IPFamily
 from narthex.netfilter.ipset import MAX_NAME
 from narthex.proxy.backends.iptables import names as shared
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 import msgspec
 from immutables import Map
 
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.proxy.backends.iptables import rules as xtables

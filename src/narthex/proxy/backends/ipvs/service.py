@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from narthex.model.net import Protocol, in_any, is_zero_prefix, parsed_network
+from narthex.model import Protocol, in_any, is_zero_prefix, parsed_network
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs.frame import Mask

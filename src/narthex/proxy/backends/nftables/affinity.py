@@ -13,7 +13,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 
-from narthex.model.objects import ServicePortName
+from narthex.model import ServicePortName
 from narthex.netfilter.ast import Chain, Compare, Dnat, Field, Goto, InSet, RandomGoto, Rule, Set, UpdateSet
 from narthex.proxy.backends.nftables.frame import NftSettings
 from narthex.proxy.backends.nftables.rows import NOT_SENT, Cells, chain_name, marking_chain, sender_chain

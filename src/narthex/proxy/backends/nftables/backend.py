@@ -13,8 +13,7 @@ from functools import lru_cache
 import msgspec
 from immutables import Map
 
-from narthex.model.objects import ServicePortName
-from narthex.model.packet import Host, Memory, Packet, Trace
+from narthex.model import Host, Memory, Packet, ServicePortName, Trace
 from narthex.netfilter.ast import Ruleset, Set, Table
 from narthex.netfilter.netlink.slot_map import SlotMap
 from narthex.netfilter.nft.print import nft_script

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.netfilter.ast import Chain, ElementData, ElementKey, Set, Table
 from narthex.netfilter.netlink.elements import is_config_set
 from narthex.netfilter.netlink.rules import needs_bytecode

@@ -18,7 +18,7 @@ from functools import lru_cache
 
 import msgspec
 
-from narthex.model.net import IPFamily, collapse, family_of
+from narthex.model import IPFamily, collapse, family_of
 from narthex.netfilter.ast import (
     Chain,
     Compare,

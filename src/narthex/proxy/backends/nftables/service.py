@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from narthex.model.net import Protocol
+from narthex.model import Protocol
 from narthex.netfilter.ast import Chain, ElementData, ElementKey, Goto, Return, Set
 from narthex.netfilter.netlink.slot_map import SlotMap, Slots
 from narthex.proxy.backends.nftables.affinity import affinity_chain, affinity_chains, affinity_sets

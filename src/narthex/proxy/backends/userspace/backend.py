@@ -15,9 +15,18 @@ from typing import cast
 import msgspec
 from immutables import Map
 
-from narthex.model.net import Protocol, join_port
-from narthex.model.objects import ServicePortName
-from narthex.model.packet import Disposition, Host, Memory, Outcome, Packet, Trace, WalkStep
+from narthex.model import (
+    Disposition,
+    Host,
+    Memory,
+    Outcome,
+    Packet,
+    Protocol,
+    ServicePortName,
+    Trace,
+    WalkStep,
+    join_port,
+)
 from narthex.netfilter.ast import Accept, Compare, Field, Jump, MarkIs, RejectPacket, Return, Rule
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables.print import save_text

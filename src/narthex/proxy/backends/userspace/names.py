@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from narthex.model.objects import ServicePortName
+from narthex.model import ServicePortName
 from narthex.proxy.backends.iptables.names import ChainOwnership, chain_hash, service_id
 
 CONTAINER = "KUBE-PORTALS-CONTAINER"

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from immutables import Map
 
-from narthex.model.net import IPFamily, Protocol, family_of, join_port, split_port
-from narthex.model.objects import NamespacedName, ServicePortName
+from narthex.model import IPFamily, NamespacedName, Protocol, ServicePortName, family_of, join_port, split_port
 from narthex.proxy.backends.iptables import rules as xtables
 from narthex.proxy.backends.iptables.refusals import comment_text
 from narthex.proxy.backends.iptables.rules import XtablesChanges, XtablesRules

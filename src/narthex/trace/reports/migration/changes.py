@@ -11,9 +11,7 @@ from fractions import Fraction
 
 import msgspec
 
-from narthex.model.net import IPFamily, join_port
-from narthex.model.packet import Disposition, Host, Memory, Packet, Trace
-from narthex.model.store import Snapshot
+from narthex.model import Disposition, Host, IPFamily, Memory, Packet, Snapshot, Trace, join_port
 from narthex.proxy.plan.ir import Deviation, Plan, Pool, Sender, ServicePlan
 from narthex.proxy.plan.planner import NodeConfig, plan_once
 from narthex.trace.evaluate import evaluate

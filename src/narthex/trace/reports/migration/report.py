@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from narthex.model.net import IPFamily
-from narthex.model.packet import Packet
+from narthex.model import IPFamily, Packet
 from narthex.proxy.backends.base import Trait
 from narthex.proxy.plan.ir import Plan, Sender
 from narthex.proxy.plan.show import visible

@@ -13,9 +13,18 @@ from typing import TypeVar
 
 import msgspec
 
-from narthex.model.net import IPFamily, Protocol, contains, family_of, host_network, in_any, parsed_network
-from narthex.model.objects import ServicePortName
-from narthex.model.packet import Host, Packet
+from narthex.model import (
+    Host,
+    IPFamily,
+    Packet,
+    Protocol,
+    ServicePortName,
+    contains,
+    family_of,
+    host_network,
+    in_any,
+    parsed_network,
+)
 from narthex.proxy.plan.ir import Endpoint, Forward, Frontend, Match, Plan, Sender, ServicePlan
 from narthex.trace.evaluate import answers_node_ports, sender_of
 
