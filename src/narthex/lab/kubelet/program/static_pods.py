@@ -13,7 +13,7 @@ from narthex.lab.controllers.objects import Object, is_terminating, status_of
 from narthex.lab.kubelet.static_pods import PROGRAMS, is_mirror, mirror_name, mirror_pods, mirror_status
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.topology import LabNode
-from narthex.model.objects import NamespacedName
+from narthex.model import NamespacedName
 
 
 class StaticPods:
