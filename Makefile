@@ -52,13 +52,14 @@ $(BIN)/.installed $(BIN)/.installed-tests: pyproject.toml
 demo: system $(BIN)/.installed  ## Run the main job: a Service on a network of two nodes, answered from pods
 	@$(SUDO) $(BIN)/python scripts/demo.py
 
-# Many tests wait for the kernel, so there are more processes than processors. What they all need of the tests' modules is
-# compiled once before, beside the check of types.
+# Many tests wait for the kernel, so there are more processes than processors. The first run only compiles the modules that all
+# of them import. The checks of style and types run beside the tests; their output follows that of the tests if they fail.
 test: PACKAGES += $(UML_PACKAGES) $(CNI_PACKAGES) $(WITNESS_PACKAGES)
 test: setup  ## Pass all tests, the kernel's among them
-	@$(MAKE) --no-print-directory lint & lint=$$!; \
-	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1; wait $$lint
-	$(SUDO) $(KEEP_ENV) $(BIN)/python scripts/run_tests.py $(SPREAD)
+	@$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 || true
+	@$(MAKE) --no-print-directory lint > $(BIN)/.lint.log 2>&1 & lint=$$!; \
+	$(SUDO) $(KEEP_ENV) $(BIN)/python scripts/run_tests.py $(SPREAD); tests=$$?; \
+	wait $$lint && echo "make lint: passed" || { cat $(BIN)/.lint.log; echo "make lint: FAILED"; exit 1; }; exit $$tests
 
 fuzz: SEED ?= $(shell $(PYTHON) -c 'import random; print(random.SystemRandom().randrange(10**9))')
 fuzz: PACKAGES += $(UML_PACKAGES)
