@@ -114,6 +114,7 @@ COMMIT
 -A PREROUTING -j KUBE-SERVICES
 -A KUBE-EXT-A2B3C4D5E6F7A2B3 -m comment --comment "masquerade LOCAL traffic for shop/web:http external destinations" -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ
 -A KUBE-EXT-A2B3C4D5E6F7A2B3 -s 10.64.0.0/12 -m comment --comment "pod traffic for shop/web:http external destinations" -j KUBE-SVC-A2B3C4D5E6F7A2B3
+-A KUBE-EXT-A2B3C4D5E6F7A2B3 -m comment --comment "route LOCAL traffic for shop/web:http external destinations" -m addrtype --src-type LOCAL -j KUBE-SVC-A2B3C4D5E6F7A2B3
 -A KUBE-FW-A2B3C4D5E6F7A2B3 -s 198.51.100.0/28 -m comment --comment "shop/web:http loadbalancer IP" -j KUBE-EXT-A2B3C4D5E6F7A2B3
 -A KUBE-FW-A2B3C4D5E6F7A2B3 -m comment --comment "other traffic to shop/web:http will be dropped by KUBE-PROXY-FIREWALL"
 -A KUBE-SERVICES -d 192.0.2.7/32 -p tcp -m comment --comment "shop/web:http loadbalancer IP" -m tcp --dport 80 -j KUBE-FW-A2B3C4D5E6F7A2B3

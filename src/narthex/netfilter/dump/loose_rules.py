@@ -8,6 +8,7 @@ table are joined chain by chain.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from narthex.model import BoundedProblems, IPFamily, omitted_text
@@ -55,13 +56,20 @@ _GAP = gap_rule()
 class _Entry:
     """The declaration of a chain (with a policy), or a rule."""
 
-    __slots__ = ("chain", "line", "policy", "rule", "table", "text")
+    __slots__ = ("chain", "line", "policy", "references", "rule", "table", "text")
 
     def __init__(
         self, chain: str, line: int, text: str, table: str, policy: str = "", rule: Rule | None = None
     ) -> None:
         self.chain, self.line, self.text, self.table, self.policy = chain, line, text, table, policy
         self.rule = rule
+        self.references = 0
+
+    @property
+    def target(self) -> str:
+        """The chain that the rule calls, or ""."""
+        found = _TARGET.search(self.text) if self.rule is None else None
+        return self.rule.target if self.rule is not None else found[1] if found else ""
 
 
 class _Block:
@@ -193,7 +201,9 @@ class LooseRules:
         self._declare(block, listing.chain, base=base)
         if not listing.whole:
             self._notes.append((listing.line, f"chain {listing.chain} is not listed completely"))
-        block.entries.append(_Entry(listing.chain, listing.line, "", command.table, listing.policy))
+        declared = _Entry(listing.chain, listing.line, "", command.table, listing.policy)
+        declared.references = listing.references
+        block.entries.append(declared)
         for rule in listing.rules:
             self.add_listed_rule(listing.chain, rule, command, block)
 
@@ -324,6 +334,7 @@ def _joined(
         counted += chosen
         notes += note
     partial = "" if any(block.whole(name) for block in blocks) else _why_partial(name, blocks)
+    partial = partial or _lost_references(name, counted)
     cut = any(block.cut for block in blocks)
     table, assumptions = _table(name, counted, family, flavour, partial, cut=cut)
     first = min(entry.line for entry in counted)
@@ -383,6 +394,18 @@ def _why_partial(name: str, blocks: list[_Block]) -> str:
     if cut:
         return f"the text is cut in line {cut}, in table {name}"
     return f"the input contains only a part of table {name}"
+
+
+def _lost_references(name: str, entries: list[_Entry]) -> str:
+    """Return a chain that more rules call than a listing has, as a reason why rules may be missing."""
+    called = Counter(entry.target for entry in entries)
+    for entry in entries:
+        if entry.references > called[entry.chain]:
+            return (
+                f"{entry.references} rules of table {name} call chain {entry.chain}, and the input has {called[entry.chain]} of "
+                "them"
+            )
+    return ""
 
 
 def _table(

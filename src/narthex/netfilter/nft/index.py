@@ -42,6 +42,24 @@ _ADDRESS_6 = re.compile(r"ip6 [sd]addr|ipv6_addr")
 
 
 _CHAIN = re.compile(r"chain ([^\s{]+) \{(?:\s*#.*)?$")
+_BETWEEN_BLOCKS = (
+    "comment ",
+    "flags ",
+    "flowtable ",
+    "counter ",
+    "quota ",
+    "limit ",
+    "secmark ",
+    "synproxy ",
+    "ct ",
+    "chain ",
+    "set ",
+    "map ",
+    "#",
+    "...",
+    "…",
+)
+"""Beginnings of lines between the chains and sets of a table."""
 _NO_RULES = ("type ", "policy ", "comment ", "flags ", "#")
 """Beginnings of lines of a chain that are no rules."""
 
@@ -92,6 +110,9 @@ def index(lines: Sequence[str], start: int, is_command: Callable[[str], bool] = 
         if end >= count:
             break
         kind = block[1]
+        if block[2] in (chains if kind == "chain" else sets):
+            # The end of this table and the beginning of the next are missing.
+            cut = cut or number + 1
         span = _Span(number + 1, end)
         if kind == "chain":
             chains[block[2] or ""] = span
@@ -150,10 +171,18 @@ def _set(lines: Sequence[str], span: _Span, name: str) -> Set:
     header = parse_set("\n".join(inside[:at]) + "\n}\n", name)
     if at == len(inside) or header.dynamic or header.unsupported:
         return header
+    if not _closed(inside[at:]):
+        return Set(name=name, key=(), unsupported=CUT)
     elements = _plain_elements("\n".join(inside[at:]), header.data)
     if elements is not None:
         return msgspec.structs.replace(header, elements=elements)
     return parse_set("\n".join(inside) + "\n}\n", name)
+
+
+def _closed(elements: Sequence[str]) -> bool:
+    """Return True if the line that opens the elements has its end. The lines between the two may be any number."""
+    text = "".join(elements)
+    return text.count("{") <= text.count("}")
 
 
 def _parse_at_once(lines: Sequence[str], start: int, ends: _Ends) -> IndexedTable:
@@ -163,8 +192,11 @@ def _parse_at_once(lines: Sequence[str], start: int, ends: _Ends) -> IndexedTabl
     number = start
     while number < len(lines) and not (number > start and ends.at(number)):
         bare = _QUOTED.sub("", lines[number]).partition("#")[0]
-        if depth == 1 and BARE_BLOCK.match(lines[number]):
+        begins = BARE_BLOCK.match(lines[number])
+        if depth == 1 and begins:
             opened = bare.split()[1]
+        elif number > start and (begins if depth > 1 else depth == 1 and _is_stray(bare)):
+            cut = cut or number + 1
         depth += bare.count("{") - bare.count("}")
         if is_cut_mark(lines[number]) and depth < 2:
             cut = cut or number + 1
@@ -179,6 +211,11 @@ def _parse_at_once(lines: Sequence[str], start: int, ends: _Ends) -> IndexedTabl
     if tables:
         table = _with_lines(_cut(tables[0], number, opened if depth > 1 else ""), lines, start, number)
     return IndexedTable(table, _rule_count(tables), number, [problem])
+
+
+def _is_stray(line: str) -> bool:
+    """Return True for a line of a chain or a set outside of both: the line that begins it is missing."""
+    return line.strip() not in ("", "}", "}}") and not line.lstrip().startswith(_BETWEEN_BLOCKS)
 
 
 def _with_lines(table: Table, lines: Sequence[str], first: int, end: int) -> Table:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from narthex.model import IPFamily, networks_between
 from narthex.netfilter import ast
-from narthex.netfilter.cuts import gap_rule, is_cut_mark
+from narthex.netfilter.cuts import CUT, gap_rule, is_cut_mark
 from narthex.netfilter.nft.cursor import Lexer, TokenCursor, UnknownSyntax, canonical, duration
 from narthex.netfilter.nft.print import priority_number
 from narthex.netfilter.nft.rule import parse_rule
@@ -151,6 +151,8 @@ def _set(lexer: Lexer, name: str) -> ast.Set:
                 properties["counter"] = True
             case "elements":
                 elements = cursor
+            case word if word not in _SET_WORDS and "." in cursor.texts():
+                unknown_types = CUT
     if key is None or unknown_types:
         return ast.Set(name=name, key=(), unsupported=unknown_types or "it does not say what it holds")
     comments: dict[ast.ElementKey, str] = {}
@@ -186,6 +188,8 @@ def _datatypes(cursor: TokenCursor) -> ast.Key:
     return tuple(parts)
 
 
+_SET_WORDS = ("comment", "gc-interval", "auto-merge", "policy", "limit", "quota", "last", "ct")
+"""Statements of sets that do not matter here. Any other with a concatenation is a line of elements without the first one."""
 _MAX_KEYS = 4096
 """Keys that the ranges of one element may stand for: a range of IPv6 addresses is up to 254 networks, and the ranges of a
 concatenation multiply."""

@@ -15,7 +15,6 @@ from narthex.netfilter import ast
 from narthex.netfilter.describe import describe, describe_rule
 from narthex.netfilter.walk.lookup import RulesetIndex
 from narthex.netfilter.walk.matches import Matcher
-from narthex.netfilter.walk.standard import is_dispatch, is_proxy_chain
 from narthex.netfilter.walk.state import (
     RETURN,
     Branch,
@@ -27,6 +26,7 @@ from narthex.netfilter.walk.state import (
     merge_results,
 )
 from narthex.netfilter.walk.statements import SIDE_EFFECTS, StatementExecutor, unsupported
+from narthex.netfilter.walk.structure import is_dispatch, is_proxy_chain, is_service_chain
 
 _NFT_JUMPS = 16
 """NFT_JUMP_STACK_SIZE of nf_tables, for iptables-nft too."""
@@ -98,8 +98,21 @@ class ChainWalk:
         known = self._known.get(key)
         if known is None:
             at = ChainPosition(point, table, chain, (*path, chain.name), depth)
-            known = self._known[key] = merge_results(self._rules(at, branch.fresh()))
+            known = self._rules(at, branch.fresh())
+            if self._index.copied and is_service_chain(chain.name):
+                self._strand(at, known)
+            known = self._known[key] = merge_results(known)
         return graft(branch, known)
+
+    @staticmethod
+    def _strand(at: ChainPosition, results: ChainResults) -> None:
+        """Mark the packets that the chain of a Service sends nowhere."""
+        for continuation, out in results:
+            if continuation is None and not out.dnat:
+                out.stranded = (
+                    f"chain {at.chain.name} of table {at.table.name} sends the packet nowhere, and nothing in the input refuses "
+                    "it, as kube-proxy does: lines of the input are missing"
+                )
 
     def _rules(self, at: ChainPosition, branch: Branch) -> ChainResults:
         left: ChainResults = []

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from itertools import groupby
 
 from narthex.model import IPFamily, address_key, family_of, network
 from narthex.netfilter.ast import Atom, Chain, Compare, ElementData, ElementKey, Field, Rule, Ruleset, Set, Table
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.lazy import base_chains
-from narthex.netfilter.walk.standard import complete
+from narthex.netfilter.walk.completion import complete
 
 _NAT_PRIORITY = {"prerouting": -100, "output": -100, "postrouting": 100, "input": 100}
 """The kernel runs all nat chains of a hook at one fixed priority. Their own priorities only order them among each other
@@ -205,6 +205,7 @@ class RulesetIndex:
         self._rules: dict[int, RuleIndex] = {}
         self.copied = ruleset.copied
         self._shifts: dict[int, Mapping[str, int]] = {}
+        self._lost: dict[str, Callable[[], str]] = {}
         tables = [
             self._completed(table) if ruleset.copied else table
             for table in ruleset.tables
@@ -219,7 +220,13 @@ class RulesetIndex:
     def _completed(self, table: Table) -> Table:
         completed = complete(table)
         self._shifts[id(completed.table)] = completed.shifts
+        self._lost[table.name] = completed.lost
         return completed.table
+
+    @cached_property
+    def lost(self) -> Mapping[str, str]:
+        """The signs that lines are missing from a copied text, by table."""
+        return {name: lost() for name, lost in self._lost.items()}
 
     def shift(self, table: Table, chain: str) -> int:
         """Return the number of rules that complete a chain in front of those of its text."""

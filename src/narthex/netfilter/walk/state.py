@@ -88,6 +88,7 @@ class Branch:
         "saddr",
         "served",
         "step_probability",
+        "stranded",
         "supposing",
         "tracked",
         "trail",
@@ -113,6 +114,8 @@ class Branch:
         self.doubt = ""
         """The reason why the packet may or may not take this path. If set, `probability` has no meaning."""
         self.supposing: tuple[str, ...] = ()
+        self.stranded = ""
+        """A chain of a Service that took the packet and sent it nowhere, as a reason: kube-proxy refuses such a packet."""
         self.unsure = ""
         """The reason why a rule that the input lacks may act on the packet, as long as no known rule did."""
         self.probability = _ONE
@@ -128,7 +131,7 @@ class Branch:
         made.connection_mark, made.rewritten = self.connection_mark, self.rewritten
         made.dnat, made.masquerade, made.saddr, made.tracked = self.dnat, self.masquerade, self.saddr, self.tracked
         made.served, made.doubt, made.supposing = self.served, self.doubt, self.supposing
-        made.unsure = self.unsure
+        made.unsure, made.stranded = self.unsure, self.stranded
         made.remembers, made.trail = self.remembers, self.trail
         made.probability, made.step_probability = self.probability, self.step_probability
         return made
@@ -175,6 +178,7 @@ class Branch:
             self.doubt,
             self.supposing,
             self.unsure,
+            self.stranded,
             self.remembers,
         )
 

@@ -12,8 +12,8 @@ from narthex.netfilter import ast
 from narthex.netfilter.describe import describe, describe_element
 from narthex.netfilter.walk.lookup import RulesetIndex
 from narthex.netfilter.walk.matches import Matcher, ValueNotKnown
-from narthex.netfilter.walk.standard import CHECK_MAPS
 from narthex.netfilter.walk.state import ACCEPT, RETURN, Branch, BranchEnd, Continuation, HookPoint
+from narthex.netfilter.walk.structure import CHECK_MAPS
 
 NameOf = Callable[[str], str]
 """Returns a name for an address ("pod shop/web-1"), or ""."""

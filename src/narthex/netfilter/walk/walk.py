@@ -20,16 +20,23 @@ from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.walk.chains import ChainWalk
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT, IpvsStage
 from narthex.netfilter.walk.lookup import ALL_PRIORITIES, BaseChain, PriorityRange, index_ruleset
+from narthex.netfilter.walk.losses import absent_parts
 from narthex.netfilter.walk.matches import Matcher
-from narthex.netfilter.walk.standard import absent_parts, is_proxy_chain
 from narthex.netfilter.walk.state import Branch, BranchEnd, HookPoint, KernelObjects, merge
 from narthex.netfilter.walk.statements import NameOf, StatementExecutor
+from narthex.netfilter.walk.structure import CLUSTER_IPS_CHECK, EXTERNAL_SERVICES, is_proxy_chain
 
 __all__ = ["Branch", "BranchEnd", "HookPoint", "HookWalk", "NameOf", "walk"]
 
 Ended = list[tuple[Branch, BranchEnd]]
 
 _DESTINATION_HOOKS = ("prerouting", "output")
+_DROPPED_UNSENT = (
+    f"table filter drops the packet in chain {EXTERNAL_SERVICES} because no endpoint is local, and no rule of table nat is for its "
+    "Service: lines of the input are missing"
+)
+_REFUSING_HOOKS = ("input", "forward", "output")
+"""Hooks in which kube-proxy refuses what no chain of a Service has taken."""
 _MOST_ORDERS = 4
 """Other orders of chains of one priority to try: more than two tables at one priority are rare."""
 
@@ -76,7 +83,9 @@ class HookWalk:
         )
         self._ipvs = IpvsStage(objects, self._matcher, name_of)
         self._absent = (
-            absent_parts(ruleset, self._matcher.family, bool(objects.servers)) if state == "new" else ("", "")
+            absent_parts(ruleset, self._matcher.family, self._index.lost, bool(objects.servers))
+            if state == "new"
+            else ("", "")
         )
 
     def start(self) -> Branch:
@@ -107,6 +116,9 @@ class HookWalk:
                 break
             branches, out = self._rank(point, rank, branches, nat)
             ended += out
+        for branch in branches:
+            if branch.stranded and not branch.dnat and point.hook in _REFUSING_HOOKS:
+                branch.unsure = branch.unsure or branch.stranded
         for branch in (*branches, *(branch for branch, _ in ended)):
             self._consider_absent(point, branch, nat)
         return branches, ended
@@ -174,10 +186,19 @@ class HookWalk:
 
         A rule of the input that refuses the packet shows the end, unless other rules of its table may be missing.
         """
+        last = branch.last_step()
+        if (
+            disposition is Disposition.DROPPED
+            and last is not None
+            and last.chain == EXTERNAL_SERVICES
+            and not (branch.stranded or self._absent[0])
+        ):
+            branch.unsure = branch.unsure or _DROPPED_UNSENT
         if not branch.unsure or branch.dnat or branch.served is not None or disposition is Disposition.UNSUPPORTED:
             return False
-        last = branch.last_step()
         refused = disposition in (Disposition.DROPPED, Disposition.REJECTED)
+        if last is not None and (last.chain == CLUSTER_IPS_CHECK or branch.unsure == _DROPPED_UNSENT):
+            return True
         if refused and last is not None and (not self._absent[1] or is_proxy_chain(last.table, last.chain)):
             branch.suppose(f"{branch.unsure}; it is taken not to act on the packet")
             return False

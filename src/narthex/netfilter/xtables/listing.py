@@ -22,7 +22,9 @@ from narthex.netfilter.xtables.parse import long_rule, read_rule
 from narthex.netfilter.xtables.print import quoted
 from narthex.netfilter.xtables.values import port_named
 
-CHAIN = re.compile(r"\**+Chain\s++(\S++)\s++\((?:\s*+policy\s++(\w++)[^)]*+|(?=[^)]*?reference)[^)]*+)\)\s*+\**+$")
+CHAIN = re.compile(
+    r"\**+Chain\s++(\S++)\s++\((?:\s*+policy\s++(\w++)[^)]*+|(?:(\d++)\s++references?|(?=[^)]*?reference)[^)]*+))\)\s*+\**+$"
+)
 """The first line of a chain."""
 _HEADER = re.compile(r"(?:num\s+)?(?:pkts\s+bytes\s+)?target\s+prot\s+opt\b")
 _DASHES = ("--", "—", "–", "-f", "!f", "-", "----")
@@ -73,6 +75,8 @@ class ChainListing:
         assert header is not None
         self.chain = header[1]
         self.policy = header[2] or "-"
+        self.references = int(header[3] or 0)
+        """The number of rules that call the chain, as far as the tool says it."""
         self.line = start + 1
         self.rules: list[ListedRule] = []
         self.whole = not filtered

@@ -12,6 +12,7 @@ from narthex.netfilter.walk.ipvs import BEFORE_INPUT
 from narthex.netfilter.walk.walk import HookPoint, HookWalk
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import DiagnosisContext, finding, node_words
+from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, Stage
 
 
@@ -141,10 +142,16 @@ def _not_called(scene: DiagnosisContext) -> Iterator[CauseFinding]:
                         advice=f"Start {needed.maker} anew, which writes the jump, and see what removed it: a firewall that flushes "
                         "its tables, or another iptables.",
                         node=name,
-                        certain=not table.partial,
+                        certain=not _is_copied(scene, view),
                         explains=scene.undecided and not scene.explained,
                     )
                     return
+
+
+def _is_copied(scene: DiagnosisContext, view: NodeView) -> bool:
+    """Return True for rules of a text that a person copied, which may lack the line."""
+    rules = scene.rules(view)
+    return rules is None or rules.supposed.copied
 
 
 def _lacks_call(table: Table, needed: _NeededChain) -> bool:

@@ -1,0 +1,357 @@
+"""Signs that lines are missing from a copied text, though nothing in it says so.
+
+Whatever kube-proxy writes fits together: something calls each chain of a Service, every chain of a kind has the same kinds of
+rules, and each cluster IP is in a map. Where a text does not fit together, lines of it are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fractions import Fraction
+from functools import cached_property
+
+from narthex.model import IPFamily
+from narthex.netfilter import ast
+from narthex.netfilter.walk.structure import (
+    CLUSTER_IPS,
+    DISPATCH,
+    KUBE_PROXY_TABLE,
+    NARTHEX,
+    NFT_CHAINS,
+    SERVICE_CHAINS,
+    SERVICE_IPS,
+    XTABLES_JUMPS,
+    is_service_chain,
+)
+
+_MAX_COMPARED = 2000
+"""Chains of Services that are compared with each other. A text that a person copied has fewer."""
+_TOLERANCE = Fraction(1, 10_000)
+"""Of probabilities: old versions of kube-proxy wrote five digits."""
+_FRONTEND_FIELDS = (ast.Field.DADDR, ast.Field.L4PROTO, ast.Field.DPORT)
+_SENDERS = (ast.Field.SADDR, ast.Field.IIFNAME)
+_OF_CLUSTER_IPS = ("KUBE-SVC-", "KUBE-SVL-", "service-", "local-")
+"""Chains that kube-proxy sends packets for cluster IPs to."""
+_EXTERNAL = ("KUBE-EXT-", "external-")
+_MARKING = ("KUBE-MARK-MASQ", "mark-for-masquerade")
+_MISSING = "lines of the input are missing"
+_LOCAL_RULES = ("pod traffic", "masquerade local traffic", "route local traffic|short-circuit local traffic")
+"""Words of the comments of the rules that a chain of external traffic has with policy Local, for pods and for the node."""
+
+
+class LossSigns:
+    """Finds in a table of kube-proxy what shows that lines of it are missing."""
+
+    def __init__(self, table: ast.Table) -> None:
+        self._table = table
+        self._chains = table.chains
+        self._nft = table.name == KUBE_PROXY_TABLE
+        self._words = f"table {table.name}"
+
+    @cached_property
+    def lost(self) -> str:
+        """The first sign that lines are missing anywhere in the table, or ""."""
+        if self._table.partial:
+            return ""
+        for name in self._names:
+            chain = self._chains[name]
+            if name not in self._called:
+                # In mode nftables, kube-proxy empties a chain that nothing calls any more, and deletes it later.
+                if self._nft and not chain.rules:
+                    continue
+                return f"no rule of the input calls chain {name} of {self._words}: {_MISSING}"
+            if what := self.flaw(chain):
+                return f"chain {name} of {self._words} {what}: {_MISSING}"
+        forward = self._chains.get("KUBE-FORWARD")
+        if forward is not None and not _accepts_marked(forward):
+            return f"chain KUBE-FORWARD of {self._words} has no rule that accepts what is marked: {_MISSING}"
+        if self._marks_no_cluster_ip:
+            return f"no rule of {self._words} marks packets for cluster IPs, though others tell pods from outside: {_MISSING}"
+        return self._lost_elements() or self._lost_refusals()
+
+    def flaw(self, chain: ast.Chain) -> str:
+        """Return what a chain lacks that kube-proxy writes into every such chain, or ""."""
+        if _has(chain, *_NOT_READ):
+            return ""
+        if self._nft:
+            return _nft_flaw(chain, set(self._table.sets)) or self._external_flaw(chain)
+        flaw = next((check(chain) for prefixes, check in _XTABLES_CHECKS if chain.name.startswith(prefixes)), "")
+        return flaw or self._external_flaw(chain) or self._endpoint_left_out(chain)
+
+    def lost_dispatch(self, chain: ast.Chain) -> Iterator[ast.Rule]:
+        """Yield a gap for each Service port of which KUBE-SERVICES or KUBE-NODEPORTS has one of two rules.
+
+        Every version of kube-proxy writes the rule that marks packets from outside of the cluster with the same address and
+        port as the rule that calls the Service's chain: before it, or since 1.22 in that chain. For a node port, 1.18 writes
+        both into KUBE-NODEPORTS.
+        """
+        if self._nft or self._table.name != "nat" or chain.name not in ("KUBE-SERVICES", "KUBE-NODEPORTS"):
+            return
+        calls = [rule for rule in chain.rules if rule.target.startswith(SERVICE_CHAINS)]
+        sent = {_frontend(rule) for rule in calls}
+        marked = {_frontend(rule) for rule in chain.rules if rule.target == "KUBE-MARK-MASQ"}
+        unmarked: set[_Frontend] = set()
+        if chain.name == "KUBE-SERVICES":
+            marked |= {_frontend(rule) for rule in self._cluster_ip_marks}
+            if self._cluster_ip_marks or self._marks_no_cluster_ip:
+                unmarked = {_frontend(rule) for rule in calls if rule.comment.endswith(" cluster IP")} - marked
+        elif not any(name.startswith("KUBE-EXT-") for name in self._chains):
+            plain = {_frontend(each) for each in chain.rules if each.target.startswith("KUBE-SVC-")}
+            sent &= marked | (sent - plain)
+            marked |= plain
+        for frontend in (marked - sent) | unmarked:
+            if frontend and any(each.field is ast.Field.DPORT for each in frontend):
+                text = f"a rule of chain {chain.name} for this address and port is missing: {_MISSING}"
+                if frontend in unmarked:
+                    text = f"the rule that marks packets for this address and port is missing: {_MISSING}"
+                yield ast.Rule((*frontend, ast.RuleGap(text)))
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """The chains of Services and endpoints; none if they are too many."""
+        names = [name for name in self._chains if is_service_chain(name)]
+        return names if len(names) <= _MAX_COMPARED else []
+
+    @cached_property
+    def _called(self) -> set[str]:
+        """The chains that a rule or a map element calls."""
+        callers = (*self._names, *(name for name in DISPATCH if name in self._chains))
+        called = {target for name in callers for rule in self._chains[name].rules for target in _targets(rule)}
+        for one in self._table.sets.values() if self._nft else ():
+            called |= {data.chain for data in one.elements.values() if isinstance(data, (ast.Goto, ast.Jump))}
+        return called
+
+    @cached_property
+    def _cluster_ip_marks(self) -> list[ast.Rule]:
+        """The rules that mark packets for cluster IPs to be masqueraded."""
+        names = [name for name in ("KUBE-SERVICES", "services") if name in self._chains]
+        names += (name for name in self._names if name.startswith(_OF_CLUSTER_IPS))
+        rules = (rule for name in names for rule in self._chains[name].rules)
+        return [rule for rule in rules if _marks(rule) and (self._nft or _frontend(rule))]
+
+    @cached_property
+    def _knows_pods(self) -> bool:
+        """Whether the rules tell pods of the node or the cluster from other senders."""
+        return any(
+            isinstance(each, ast.Compare) and each.negate and each.field in _SENDERS
+            for rule in self._cluster_ip_marks
+            for each in rule.expressions
+        )
+
+    @cached_property
+    def _marks_no_cluster_ip(self) -> bool:
+        """Whether rules of policy Local know pods, and no rule masquerades what others send to a cluster IP."""
+        external = (name for name in self._names if name.startswith(_EXTERNAL))
+        comments = (rule.comment for name in external for rule in self._chains[name].rules)
+        return not self._cluster_ip_marks and any(_LOCAL_RULES[0] in comment for comment in comments)
+
+    def _external_flaw(self, chain: ast.Chain) -> str:
+        """Check the rules of policy Local: all of them, and the one for pods if the rules know pods."""
+        if not chain.name.startswith(_EXTERNAL):
+            return ""
+        if not any(map(_marks, chain.rules)):
+            return "has no rule that marks what is to be masqueraded"
+        comments = [rule.comment.lower() for rule in chain.rules]
+        found = [any(word in comment for comment in comments for word in words.split("|")) for words in _LOCAL_RULES]
+        if not any(found):
+            return ""
+        of_pods, marks, routes = found
+        if not (marks and routes):
+            return "lacks a rule for packets of the node itself"
+        return "lacks the rule for packets of pods" if self._knows_pods and not of_pods else ""
+
+    def _endpoint_left_out(self, chain: ast.Chain) -> str:
+        """Return the flaw of a Service's chain that does not send to an endpoint whose comments name the Service."""
+        if not chain.name.startswith(("KUBE-SVC-", "KUBE-SVL-")):
+            return ""
+        local = self._chains.get(chain.name.replace("KUBE-SVC-", "KUBE-SVL-"), chain)
+        if left := sorted(local.targets - chain.targets - {*_MARKING}):
+            return f"does not send to {left[0]}, to which {local.name} sends"
+        name = _named(chain)
+        other = name and next((each for each, named in self._lost_endpoints.items() if named == name), "")
+        return f"does not send to {other}, an endpoint of {name}" if other else ""
+
+    @cached_property
+    def _lost_endpoints(self) -> Mapping[str, str]:
+        """The chains of endpoints that no rule calls, each with the name in its comments."""
+        lost = (name for name in self._names if name.startswith("KUBE-SEP-") and name not in self._called)
+        return {name: _named(self._chains[name]) for name in lost}
+
+    def _lost_refusals(self) -> str:
+        """Return a Service port without endpoints that is refused for external addresses and not for its cluster IP."""
+        if not {"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES"} <= set(self._chains):
+            return ""
+        inside, outside = (
+            {rule.comment.partition(" has no ")[0] for rule in self._chains[name].rules if words in rule.comment}
+            for name, words in (("KUBE-SERVICES", " has no "), ("KUBE-EXTERNAL-SERVICES", " has no endpoints"))
+        )
+        lost = sorted(outside - inside)
+        return (
+            f"chain KUBE-SERVICES of {self._words} does not refuse {lost[0]}, which has no endpoints: {_MISSING}"
+            if lost
+            else ""
+        )
+
+    def _lost_elements(self) -> str:
+        """Return a cluster IP that no map of kube-proxy has."""
+        held = self._table.sets.get(CLUSTER_IPS)
+        maps = [self._table.sets[name] for name in (SERVICE_IPS, "no-endpoint-services") if name in self._table.sets]
+        if held is None or len(maps) < 2 or any(each.unsupported or () in each.elements for each in (held, *maps)):
+            return ""
+        known = {key[0] for each in maps for key in each.elements}
+        lost = next((key[0] for key in held.elements if key[0] not in known), None)
+        return f"the maps of {self._words} lack the cluster IP {lost}: {_MISSING}" if lost is not None else ""
+
+
+_Frontend = tuple[ast.Compare, ...]
+
+
+def _frontend(rule: ast.Rule) -> _Frontend:
+    """Return the matches of destination, protocol, and port of a rule."""
+    found = {each.field: each for each in rule.expressions if isinstance(each, ast.Compare) and not each.negate}
+    return tuple(found[field] for field in _FRONTEND_FIELDS if field in found)
+
+
+def _marks(rule: ast.Rule) -> bool:
+    return rule.target in _MARKING or _has_any(rule, ast.MarkOr)
+
+
+def _named(chain: ast.Chain) -> str:
+    """Return the Service port that the comments of a chain of kube-proxy name."""
+    comments = (rule.comment.partition(" -> ")[0] for rule in reversed(chain.rules))
+    return next((comment for comment in comments if "/" in comment and " " not in comment), "")
+
+
+def _targets(rule: ast.Rule) -> Iterator[str]:
+    """Yield the chains that a rule may call."""
+    for each in rule.expressions:
+        verdicts: Iterable[object] = (each,)
+        if isinstance(each, ast.RandomGoto):
+            yield from each.chains
+        elif isinstance(each, ast.InlineVerdictMap):
+            verdicts = (verdict for _, verdict in each.arms)
+        elif isinstance(each, ast.RandomMap):
+            verdicts = (action for *_, action in each.arms)
+        yield from (verdict.chain for verdict in verdicts if isinstance(verdict, (ast.Goto, ast.Jump)))
+
+
+# ---- chains that contradict the structure ---------------------------------------------------------------------------
+
+_NOT_READ = (ast.Unknown, ast.Undecoded, ast.RuleGap)
+
+
+def _has(chain: ast.Chain, *kinds: type) -> bool:
+    return any(_has_any(rule, *kinds) for rule in chain.rules)
+
+
+def _has_any(rule: ast.Rule, *kinds: type) -> bool:
+    return any(isinstance(each, kinds) for each in rule.expressions)
+
+
+def _endpoint_flaw(chain: ast.Chain) -> str:
+    if not _has(chain, ast.Dnat):
+        return "has no rule that rewrites the destination"
+    return "" if "KUBE-MARK-MASQ" in chain.targets else "has no rule that marks what the endpoint sends to itself"
+
+
+def _service_flaw(chain: ast.Chain) -> str:
+    """Check the probabilities of the endpoints: 1/n, 1/(n-1), …, and the last without any (row 3.9)."""
+    endpoints = [rule for rule in chain.rules if rule.target.startswith("KUBE-SEP-")]
+    spread = [rule for rule in endpoints if not _has_any(rule, ast.RecentCheck)]
+    if not spread:
+        return "has no rule that sends to an endpoint"
+    for left, rule in zip(range(len(spread), 0, -1), spread, strict=True):
+        random = next((each for each in rule.expressions if isinstance(each, ast.RandomMatch)), None)
+        probability = Fraction(random.probability) if random is not None else Fraction(1)
+        if abs(probability - Fraction(1, left)) > _TOLERANCE:
+            return f"has {len(spread)} endpoints, with probabilities of another number"
+    if {rule.target for rule in endpoints} != {rule.target for rule in spread}:
+        return "returns clients to an endpoint that it does not send to"
+    return ""
+
+
+def _external_flaw(chain: ast.Chain) -> str:
+    if not chain.rules:
+        return "has no rule"
+    leads = any(target != "KUBE-MARK-MASQ" for target in chain.targets) or _has(chain, ast.DropPacket)
+    return "" if leads else "has no rule that leads to an endpoint"
+
+
+def _accepts_marked(chain: ast.Chain) -> bool:
+    return any(_has_any(rule, ast.Accept) and _has_any(rule, ast.MarkIs) for rule in chain.rules) or _has(
+        chain, *_NOT_READ
+    )
+
+
+def _postrouting_flaw(chain: ast.Chain) -> str:
+    """Check that the chain masquerades, and only what is marked."""
+    if not _has(chain, ast.Masquerade, ast.Snat):
+        return "has no rule that masquerades"
+    return "" if _has(chain, ast.MarkIs) else "masquerades what is not marked"
+
+
+_XTABLES_CHECKS: tuple[tuple[tuple[str, ...], Callable[[ast.Chain], str]], ...] = (
+    (("KUBE-SEP-",), _endpoint_flaw),
+    (("KUBE-SVC-", "KUBE-SVL-"), _service_flaw),
+    (("KUBE-EXT-",), _external_flaw),
+    (("KUBE-POSTROUTING",), _postrouting_flaw),
+)
+
+
+def maps_of(rules: Iterable[tuple[ast.Expression, ...]]) -> set[str]:
+    """Return the verdict maps that rules look up."""
+    return {each.map for rule in rules for each in rule if isinstance(each, ast.VerdictMap)}
+
+
+_SPREADS = (ast.RandomGoto, ast.RandomMap, ast.VerdictMap, ast.InlineVerdictMap)
+
+
+def _nft_flaw(chain: ast.Chain, maps: set[str]) -> str:
+    if chain.name == "masquerading":
+        return _postrouting_flaw(chain)
+    lacks = maps & maps_of(NFT_CHAINS.get(chain.name, ())) - maps_of(rule.expressions for rule in chain.rules)
+    if lacks:
+        return f"does not look up the map {min(lacks)}"
+    if chain.name.startswith("endpoint-") and not _has(chain, ast.Dnat):
+        return "has no rule that rewrites the destination"
+    if chain.name.startswith("external-") and not any("/" in target for target in chain.targets):
+        return "has no rule that sends to the Service"
+    if chain.name.startswith(("service-", "local-")) and not _has(chain, *_SPREADS):
+        return "has no rule that sends to an endpoint"
+    return ""
+
+
+# ---- what is missing as a whole -------------------------------------------------------------------------------------
+
+
+def absent_parts(ruleset: ast.Ruleset, family: IPFamily, lost: Mapping[str, str], has_servers: bool) -> tuple[str, str]:
+    """Return why the rules may rewrite, and may refuse, a packet that no known rule does; "" where the text has them all.
+
+    `lost` has the signs of missing lines by table (`LossSigns.lost`). `has_servers` is True if virtual servers of IPVS are
+    known.
+    """
+    if not ruleset.copied:
+        return "", ""
+    held = {table.name: table for table in ruleset.tables if table.family in (None, family)}
+    own = held.get(KUBE_PROXY_TABLE)
+    if own is not None:
+        partial = (own.partial and f"table {KUBE_PROXY_TABLE}: {own.partial}") or lost.get(KUBE_PROXY_TABLE, "")
+        lacks = [f"the map {name}" for name in (SERVICE_IPS,) if name not in own.sets]
+        lacks += [f"the map {name}" for name in ("no-endpoint-services", "firewall-ips") if name not in own.sets]
+        return (
+            partial
+            or (f"{lacks[0]} of table {KUBE_PROXY_TABLE} is not in the input" if SERVICE_IPS not in own.sets else ""),
+            partial or (f"{lacks[0]} of table {KUBE_PROXY_TABLE} is not in the input" if lacks else ""),
+        )
+    if any(name.startswith(NARTHEX) for name in held):
+        return "", ""
+    if not any(name in XTABLES_JUMPS for name in held):
+        return ("", "") if has_servers else ("no rules of a Service proxy are in the input",) * 2
+    nat, filters = (_incomplete(ruleset, held, name) or lost.get(name, "") for name in ("nat", "filter"))
+    return nat, filters
+
+
+def _incomplete(ruleset: ast.Ruleset, held: Mapping[str, ast.Table], name: str) -> str:
+    if name not in held:
+        return ruleset.absent.get(name) or f"table {name} of iptables is not in the input"
+    return ruleset.absent.get(name) or (held[name].partial and f"table {name}: {held[name].partial}")
