@@ -93,7 +93,7 @@ class Served:
         self.settings = KubernetesSettings(zones=zones, **settings)
         self.store = Store()
         self.recorder = ZoneTracker(self.settings)
-        self.zone = Zone(self.settings.pods)
+        self.zone = Zone(self.settings.pods, zonal=self.settings.zonal)
         cluster = KubernetesPlugin(self.settings, self.zone, own, rotate=rotate)
         self.dispatcher = Dispatcher([BlockPlugins((".",) if resolver else zones, cluster, resolver)])
         for obj in objects:

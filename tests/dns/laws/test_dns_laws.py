@@ -11,7 +11,7 @@ from tests.dns.cluster import OBJECTS, Served
 
 from narthex.dns.message import names
 from narthex.dns.message.query import Query, max_response_size, parse_query
-from narthex.dns.message.response import MalformedResponseError, _NameReader
+from narthex.dns.message.response import MalformedResponseError, NameReader
 from narthex.dns.plugins.kubernetes import ExternalTarget, join_external
 from narthex.dns.server.dispatcher import LocalAnswer, RejectedPacket
 
@@ -138,7 +138,7 @@ def test_mutations(cluster):
 
 def expand_name(message, at):
     try:
-        end, name = _NameReader(message).read(at)
+        end, name = NameReader(message).read(at)
     except MalformedResponseError:
         return None
     return name, end

@@ -114,7 +114,7 @@ def test_a_check_as_data(tmp_path):
 
     assert checked(KUBEADM) == {"usable": True, "servers": [{"zones": ["."], "port": 53}], "problems": []}
     faulty = tmp_path / "Corefile"
-    faulty.write_text(".:53 {\n    debug\n    no\x1bne\n    rewrite name a b\n}\n")
+    faulty.write_text(".:53 {\n    debug\n    no\x1bne\n    dnssec\n}\n")
     found = checked(faulty)
     assert (found["usable"], found["servers"]) == (False, [])
     assert [(each["origin"], each["severity"]) for each in found["problems"]] == [

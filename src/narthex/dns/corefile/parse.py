@@ -21,7 +21,15 @@ import msgspec
 from narthex.dns.corefile.directive import Directive, is_port
 from narthex.dns.corefile.directive import zones as zones_of
 from narthex.dns.corefile.plugins import PLUGINS, UNSUPPORTED_PLUGINS
-from narthex.dns.corefile.settings import DEFAULT_PORT, BindSettings, CorefilePosition, KubernetesSettings, ServerBlock
+from narthex.dns.corefile.settings import (
+    DEFAULT_HTTPS_PORT,
+    DEFAULT_PORT,
+    DEFAULT_TLS_PORT,
+    BindSettings,
+    CorefilePosition,
+    KubernetesSettings,
+    ServerBlock,
+)
 from narthex.dns.corefile.syntax import CorefileNode, CorefileReader, CorefileWord, LoadFiles
 from narthex.model import Problem, one_of, quoted
 
@@ -94,28 +102,40 @@ def _blocks(node: CorefileNode, reader: CorefileReader, default_port: int) -> li
     if node.children is None:
         reader.error(node.where, f"{quoted(node.name)} stands outside of the braces of a server block")
         return []
-    zones: dict[int, dict[str, None]] = {}
+    zones: dict[tuple[int, str], dict[str, None]] = {}
     for word in node.words:
-        for port, zone in _key(word, node, reader, default_port):
-            zones.setdefault(port, {})[zone] = None
+        for server, zone in _key(word, node, reader, default_port):
+            zones.setdefault(server, {})[zone] = None
     if not any(word.text.rstrip(",") for word in node.words):
         reader.error(node.where, "a server block needs a zone, such as . or cluster.local")
     all_zones = tuple(dict.fromkeys(zone for of_port in zones.values() for zone in of_port))
     fields = _plugins(node.children, all_zones, reader)
     _check_dependencies(fields, node, reader)
-    return [ServerBlock(zones=tuple(of_port), port=port, where=node.where, **fields) for port, of_port in zones.items()]
+    _check_encryption({transport for _, transport in zones}, fields, node, reader)
+    return [
+        ServerBlock(zones=tuple(found), port=port, transport=transport, where=node.where, **fields)  # type: ignore[arg-type]
+        for (port, transport), found in zones.items()
+    ]
 
 
-def _key(word: CorefileWord, node: CorefileNode, reader: CorefileReader, default_port: int) -> list[tuple[int, str]]:
-    """Return port and zones of one key."""
+_TRANSPORTS = {"dns": DEFAULT_PORT, "tls": DEFAULT_TLS_PORT, "https": DEFAULT_HTTPS_PORT}
+"""Default ports of the protocols that a key may name."""
+
+
+def _key(
+    word: CorefileWord, node: CorefileNode, reader: CorefileReader, default_port: int
+) -> list[tuple[tuple[int, str], str]]:
+    """Return port and protocol, and zone, for each zone of one key."""
     text = word.text.rstrip(",")
     if not text:
         return []
     scheme, found, rest = text.rpartition("://")
-    if found and scheme != "dns":
-        reader.error(node.where, f"key {quoted(text)}: only dns:// is supported, over UDP and TCP")
+    transport = scheme if found else "dns"
+    if transport not in _TRANSPORTS:
+        known = one_of(f"{name}://" for name in _TRANSPORTS)
+        reader.error(node.where, f"key {quoted(text)}: {quoted(scheme)} is not supported; {known} are")
         return []
-    zone, port = rest, str(default_port)
+    zone, port = rest, str(default_port if transport == "dns" else _TRANSPORTS[transport])
     if (match := re.fullmatch(r"(.*/\d+):(.*)", rest)) or (
         "/" not in rest and (match := re.fullmatch(r"([^:]*):(.*)", rest))
     ):
@@ -124,7 +144,7 @@ def _key(word: CorefileWord, node: CorefileNode, reader: CorefileReader, default
         reader.error(node.where, f"key {quoted(text)}: {quoted(port)} is not a port (1-65535)")
         return []
     try:
-        return [(int(port), each) for each in zones_of(zone)]
+        return [((int(port), transport), each) for each in zones_of(zone)]
     except ValueError as error:
         reader.error(node.where, f"key {quoted(text)}: {quoted(zone)} {error}")
         return []
@@ -138,7 +158,8 @@ def _plugins(nodes: tuple[CorefileNode, ...], zones: tuple[str, ...], reader: Co
         directive = Directive(node, reader)
         if plugin is None:
             if node.name in UNSUPPORTED_PLUGINS:
-                reader.error(node.where, f"plugin {quoted(node.name)} of CoreDNS is not supported")
+                why = UNSUPPORTED_PLUGINS[node.name]
+                reader.error(node.where, f"plugin {quoted(node.name)} of CoreDNS is not supported: {why}")
             else:
                 known = one_of(sorted((*PLUGINS, "import")))
                 reader.error(node.where, f"unknown plugin {quoted(node.name)}; known are {known}")
@@ -173,8 +194,20 @@ def _check_dependencies(fields: dict[str, Any], node: CorefileNode, reader: Core
             reader.warning(node.where, "autopath @kubernetes does nothing without pods verified of plugin kubernetes")
     if "external" in fields and kubernetes is None:
         reader.error(node.where, "k8s_external needs plugin kubernetes in the same server block")
+    if "transfer" in fields and kubernetes is None:
+        reader.error(node.where, "transfer needs plugin kubernetes in the same server block: it has no other zones")
     if fields.get("loop") and not fields.get("forwards"):
         reader.warning(node.where, "loop has no effect without forward")
+
+
+def _check_encryption(transports: set[str], fields: dict[str, Any], node: CorefileNode, reader: CorefileReader) -> None:
+    """Report keys of encrypted protocols without a certificate, and a certificate that no key uses."""
+    if "tls" in transports and "tls" not in fields:
+        reader.error(node.where, "tls:// needs plugin tls with the files of a certificate and its key")
+    if "https" in transports and "tls" not in fields:
+        reader.warning(node.where, "https:// without plugin tls is plain HTTP; a proxy in front must encrypt it")
+    if "tls" in fields and transports == {"dns"}:
+        reader.warning(node.where, "tls has no effect: no key of this server block begins with tls:// or https://")
 
 
 def _check_distinct(blocks: list[ServerBlock], reader: CorefileReader) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from narthex.dns.corefile import filters
 from narthex.dns.corefile.directive import Directive, parse_upstream
+from narthex.dns.corefile.pattern import PatternError, compile_pattern
 from narthex.dns.corefile.settings import (
     MAX_TTL,
     MAX_UPSTREAMS,
@@ -92,9 +94,9 @@ def _errors(directive: Directive, _block_zones: Zones) -> ErrorsSettings:
 
 def _pattern(option: Directive, pattern: str) -> bool:
     try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        option.error(f"{quoted(pattern)} is not a regular expression: {error}")
+        compile_pattern(pattern)
+    except PatternError as error:
+        option.error(f"{quoted(pattern)} is not a regular expression: it {error}")
         return False
     return True
 
@@ -364,10 +366,13 @@ _WITHOUT_EFFECT = {
     "resyncperiod": "there is no periodic resync",
     "upstream": "this server always resolves names outside the cluster itself",
 }
-_UNSUPPORTED = {"multicluster": "", "zonal": "", "tls": "; name these files in a kubeconfig"}
+_UNSUPPORTED = {
+    "multicluster": "ServiceImports are not read; let forward ask a server of the clusterset",
+    "tls": "name these files in a kubeconfig",
+}
 _KUBERNETES = (
     "endpoint", "kubeconfig", "namespaces", "namespace_labels", "labels", "pods", "endpoint_pod_names", "ttl",
-    "noendpoints", "fallthrough", "ignore", "startup_timeout", *_WITHOUT_EFFECT,
+    "noendpoints", "fallthrough", "ignore", "startup_timeout", "zonal", *_WITHOUT_EFFECT,
 )  # fmt: skip
 
 
@@ -376,13 +381,15 @@ def _kubernetes(directive: Directive, block_zones: Zones) -> KubernetesSettings:
     found: dict[str, Any] = {}
     for option in directive.options((*_KUBERNETES, *_UNSUPPORTED)):
         if option.name in _UNSUPPORTED:
-            option.error(f"is not supported{_UNSUPPORTED[option.name]}")
+            option.error(f"is not supported; {_UNSUPPORTED[option.name]}")
         elif option.name in _WITHOUT_EFFECT:
             option.warning(f"has no effect: {_WITHOUT_EFFECT[option.name]}")
         else:
             found.update(_kubernetes_option(option))
     if "namespaces" in found and "namespace_labels" in found:
         directive.error("namespaces and namespace_labels exclude each other")
+    if found.get("zonal") and not found.get("endpoints", True):
+        directive.error("zonal and noendpoints exclude each other")
     return KubernetesSettings(zones=zones, **found)
 
 
@@ -420,6 +427,8 @@ def _kubernetes_option(option: Directive) -> dict[str, Any]:
             return {"endpoint_pod_names": True}
         case "noendpoints" if option.takes(0, 0):
             return {"endpoints": False}
+        case "zonal" if option.takes(0, 0):
+            return {"zonal": True}
     return {}
 
 
@@ -495,12 +504,18 @@ def _known_word(option: Directive, field: str, known: tuple[str, ...]) -> dict[s
 
 
 PLUGINS = {
+    "acl": PluginSyntax("acl", filters.parse_acl, repeats=True),
+    "any": PluginSyntax("refuses_any", _flag),
     "autopath": PluginSyntax("autopath", _autopath),
     "bind": PluginSyntax("bind", _bind, repeats=True),
+    "bufsize": PluginSyntax("bufsize", filters.parse_bufsize),
     "cache": PluginSyntax("cache", _cache),
+    "chaos": PluginSyntax("chaos", filters.parse_chaos),
     "debug": PluginSyntax("debug", _debug),
+    "dns64": PluginSyntax("dns64", filters.parse_dns64),
     "errors": PluginSyntax("errors", _errors),
     "forward": PluginSyntax("forwards", _forward, repeats=True),
+    "header": PluginSyntax("header", filters.parse_header),
     "health": PluginSyntax("health", _health),
     "hosts": PluginSyntax("hosts", _hosts),
     "k8s_external": PluginSyntax("external", _external),
@@ -508,13 +523,49 @@ PLUGINS = {
     "loadbalance": PluginSyntax("loadbalance", _loadbalance),
     "log": PluginSyntax("log", _log, repeats=True),
     "loop": PluginSyntax("loop", _flag),
+    "minimal": PluginSyntax("minimal", _flag),
+    "nsid": PluginSyntax("nsid", filters.parse_nsid),
     "prometheus": PluginSyntax("prometheus", _prometheus),
     "ready": PluginSyntax("ready", _ready),
     "reload": PluginSyntax("reload", _reload),
+    "rewrite": PluginSyntax("rewrite", filters.parse_rewrite, repeats=True),
+    "template": PluginSyntax("templates", filters.parse_template, repeats=True),
+    "tls": PluginSyntax("tls", filters.parse_tls),
+    "transfer": PluginSyntax("transfer", filters.parse_transfer, repeats=True),
+    "whoami": PluginSyntax("whoami", _flag),
 }
-UNSUPPORTED_PLUGINS = frozenset((
-    "acl", "any", "auto", "azure", "bufsize", "cancel", "chaos", "clouddns", "dns64", "dnssec", "dnstap", "erratic",
-    "etcd", "file", "geoip", "grpc", "grpc_server", "header", "https", "https3", "local", "metadata", "minimal",
-    "multisocket", "nomad", "nsid", "pprof", "quic", "rewrite", "root", "route53", "secondary", "sign", "template",
-    "timeouts", "tls", "trace", "transfer", "tsig", "view", "whoami",
-))  # fmt: skip
+UNSUPPORTED_PLUGINS = {
+    "auto": "zone files are not read; let forward ask a server that has them",
+    "azure": "zones of Azure DNS are not read; let forward ask the servers of the zone",
+    "cancel": "each plugin has time limits of its own",
+    "clouddns": "zones of Cloud DNS are not read; let forward ask the servers of the zone",
+    "dnssec": "responses are not signed",
+    "dnstap": "queries are logged by log only",
+    "erratic": "it makes faults on purpose",
+    "etcd": "etcd is not read; let forward ask a server that does",
+    "file": "zone files are not read; let forward ask a server that has them",
+    "federation": "CoreDNS removed it in 1.7.0; the MCS API (multicluster of kubernetes) replaces it",
+    "geoip": "responses do not depend on the place of a client",
+    "grpc": "upstreams are asked over UDP, TCP, and TLS",
+    "grpc_server": "there is no server over gRPC",
+    "https": "plain https:// keys have no further options",
+    "https3": "there is no server over HTTP/3",
+    "local": "its names are not built in; write them with hosts or template",
+    "metadata": "no plugin publishes metadata",
+    "multisocket": "each worker has a socket of its own already; --workers sets their number",
+    "nomad": "Nomad is not read; let forward ask a server that does",
+    "pprof": "it profiles Go programs",
+    "proxy": "CoreDNS removed it in 1.5.0; write forward",
+    "proxyproto": "the PROXY protocol is not understood",
+    "quic": "there is no server over QUIC",
+    "root": "paths are relative to the working directory",
+    "route53": "zones of Route 53 are not read; let forward ask the servers of the zone",
+    "secondary": "zones are not transferred from other servers; let forward ask them",
+    "shed": "queries beyond the limits of max_concurrent get REFUSED",
+    "sign": "zones are not signed",
+    "timeouts": "time limits of connections are fixed",
+    "trace": "queries are not traced",
+    "tsig": "queries are not signed",
+    "view": "a server block answers all clients of its address; use bind",
+}
+"""Plugins of CoreDNS that are not here, and why or what to use instead."""

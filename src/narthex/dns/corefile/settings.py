@@ -16,6 +16,7 @@ Zones = tuple[str, ...]
 
 DEFAULT_PORT = 53
 DEFAULT_TLS_PORT = 853
+DEFAULT_HTTPS_PORT = 443
 MAX_TTL = 3600
 """Limit of the TTL of cluster records and cached responses (rows S1, S9)."""
 CACHE_DENIAL_TTL = 1800
@@ -133,6 +134,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True):
     fallthrough: Zones | None = None
     """Zones in which the next plugin answers for names that do not exist."""
     ignore_empty_service: bool = False
+    zonal: bool = False
+    """Names `ZONE.pin._zone.SERVICE` of headless Services select the endpoints in a topology zone."""
     startup_timeout: float = 5.0
     """Time after which the server starts to answer without complete lists (row S12)."""
 
@@ -270,6 +273,122 @@ class LoadBalanceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of address records in an answer; 0: no limit."""
 
 
+class RewriteMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The names that a rule of `rewrite` concerns."""
+
+    how: Literal["exact", "prefix", "suffix", "substring", "regex"] = "exact"
+    text: str
+    """Lower case with a trailing dot, except for a regular expression."""
+
+
+class RewriteAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`answer name` or `answer value`: owner names of a response, or names in the data of its records, are replaced."""
+
+    part: Literal["name", "value"]
+    pattern: str
+    replacement: str
+
+
+class RewriteRule(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule of `rewrite`."""
+
+    field: Literal["name", "type", "class", "ttl", "rcode", "cname"]
+    stop: bool = True
+    """False with `continue`: the next rules apply as well."""
+    match: RewriteMatch = RewriteMatch(text="")
+    """For fields name, ttl, rcode, and cname (which matches the target)."""
+    replacement: str = ""
+    """For fields name and cname."""
+    auto: bool = False
+    """`answer auto`: names in the response are mapped back. Always True for exact names."""
+    answers: tuple[RewriteAnswer, ...] = ()
+    old: int = 0
+    new: int = 0
+    """Numbers of types, classes, or response codes; for field ttl the least and the greatest TTL."""
+
+
+class TemplateSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`template`: responses from the text of records."""
+
+    zones: Zones
+    qclass: int
+    qtype: int
+    patterns: tuple[str, ...] = (".*",)
+    answers: tuple[str, ...] = ()
+    additional: tuple[str, ...] = ()
+    authorities: tuple[str, ...] = ()
+    rcode: int = 0
+    extended_error: int | None = None
+    extended_text: str = ""
+    fallthrough: Zones | None = None
+
+
+class AclPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `acl`."""
+
+    action: Literal["allow", "block", "filter", "drop"]
+    types: tuple[int, ...] = ()
+    """Empty: all types."""
+    networks: tuple[str, ...] = ()
+    """Empty: all clients."""
+
+
+class AclSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`acl`: the first policy that matches decides."""
+
+    zones: Zones
+    policies: tuple[AclPolicy, ...]
+
+
+class Dns64Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """`dns64`: AAAA records that are made from A records (RFC 6147)."""
+
+    prefix: str = "64:ff9b::/96"
+    translate_all: bool = False
+    allow_ipv4: bool = False
+
+
+class HeaderSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`header`: bits of the header that are set or cleared, in queries to the next plugins and in responses."""
+
+    query_set: int = 0
+    query_clear: int = 0
+    response_set: int = 0
+    response_clear: int = 0
+
+
+class NsidSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`nsid`: the name of this server for clients that ask for it (RFC 5001)."""
+
+    data: str = ""
+    """Empty: the name of the host."""
+
+
+class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`chaos`: version, authors, and host name for queries of class CH."""
+
+    version: str = "narthex"
+    authors: tuple[str, ...] = ()
+
+
+class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`transfer`: clients that may transfer zones of the cluster."""
+
+    zones: Zones
+    to: tuple[str, ...]
+    """Addresses, or `*` for all clients."""
+
+
+class TlsServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`tls`: files of the certificate for servers over TLS and HTTPS."""
+
+    certificate: str
+    key: str
+    authority: str = ""
+    """File of the authorities of clients' certificates; empty: those of the system."""
+    client_auth: Literal["nocert", "verify_if_given", "require_and_verify"] = "nocert"
+
+
 class ServerBlock(msgspec.Struct, frozen=True, kw_only=True):
     """The zones of a server block on one port, and its plugins; None or empty if a plugin is absent.
 
@@ -297,3 +416,19 @@ class ServerBlock(msgspec.Struct, frozen=True, kw_only=True):
     loop: bool = False
     forwards: tuple[ForwardSettings, ...] = ()
     reload: ReloadSettings | None = None
+    transport: Literal["dns", "tls", "https"] = "dns"
+    tls: TlsServerSettings | None = None
+    rewrite: tuple[RewriteRule, ...] = ()
+    templates: tuple[TemplateSettings, ...] = ()
+    acl: tuple[AclSettings, ...] = ()
+    dns64: Dns64Settings | None = None
+    header: HeaderSettings | None = None
+    nsid: NsidSettings | None = None
+    chaos: ChaosSettings | None = None
+    transfer: tuple[TransferSettings, ...] = ()
+    bufsize: int | None = None
+    """Limit of the UDP size that a client advertises."""
+    minimal: bool = False
+    refuses_any: bool = False
+    """Plugin `any`: queries of type ANY get a HINFO record (RFC 8482)."""
+    whoami: bool = False

@@ -62,6 +62,9 @@ class DnsClient(msgspec.Struct, frozen=True):
     address: str
     """IPv4 or IPv6 address without port and zone index; an IPv4 address is never IPv6-mapped."""
     transport: Transport = "udp"
+    port: int = 0
+    lookups: int = 0
+    """Number of queries of this server for other names that the client's query has caused."""
 
 
 def max_response_size(query: Query, transport: Transport) -> int:

@@ -10,6 +10,7 @@ which is hop-by-hop (RFC 6891 section 6.1.1), is removed with everything after i
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
@@ -36,10 +37,10 @@ _TTL = struct.Struct(">I")
 _POINTER = struct.Struct(">H")
 _MAX_POINTER_TARGET = 0x3FFF
 _HEADER_AFTER_ID = struct.Struct(">HHHHH")
-_SOA_NUMBERS = struct.Struct(">IIIII")
+SOA_NUMBERS = struct.Struct(">IIIII")
 _MAX_POINTERS = 32
 _MAX_ANSWERS = 256
-_BYTES_BEFORE_NAME = {wire.CNAME: 0, wire.NS: 0, wire.PTR: 0, wire.SOA: 0, wire.MX: 2, wire.SRV: 6, wire.DNAME: 0}
+BYTES_BEFORE_NAME = {wire.CNAME: 0, wire.NS: 0, wire.PTR: 0, wire.SOA: 0, wire.MX: 2, wire.SRV: 6, wire.DNAME: 0}
 """Bytes before the name in the data of record types whose names may be compressed."""
 
 
@@ -57,6 +58,11 @@ class AnswerRotation:
         self._kept = kept * self._step
         self._round = len(block)
         self._at = 0
+
+    def drawn(self) -> bytes:
+        """Return the response after its ID, with any rotation: for a response that is built for one client only."""
+        self._at = random.randrange(0, self._round, self._step)
+        return self.next()
 
     def next(self) -> bytes:
         """Return the response after its ID, with the next rotation."""
@@ -104,7 +110,7 @@ def record(name: bytes, type_: int, ttl: int, data: bytes) -> bytes:
 
 def soa_record(at_zone: bytes, server: bytes, contact: bytes, serial: int, ttl: int, *, negative: bool) -> bytes:
     """Encode the SOA record of a zone (row D29). `ttl` is also the negative TTL; `negative` bounds the record's own."""
-    data = server + contact + _SOA_NUMBERS.pack(serial & 0xFFFFFFFF, 7200, 1800, 86_400, ttl)
+    data = server + contact + SOA_NUMBERS.pack(serial & 0xFFFFFFFF, 7200, 1800, 86_400, ttl)
     return record(at_zone, wire.SOA, min(ttl, MAX_NEGATIVE_TTL) if negative else ttl, data)
 
 
@@ -242,7 +248,7 @@ def parse_response(packet: bytes) -> UpstreamResponse:
         raise MalformedResponseError("is not a response to a query")
     if questions != 1:
         raise MalformedResponseError(f"has {questions} questions")
-    names = _NameReader(packet)
+    names = NameReader(packet)
     at, qname = names.read(wire.HEADER.size)
     if at != wire.HEADER.size + len(qname) or at + wire.QUESTION_TAIL.size > len(packet):
         raise MalformedResponseError("has an invalid question")
@@ -262,7 +268,7 @@ def parse_answers(message: bytes) -> tuple[int, list[bytes]]:
     if len(message) < wire.HEADER.size:
         raise MalformedResponseError("is shorter than a header")
     _, flags, questions, count, *_ = wire.HEADER.unpack_from(message)
-    names = _NameReader(message)
+    names = NameReader(message)
     at = wire.HEADER.size
     for _ in range(questions):
         at = names.read(at)[0] + wire.QUESTION_TAIL.size
@@ -287,7 +293,7 @@ def parse_answers(message: bytes) -> tuple[int, list[bytes]]:
     return flags & 0xF, answers
 
 
-class _NameReader:
+class NameReader:
     """Expands the names of one message, each offset once."""
 
     def __init__(self, packet: bytes) -> None:
@@ -344,7 +350,7 @@ class _NameReader:
 class _RecordParser:
     """Collects what `UpstreamResponse` needs while it validates the records of a message."""
 
-    def __init__(self, packet: bytes, names: _NameReader, qname: bytes) -> None:
+    def __init__(self, packet: bytes, names: NameReader, qname: bytes) -> None:
         self._packet = packet
         self._names = names
         self._qname = qname
@@ -396,12 +402,12 @@ class _RecordParser:
         """Check that names in the data are whole and addresses have the right size."""
         if type_ in wire.ADDRESS_SIZES and end - data != wire.ADDRESS_SIZES[type_]:
             raise MalformedResponseError("has an address of a wrong size")
-        before = _BYTES_BEFORE_NAME.get(type_)
+        before = BYTES_BEFORE_NAME.get(type_)
         if before is None:
             return
         at, _ = self._names.read(data + before)
         if type_ == wire.SOA:
-            at = self._names.read(at)[0] + _SOA_NUMBERS.size
+            at = self._names.read(at)[0] + SOA_NUMBERS.size
         if at != end:
             raise MalformedResponseError("has a record whose data has a wrong size")
 

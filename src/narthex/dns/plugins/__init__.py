@@ -17,7 +17,7 @@ Reply = Callable[[bytes | None], None]
 class Resolver(Protocol):
     """Resolves queries that no zone of the cluster answers."""
 
-    def resolve(self, query: Query, client: DnsClient, reply: Reply, now: float) -> None:
+    def resolve(self, query: Query, client: DnsClient, reply: Reply, now: float, /) -> None:
         """Call `reply` once, before this returns or later in the same event loop.
 
         The response may be longer than the client takes; the caller truncates it. `now` is the time of the event loop in

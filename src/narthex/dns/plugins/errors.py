@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
+from narthex.dns.corefile.pattern import compile_pattern
 from narthex.dns.corefile.settings import ConsolidateRule, ErrorsSettings
 from narthex.model import quoted
 from narthex.model.duration import duration_text
@@ -20,7 +20,7 @@ class ErrorLog:
         write: Callable[[str], None],
     ) -> None:
         """`schedule` calls back after a number of seconds. `write` gets each line."""
-        self._rules = [(re.compile(each.pattern), each) for each in settings.consolidate]
+        self._rules = [(compile_pattern(each.pattern), each) for each in settings.consolidate]
         self._schedule = schedule
         self._write = write
         self._counts: dict[str, int] = {}
@@ -29,7 +29,7 @@ class ErrorLog:
     def error(self, message: str) -> None:
         """Log an error, or count it if a rule matches."""
         for pattern, rule in self._rules:
-            if pattern.search(message):
+            if pattern.search(message) is not None:
                 if rule.pattern not in self._counts:
                     self._schedule(rule.interval, lambda rule=rule: self._summarize(rule))  # type: ignore[misc]
                 self._counts[rule.pattern] = self._counts.get(rule.pattern, 0) + 1

@@ -7,15 +7,17 @@ target, and `join_external` appends the answer to the CNAME records (row D17).
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from narthex.dns.corefile.settings import KubernetesSettings
 from narthex.dns.message import names, wire
 from narthex.dns.message.query import Query
+from narthex.dns.message.records import Record
 from narthex.dns.message.response import (
     AT_QUESTION,
+    SOA_NUMBERS,
     EncodedResponse,
     MalformedResponseError,
     Sections,
@@ -88,7 +90,7 @@ class KubernetesPlugin:
     def answer(self, query: Query, zone: bytes, limit: int) -> EncodedResponse | ExternalTarget:
         """Build the response for a name in one of the zones. Never raises, whatever the query contains."""
         if query.qtype in (wire.AXFR, wire.IXFR):
-            # No plugin allows zone transfers (row S5).
+            # Plugin transfer answers those that it allows (row S5).
             return build_response(query, wire.REFUSED, limit)
         at_zone = pointer(wire.HEADER.size + len(query.name) - len(zone))
         relative = query.name[: -len(zone)]
@@ -215,6 +217,37 @@ class KubernetesPlugin:
             answers = [record(AT_QUESTION, NS, ttl, name)]
             additional = [record(name, A if len(own) == 4 else wire.AAAA, ttl, own) for own in self._own]
         return Sections(answers, additional=additional)
+
+    def transferred(self, zone: bytes) -> Iterator[Record] | None:
+        """Return the records of a zone for a transfer, the SOA record first and last; None if there is no such zone.
+
+        As in CoreDNS, names of pods and of endpoints of Services with a cluster IP are left out.
+        """
+        return None if zone not in self._zones or zone.endswith(_ARPA) else self._transferred(zone)
+
+    def _transferred(self, zone: bytes) -> Iterator[Record]:
+        ttl = self._settings.ttl
+        # Workers apply changes while a transfer goes on; its records are those of one moment.
+        services = dict(self.zone.services)
+        numbers = SOA_NUMBERS.pack(self.zone.serial & 0xFFFFFFFF, 7200, 1800, 86_400, ttl)
+        soa = Record(zone, SOA, ttl, _SERVER + zone + _CONTACT + zone + numbers)
+        yield soa
+        servers = self._services_in_front() or (_SERVER,)
+        for name in servers:
+            yield Record(zone, NS, ttl, name + zone)
+        if servers == (_SERVER,):
+            yield from (Record(_SERVER + zone, (len(own) == 4 and A) or wire.AAAA, ttl, own) for own in self._own)
+        for name, records in services.items():
+            found = {b"": records.own} | records.children()
+            for before, here in found.items():
+                for type_, values in here:
+                    if (before and not records.headless and type_ in wire.ADDRESS_SIZES) or (
+                        not before and records.headless and type_ == SRV
+                    ):
+                        continue
+                    tail = name + zone if type_ == SRV else b""
+                    yield from (Record(before + name + zone, type_, ttl, data + tail) for data in values)
+        yield soa
 
     def _services_in_front(self) -> tuple[bytes, ...]:
         """Return the names of the Services in front of this server."""

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from narthex.dns.corefile.settings import ServerBlock
@@ -17,6 +18,7 @@ from narthex.dns.plugins.autopath import AutopathPlugin
 from narthex.dns.plugins.k8s_external import K8sExternalPlugin
 from narthex.dns.plugins.kubernetes import KubernetesPlugin
 from narthex.dns.plugins.log import QueryLog
+from narthex.dns.plugins.transfer import TransferPlugin
 from narthex.dns.program.worker_protocol import (
     CountsReport,
     CountsRequest,
@@ -28,7 +30,7 @@ from narthex.dns.program.worker_protocol import (
     frame,
 )
 from narthex.dns.server.counters import AnswerCounter
-from narthex.dns.server.dispatcher import BlockPlugins, Dispatcher, Recursion, ServerContext
+from narthex.dns.server.dispatcher import BlockPlugins, Dispatcher, Recursion, ServerContext, let_look_up, with_filters
 from narthex.dns.server.event_loop import EventLoop
 from narthex.dns.server.resolv_conf import autopath_search_list
 from narthex.dns.server.tcp import TcpServer
@@ -36,11 +38,13 @@ from narthex.dns.server.udp import UdpServer
 from narthex.dns.zone.zone import Zone
 from narthex.linux.privileges import go_first
 from narthex.runtime.connection_slots import ConnectionSlots
-from narthex.runtime.logs import LOGGER, start_logging
+from narthex.runtime.logs import LOGGER, LimitedLog, start_logging
 
 if TYPE_CHECKING:
     from narthex.dns.server.plugin_chain import PluginChain
 
+_ERROR_LINES, _ERROR_SECONDS = 20, 60.0
+"""Lines about errors of filters in a period."""
 _UDP_CACHE_BYTES, _TCP_CACHE_BYTES = 6_000_000, 2_000_000
 """Bounds of the packet caches of each listener; most clients use only one of the listeners."""
 
@@ -58,6 +62,11 @@ class DnsWorker:
         self._zones: dict[int, Zone] = {}
         self._chains: dict[int, PluginChain] = {}
         self._out = bytearray()
+        self._errors = LimitedLog(LOGGER.error, self._later, _ERROR_LINES, _ERROR_SECONDS)
+        """Errors of filters: any client can cause them."""
+
+    def _later(self, seconds: float, callback: Callable[[], None]) -> None:
+        self.loop.at(self.loop.now() + seconds, callback)
 
     def run(self) -> None:
         """Process messages and queries until the main process has ended."""
@@ -98,14 +107,16 @@ class DnsWorker:
 
     def _set_up(self, setup: WorkerSetup) -> None:
         recursion = Recursion(setup.recursion, self._counter, self.loop.now)
-        blocks = [self._block_plugins(number, block, setup) for number, block in enumerate(setup.blocks)]
+        blocks = [self._block_plugins(number, block, setup, recursion) for number, block in enumerate(setup.blocks)]
         logs = {zone: block.log for block in setup.blocks for zone in block.zones}
         log = QueryLog(logs, LOGGER.info) if any(logs.values()) else None
         contexts: dict[tuple[int, ...], ServerContext] = {}
         slots: ConnectionSlots[Any] = ConnectionSlots()
         for listener in setup.listeners:
             if listener.blocks not in contexts:
-                dispatcher = Dispatcher([blocks[number] for number in listener.blocks])
+                here = [blocks[number] for number in listener.blocks]
+                dispatcher = Dispatcher(here)
+                let_look_up(here, dispatcher, recursion)
                 contexts[listener.blocks] = ServerContext(dispatcher, self._counter, self.loop, recursion, log, slots)
             sock, context = socket.socket(fileno=listener.fd), contexts[listener.blocks]
             self._servers.append(
@@ -115,11 +126,11 @@ class DnsWorker:
             )
         self._dispatchers = [context.dispatcher for context in contexts.values()]
 
-    def _block_plugins(self, number: int, block: ServerBlock, setup: WorkerSetup) -> BlockPlugins:
+    def _block_plugins(self, number: int, block: ServerBlock, setup: WorkerSetup, recursion: Recursion) -> BlockPlugins:
         kubernetes = external = autopath = None
         chain = self._plugin_chain(block, setup, number)
         if block.kubernetes is not None:
-            zone = self._zones[number] = Zone(block.kubernetes.pods)
+            zone = self._zones[number] = Zone(block.kubernetes.pods, zonal=block.kubernetes.zonal)
             rotate = block.loadbalance is not None
             max_answers = block.loadbalance.limit if block.loadbalance is not None else 0
             kubernetes = KubernetesPlugin(block.kubernetes, zone, setup.own, rotate=rotate, max_answers=max_answers)
@@ -129,7 +140,11 @@ class DnsWorker:
                 search = autopath_search_list(block.autopath, LOGGER.warning)
                 count = chain.count_autopath if chain is not None else lambda: None
                 autopath = AutopathPlugin(block.autopath, kubernetes, chain, search, count)
-        return BlockPlugins(block.zones, kubernetes, chain, autopath, external)
+        transfer = TransferPlugin(block.transfer, kubernetes) if block.transfer and kubernetes is not None else None
+        plugins = BlockPlugins(
+            block.zones, kubernetes, chain, autopath, external, transfer=transfer, bufsize=block.bufsize
+        )
+        return with_filters(plugins, block, recursion, self._errors.write)
 
     def _plugin_chain(self, block: ServerBlock, setup: WorkerSetup, number: int) -> PluginChain | None:
         if not (block.forwards or block.hosts):

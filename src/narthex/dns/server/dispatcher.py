@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from narthex.dns.corefile.settings import ServerBlock
 from narthex.dns.message import names, wire
 from narthex.dns.message.query import DnsClient, Query, Transport, max_response_size, parse_query
 from narthex.dns.message.response import EncodedResponse, Sections, build_response, header_response, truncate
@@ -23,8 +24,10 @@ from narthex.dns.plugins.autopath import AutopathPlugin
 from narthex.dns.plugins.k8s_external import K8sExternalPlugin
 from narthex.dns.plugins.kubernetes import ExternalTarget, KubernetesPlugin, external_query, join_external
 from narthex.dns.plugins.log import QueryLog
+from narthex.dns.plugins.transfer import TransferPlugin
 from narthex.dns.server.counters import AnswerCounter, AnswerLabels
 from narthex.dns.server.event_loop import EventLoop
+from narthex.dns.server.filters import QueryFilters, has_filters
 from narthex.dns.server.packet_cache import NxdomainTemplates, PacketCache, PacketCounter
 from narthex.runtime.connection_slots import ConnectionSlots
 
@@ -40,6 +43,9 @@ DEFAULT_RECURSION_NETWORKS = (
 Open resolvers are used for reflection attacks (RFC 5358), so that all others get REFUSED.
 """
 _MAX_KNOWN_CLIENTS = 4096
+_TRANSFERS = (wire.AXFR, wire.IXFR)
+MAX_MESSAGE = 65_535
+"""Longest message over TCP; limit of responses that filters change before they are truncated for the client."""
 
 
 class BlockPlugins(msgspec.Struct, frozen=True):
@@ -50,6 +56,9 @@ class BlockPlugins(msgspec.Struct, frozen=True):
     resolver: Resolver | None
     autopath: AutopathPlugin | None = None
     external: K8sExternalPlugin | None = None
+    filters: QueryFilters | None = None
+    transfer: TransferPlugin | None = None
+    bufsize: int | None = None
 
 
 class PendingQuery(msgspec.Struct, frozen=True):
@@ -61,6 +70,8 @@ class PendingQuery(msgspec.Struct, frozen=True):
     external: ExternalTarget
     without_recursion: EncodedResponse | None = None
     """Response for clients that may not use recursion; None: REFUSED."""
+    filtered: bool = False
+    """True if the resolver is the filters of a server block, which may answer all clients."""
 
 
 class LocalAnswer(msgspec.Struct, frozen=True):
@@ -77,6 +88,14 @@ class RejectedPacket(msgspec.Struct, frozen=True):
     labels: AnswerLabels
 
 
+class PendingTransfer(msgspec.Struct, frozen=True):
+    """A zone transfer over TCP."""
+
+    query: Query
+    plugin: TransferPlugin
+    labels: AnswerLabels
+
+
 class Dispatcher:
     """Dispatches the queries of one port. Contains no I/O."""
 
@@ -90,12 +109,15 @@ class Dispatcher:
             if block.kubernetes is not None
             for zone in block.kubernetes.closed_zones()
             if self._block(zone)[0] is block
+            and block.filters is None
             and not any(names.within(other, zone) for other in self._by_zone if other != zone)
             and not (block.external and any(names.within(other, zone) for other in block.external.zones))
         }
         self.nxdomain = NxdomainTemplates(closed)
 
-    def handle(self, packet: bytes, transport: Transport) -> LocalAnswer | PendingQuery | RejectedPacket | None:
+    def handle(
+        self, packet: bytes, transport: Transport
+    ) -> LocalAnswer | PendingQuery | PendingTransfer | RejectedPacket | None:
         """Answer a packet, or return who must. None: it gets no response. Never raises, whatever the packet contains."""
         query = parse_query(packet)
         if query is None:
@@ -107,37 +129,31 @@ class Dispatcher:
         if query.edns_version:
             # Only EDNS version 0 exists (row S4).
             return _local(build_response(query, wire.BADVERS, limit), query, DROPPED)
+        if query.qtype in _TRANSFERS and transport == "tcp":
+            block, zone = self._block(query.name)
+            if block is not None and block.transfer is not None:
+                labels = AnswerLabels(zone, type_label(query.qtype), rcode_label(wire.NOERROR), "transfer")
+                return PendingTransfer(query, block.transfer, labels)
+        return self.answer(query, limit)
+
+    def answer(self, query: Query, limit: int) -> LocalAnswer | PendingQuery:
+        """Answer a query in `limit` bytes, or return who must."""
         block, zone = self._block(query.name)
-        if block is None or query.qclass != wire.IN:
+        if block is None:
             return _local(build_response(query, wire.REFUSED, limit), query, zone)
-        return self._answer(query, block, zone, limit)
+        if block.bufsize is not None and query.edns_size is not None and query.edns_size > block.bufsize:
+            query = msgspec.structs.replace(query, edns_size=block.bufsize)
+            limit = limit if limit == MAX_MESSAGE else max_response_size(query, "udp")
+        if block.filters is not None and block.filters.concerns(query):
+            return PendingQuery(query, block.filters, zone, ExternalTarget(query.qname), filtered=True)
+        if query.qclass != wire.IN:
+            return _local(build_response(query, wire.REFUSED, limit), query, zone)
+        return answer_in_block(query, block, zone, limit)
 
     def learn(self, key: bytes, answer: LocalAnswer, counter: PacketCounter) -> None:
         """Learn from an answer how to build similar ones without parsing (see `NxdomainTemplates`)."""
         if answer.labels.plugin == KUBERNETES:
             self.nxdomain.learn(key, answer.response, counter)
-
-    def _answer(self, query: Query, block: BlockPlugins, zone: str, limit: int) -> LocalAnswer | PendingQuery:
-        external = ExternalTarget(query.qname)
-        if block.external is not None and (theirs := block.external.zone_of(query.name)) is not None:
-            response = block.external.answer(query, theirs, limit)
-            if response is not None:
-                return _local(response, query, zone, "k8s_external")
-        kubernetes = block.kubernetes
-        if kubernetes is not None and (ours := kubernetes.zone_of(query.name)) is not None:
-            found = kubernetes.answer(query, ours, limit)
-            if isinstance(found, EncodedResponse):
-                autopath = block.autopath
-                if found.rcode == wire.NXDOMAIN and autopath is not None and autopath.applies(query):
-                    return PendingQuery(query, autopath, zone, external, found)
-                return _local(found, query, zone, KUBERNETES)
-            external = found
-        if block.resolver is not None:
-            return PendingQuery(query, block.resolver, zone, external)
-        if external.links and kubernetes is not None:
-            response = build_response(query, wire.NOERROR, limit, Sections(external.links), authoritative=True)
-            return _local(response, query, zone, KUBERNETES)
-        return _local(build_response(query, wire.REFUSED, limit), query, zone)
 
     def _block(self, name: bytes) -> tuple[BlockPlugins | None, str]:
         for suffix in names.suffixes(name):
@@ -145,6 +161,30 @@ class Dispatcher:
             if found is not None:
                 return found
         return None, DROPPED
+
+
+def answer_in_block(query: Query, block: BlockPlugins, zone: str, limit: int) -> LocalAnswer | PendingQuery:
+    """Answer a query from the zones of a server block, or return the resolver that must; without its filters."""
+    external = ExternalTarget(query.qname)
+    if block.external is not None and (theirs := block.external.zone_of(query.name)) is not None:
+        response = block.external.answer(query, theirs, limit)
+        if response is not None:
+            return _local(response, query, zone, "k8s_external")
+    kubernetes = block.kubernetes
+    if kubernetes is not None and (ours := kubernetes.zone_of(query.name)) is not None:
+        found = kubernetes.answer(query, ours, limit)
+        if isinstance(found, EncodedResponse):
+            autopath = block.autopath
+            if found.rcode == wire.NXDOMAIN and autopath is not None and autopath.applies(query):
+                return PendingQuery(query, autopath, zone, external, found)
+            return _local(found, query, zone, KUBERNETES)
+        external = found
+    if block.resolver is not None:
+        return PendingQuery(query, block.resolver, zone, external)
+    if external.links and kubernetes is not None:
+        response = build_response(query, wire.NOERROR, limit, Sections(external.links), authoritative=True)
+        return _local(response, query, zone, KUBERNETES)
+    return _local(build_response(query, wire.REFUSED, limit), query, zone)
 
 
 def _local(response: EncodedResponse, query: Query, zone: str, plugin: str = "") -> LocalAnswer:
@@ -166,24 +206,43 @@ class Recursion:
         query = pending.query
         limit = max_response_size(query, client.transport)
         started = time.perf_counter()
-
-        def finish(message: bytes | None) -> None:
-            if message is not None:
-                if pending.external.links:
-                    message = join_external(query, pending.external, message, limit)
-                message = truncate(message, query, limit)
-                self._counter.observe(pending.zone, time.perf_counter() - started, 1)
-                self._count(pending, client, message, "forward")
-            reply(message)
-
-        if not self.permits(client.address):
+        if not (pending.filtered or self.permits(client.address)):
             alone = pending.without_recursion
             message = query.packet[:2] + (alone or build_response(query, wire.REFUSED, limit)).tail
             self._count(pending, client, message, "acl" if alone is None else KUBERNETES)
             reply(message)
             return
-        asked = external_query(query, pending.external) if pending.external.links else query
-        pending.resolver.resolve(asked, client, finish, self._now())
+
+        def finish(message: bytes | None) -> None:
+            if message is not None:
+                message = truncate(message, query, limit)
+                self._counter.observe(pending.zone, time.perf_counter() - started, 1)
+                self._count(pending, client, message, "" if pending.filtered else "forward")
+            reply(message)
+
+        self._ask(pending, client, finish, limit)
+
+    def finish(self, answer: LocalAnswer | PendingQuery, query: Query, client: DnsClient, reply: Reply) -> None:
+        """Call `reply` with a message of any length for filters, which is neither counted nor truncated."""
+        if isinstance(answer, LocalAnswer):
+            response = answer.response
+            reply(query.packet[:2] + (response.tail if response.rotation is None else response.rotation.drawn()))
+        elif answer.filtered or self.permits(client.address):
+            self._ask(answer, client, reply, MAX_MESSAGE)
+        else:
+            alone = answer.without_recursion or build_response(query, wire.REFUSED, MAX_MESSAGE)
+            reply(query.packet[:2] + alone.tail)
+
+    def _ask(self, pending: PendingQuery, client: DnsClient, reply: Reply, limit: int) -> None:
+        query, external = pending.query, pending.external
+
+        def join(message: bytes | None) -> None:
+            reply(message if message is None else join_external(query, external, message, limit))
+
+        if external.links:
+            pending.resolver.resolve(external_query(query, external), client, join, self._now())
+        else:
+            pending.resolver.resolve(query, client, reply, self._now())
 
     def permits(self, address: str) -> bool:
         """Return True if a client may use recursion."""
@@ -202,6 +261,32 @@ class Recursion:
         family = 2 if ":" in client.address else 1
         size = len(pending.query.packet)
         self._counter.counter((client.transport, family, labels, size, len(message)))[0] += 1
+
+
+def with_filters(
+    plugins: BlockPlugins, block: ServerBlock, recursion: Recursion, log: Callable[[str], None]
+) -> BlockPlugins:
+    """Return the plugins of a server block with its filters, if it has some. `log` gets the errors of filters."""
+    if not has_filters(block):
+        return plugins
+    filters = QueryFilters(block, log)
+
+    def inner(query: Query, client: DnsClient, reply: Reply) -> None:
+        recursion.finish(answer_in_block(query, plugins, block.zones[0], MAX_MESSAGE), query, client, reply)
+
+    filters.inner = inner
+    return msgspec.structs.replace(plugins, filters=filters)
+
+
+def let_look_up(blocks: Sequence[BlockPlugins], dispatcher: Dispatcher, recursion: Recursion) -> None:
+    """Let the filters of server blocks ask the whole server for other names."""
+
+    def look_up(query: Query, client: DnsClient, reply: Reply) -> None:
+        recursion.finish(dispatcher.answer(query, MAX_MESSAGE), query, client, reply)
+
+    for block in blocks:
+        if block.filters is not None:
+            block.filters.lookup = look_up
 
 
 class ServerContext(msgspec.Struct, frozen=True):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 
 from narthex.dns.message.query import DnsClient
-from narthex.dns.server.dispatcher import LocalAnswer, PendingQuery, QueryServer, ServerContext
+from narthex.dns.server.dispatcher import LocalAnswer, PendingQuery, PendingTransfer, QueryServer, ServerContext
 from narthex.runtime.connection_slots import (
     ACCEPT_RETRY_SECONDS,
     EVERY_PORT,
@@ -124,12 +124,14 @@ class _Connection:
         self._server = server
         self._sock = sock
         self._fd = sock.fileno()
-        self._client = DnsClient(address, "tcp")
+        self._client = DnsClient(address, "tcp", port)
         self._port = port
         self._in = bytearray()
         self._out = bytearray()
         self._pending = 0
         self._answering = False
+        self._transfer: Iterator[bytes] | None = None
+        """Messages of a zone transfer that are not sent yet. The next query waits for its end."""
         self._ended = False
         """The client has closed its side; its queries are still answered."""
         self.active_at = server.loop.now()
@@ -144,8 +146,8 @@ class _Connection:
         self._server.closed(self)
 
     def _watch(self) -> None:
-        reads = not self._ended and self._pending < _MAX_PENDING and len(self._out) < _MAX_UNSENT
-        readable, writable = self._readable if reads else None, self._writable if self._out else None
+        free = self._pending < _MAX_PENDING and len(self._out) < _MAX_UNSENT and self._transfer is None
+        readable, writable = self._readable if free and not self._ended else None, self._writable if self._out else None
         self._server.loop.register(self._fd, readable, writable)
 
     def _readable(self) -> None:
@@ -179,6 +181,8 @@ class _Connection:
         data = self._in
         self._answering = True
         while self._pending < _MAX_PENDING and len(self._out) < _MAX_UNSENT and at + 2 <= len(data):
+            if self._transfer is not None:
+                break
             end = at + 2 + int.from_bytes(data[at : at + 2], "big")
             if end > len(data):
                 break
@@ -192,7 +196,16 @@ class _Connection:
             self._server.counter.observe(self._server.dispatcher.main_zone, time.perf_counter() - started, answered)
         return answered
 
+    def _continue_transfer(self) -> None:
+        while self._transfer is not None and len(self._out) < _MAX_UNSENT:
+            message = next(self._transfer, None)
+            if message is None:
+                self._transfer = None
+            else:
+                self._send(message)
+
     def _flush(self) -> None:
+        self._continue_transfer()
         if self._out and self._sock.fileno() >= 0:
             try:
                 sent = self._sock.send(self._out)
@@ -206,7 +219,7 @@ class _Connection:
                 self._note_progress()
         if self._sock.fileno() < 0:
             return
-        if self._ended and not self._out and not self._pending:
+        if self._ended and not self._out and not self._pending and self._transfer is None:
             self.close()
             return
         self._watch()
@@ -245,6 +258,9 @@ class _Connection:
         elif isinstance(answer, PendingQuery):
             self._pending += 1
             server.recursion.resolve(answer, self._client, lambda message: self._resolved(answer, message, started))
+        elif isinstance(answer, PendingTransfer):
+            self._transfer = answer.plugin.transfer(answer.query, self._client)
+            server.count(answer.labels, packet, 0)
         elif answer is not None:
             server.count(answer.labels, packet, len(answer.message))
             self._send(answer.message)

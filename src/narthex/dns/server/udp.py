@@ -15,7 +15,7 @@ import struct
 import time
 
 from narthex.dns.message.query import DnsClient
-from narthex.dns.server.dispatcher import LocalAnswer, PendingQuery, QueryServer, ServerContext
+from narthex.dns.server.dispatcher import LocalAnswer, PendingQuery, QueryServer, RejectedPacket, ServerContext
 from narthex.dns.server.packet_cache import CachedPacket, PacketCache
 
 SLOTS = 32
@@ -137,6 +137,7 @@ class UdpServer(QueryServer):
             return None
         if isinstance(answer, PendingQuery):
             return self._resolve(slot, answer)
+        assert isinstance(answer, RejectedPacket)
         self.count(answer.labels, packet, len(answer.message))
         return answer.message[2:]
 
@@ -154,7 +155,7 @@ class UdpServer(QueryServer):
 
     def _log_query(self, zone: str, slot: int, packet: bytes, message: bytes, started: float) -> None:
         address, port, _ = self._batch.client(slot)
-        self.log_query(zone, packet, message, DnsClient(address, "udp"), port, started)
+        self.log_query(zone, packet, message, DnsClient(address, "udp", port), port, started)
 
     def _resolve(self, slot: int, pending: PendingQuery) -> bytes | None:
         """Have a query resolved. Return the response after its ID if it is known at once."""
@@ -163,7 +164,7 @@ class UdpServer(QueryServer):
         to = (address, port) if self.family == 1 else (address, port, 0, scope)
         immediate: list[bytes] = []
         waiting = False
-        started, client = time.perf_counter(), DnsClient(address, "udp")
+        started, client = time.perf_counter(), DnsClient(address, "udp", port)
 
         def reply(message: bytes | None) -> None:
             if message is None:

@@ -120,6 +120,7 @@ class ZoneTracker:
                 used,
                 pod_names=self._settings.endpoint_pod_names,
                 ignore_empty=self._settings.ignore_empty_service,
+                zonal=self._settings.zonal,
             )
         if records == self._records.get(key):
             return

@@ -46,10 +46,16 @@ class ServiceRecords(msgspec.Struct, frozen=True, array_like=True):
     headless: bool = False
     external: tuple[bytes, ...] = ()
     """Packed external IPs and load balancer addresses, for `k8s_external`."""
+    zonal: bytes = b""
+    """Records of a headless Service by the labels of a topology zone, encoded like `below` (option `zonal`)."""
 
     def children(self) -> dict[bytes, Records]:
         """Return the records below the Service's name, by their relative labels in wire form."""
         return _CHILDREN.decode(self.below) if self.below else {}
+
+    def in_zone(self, zone: bytes) -> Records | None:
+        """Return the records of the endpoints in a topology zone (labels in wire form and lower case), or None."""
+        return _CHILDREN.decode(self.zonal).get(zone) if self.zonal else None
 
     def host_names(self, address: bytes) -> list[bytes]:
         """Return the relative names of the endpoints with an address."""
@@ -65,7 +71,12 @@ def service_key(namespace: str, name: str) -> bytes:
 
 
 def service_records(
-    service: Service, slices: Iterable[EndpointSlice], *, pod_names: bool = False, ignore_empty: bool = False
+    service: Service,
+    slices: Iterable[EndpointSlice],
+    *,
+    pod_names: bool = False,
+    ignore_empty: bool = False,
+    zonal: bool = False,
 ) -> ServiceRecords | None:
     """Build the records of a Service; None if its name does not exist (rows D3, D8, D20)."""
     if service.type == "ExternalName":
@@ -77,6 +88,8 @@ def service_records(
     if not service.headless and ignore_empty and not hosts:
         return None
     records = _headless(hosts) if service.headless else _cluster(service, hosts)
+    if zonal and service.headless and records is not None:
+        records = msgspec.structs.replace(records, zonal=_by_zone(hosts))
     if records is None or not (service.external_ips or service.ingress):
         return records
     external = dict.fromkeys((*service.external_ips, *(each.ip for each in service.ingress)))
@@ -105,6 +118,7 @@ class _Host(msgspec.Struct, frozen=True):
     label: bytes
     address: bytes
     ports: _Ports
+    zone: str = ""
 
 
 def _hosts(slices: Iterable[EndpointSlice], pod_names: bool) -> list[_Host]:
@@ -115,7 +129,7 @@ def _hosts(slices: Iterable[EndpointSlice], pod_names: bool) -> list[_Host]:
             continue
         ports = _slice_ports(endpoint_slice.ports)
         found += [
-            _Host(label(host_name(endpoint, pod_names)), packed(endpoint.address), ports)
+            _Host(label(host_name(endpoint, pod_names)), packed(endpoint.address), ports, endpoint.zone)
             for endpoint in endpoint_slice.endpoints
             if endpoint.ready
         ]
@@ -219,5 +233,20 @@ def _headless(hosts: list[_Host]) -> ServiceRecords | None:
     if not hosts:
         return None
     listed = [(name, protocol, port, host.label) for host in hosts for name, protocol, port in host.ports]
-    own = (*address_records(host.address for host in hosts), *_srv([(port, target) for _, _, port, target in listed]))
-    return _service_records(own, {**_by_port(listed), **_hosts_below(hosts)}, hosts, ())
+    return _service_records(_own(hosts), {**_by_port(listed), **_hosts_below(hosts)}, hosts, ())
+
+
+def _own(hosts: list[_Host]) -> Records:
+    """Return the records of a name that stands for endpoints."""
+    pairs = [(port, host.label) for host in hosts for _, _, port in host.ports]
+    return (*address_records(host.address for host in hosts), *_srv(pairs))
+
+
+def _by_zone(hosts: list[_Host]) -> bytes:
+    """Return the encoded records of endpoints by topology zone. A zone may consist of several labels."""
+    found: dict[bytes, list[_Host]] = {}
+    for host in hosts:
+        zone = names.wire_or_none(host.zone)
+        if zone is not None:
+            found.setdefault(zone[:-1], []).append(host)
+    return msgspec.msgpack.encode({zone: _own(inside) for zone, inside in found.items()})

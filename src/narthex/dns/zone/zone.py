@@ -18,6 +18,7 @@ SCHEMA_TTL = 28_800
 """TTL of `dns-version` in seconds, independent of the settings (row D28)."""
 
 _SVC, _POD, _VERSION, _DNS = b"\x03svc", b"\x03pod", b"\x0bdns-version", b"\x03dns"
+_PIN, _PREFER = b"\x03pin\x05_zone", b"\x06prefer\x05_zone"
 _HEX = frozenset(b"0123456789abcdef")
 _IN_ADDR, _IP6 = names.wire("in-addr.arpa"), names.wire("ip6.arpa")
 
@@ -40,7 +41,9 @@ _EMPTY = ExistingName(NO_RECORDS)
 class Zone:
     """The names of a cluster, relative to any forward zone, and the addresses of any reverse zone."""
 
-    def __init__(self, pods: Literal["disabled", "insecure", "verified"] = "disabled") -> None:
+    def __init__(self, pods: Literal["disabled", "insecure", "verified"] = "disabled", *, zonal: bool = False) -> None:
+        """`pods` and `zonal` are the options of plugin `kubernetes`."""
+        self._zonal = zonal
         self._answers_pods, self._verifies_pods = pods != "disabled", pods == "verified"
         self._services: dict[bytes, ServiceRecords] = {}
         self._namespaces: set[bytes] = set()
@@ -89,7 +92,12 @@ class Zone:
             return _EMPTY if namespace in self._namespaces else None
         service = relative[starts[-3] :]
         known = self._services.get(service)
-        records = None if known is None else known.children().get(relative[: starts[-3]])
+        if known is None:
+            return None
+        before = relative[: starts[-3]]
+        records = known.children().get(before)
+        if records is None and self._zonal and known.headless:
+            records = _in_topology_zone(known, before)
         return None if records is None else ExistingName(records, service)
 
     @property
@@ -195,6 +203,18 @@ class Zone:
                 del self._endpoints[address]
             else:
                 self._endpoints[address] = left[0] if len(left) == 1 else dict.fromkeys(left)
+
+
+def _in_topology_zone(records: ServiceRecords, before: bytes) -> Records | None:
+    """Return the records of `ZONE.pin._zone` or `ZONE.prefer._zone` of a headless Service, or None for other names.
+
+    A zone without endpoints has none; with `prefer`, those of the Service.
+    """
+    for end, otherwise in ((_PIN, NO_RECORDS), (_PREFER, records.own)):
+        if names.within(before + b"\0", end + b"\0") and before != end:
+            found = records.in_zone(before[: -len(end)])
+            return otherwise if found is None else found
+    return None
 
 
 def _starts(relative: bytes) -> list[int]:
