@@ -1,4 +1,4 @@
-"""Parsers of the plugins that change queries and responses, or answer beside the zones of the cluster."""
+"""Parsers of the plugins that change queries and responses, or answer names outside the zones of the cluster."""
 
 from __future__ import annotations
 
@@ -380,7 +380,7 @@ def parse_tls(directive: Directive, _block_zones: Zones) -> TlsServerSettings | 
     auth = "nocert"
     for option in directive.options(("client_auth", "keylog")):
         if option.name == "keylog":
-            option.error("is not supported: whoever reads the file can decrypt all connections")
+            option.error("is not supported: any reader of the file can decrypt all connections")
         elif option.takes(1, 1):
             if option.words[0] in _CLIENT_AUTH:
                 auth = option.words[0]

@@ -119,9 +119,9 @@ class Pattern:
         return None
 
 
-def _matches(wanted: object, char: str) -> bool:
-    assert isinstance(wanted, CharClass)
-    return char in wanted.ascii if char < "\x80" else wanted.other
+def _matches(desired: object, char: str) -> bool:
+    assert isinstance(desired, CharClass)
+    return char in desired.ascii if char < "\x80" else desired.other
 
 
 def _holds(assertion: object, text: str, position: int) -> bool:
@@ -158,8 +158,8 @@ def _add(program: list[_Instruction], instruction: _Instruction) -> int:
     return len(program) - 1
 
 
-def _emit_char(wanted: CharClass) -> _Emit:
-    return _emit_one((_CHAR, wanted, None))
+def _emit_char(desired: CharClass) -> _Emit:
+    return _emit_one((_CHAR, desired, None))
 
 
 def _emit_one(instruction: _Instruction) -> _Emit:

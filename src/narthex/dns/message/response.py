@@ -10,7 +10,6 @@ which is hop-by-hop (RFC 6891 section 6.1.1), is removed with everything after i
 
 from __future__ import annotations
 
-import random
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
@@ -59,9 +58,9 @@ class AnswerRotation:
         self._round = len(block)
         self._at = 0
 
-    def drawn(self) -> bytes:
-        """Return the response after its ID, with any rotation: for a response that is built for one client only."""
-        self._at = random.randrange(0, self._round, self._step)
+    def turned(self, number: int) -> bytes:
+        """Return the response after its ID, with a rotation by any number: for one that is built for one client only."""
+        self._at = number * self._step % self._round
         return self.next()
 
     def next(self) -> bytes:

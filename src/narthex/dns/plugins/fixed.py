@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-import random
+from collections.abc import Callable
 
 import msgspec
 
@@ -32,13 +32,16 @@ def refuse_any(query: Query) -> bytes:
     return message.encode()
 
 
-def answer_chaos(query: Query, settings: ChaosSettings, host: str) -> bytes | None:
-    """Return the response of plugin `chaos`, or None if another plugin is to answer."""
+def answer_chaos(
+    query: Query, settings: ChaosSettings, host: str, shuffle: Callable[[list[str]], None]
+) -> bytes | None:
+    """Return the response of plugin `chaos`, or None if another plugin is to answer. `shuffle` orders the authors."""
     if query.qclass != wire.CH or query.qtype != wire.TXT:
         return None
     name = names.text(query.name)
     if name == "authors.bind.":
-        texts = random.sample(settings.authors, len(settings.authors))
+        texts = list(settings.authors)
+        shuffle(texts)
     elif name in ("version.bind.", "version.server."):
         texts = [settings.version]
     elif name in ("hostname.bind.", "id.server."):

@@ -71,8 +71,8 @@ class TemplatePlugin:
         return None
 
 
-def _fits(asked: int, wanted: int) -> bool:
-    return wire.ANY in (asked, wanted) or asked == wanted
+def _fits(asked: int, desired: int) -> bool:
+    return wire.ANY in (asked, desired) or asked == desired
 
 
 def expand(query: Query, match: TemplateMatch) -> Message:

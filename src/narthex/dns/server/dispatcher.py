@@ -7,6 +7,7 @@ chain of the server block if the client may use recursion.
 from __future__ import annotations
 
 import ipaddress
+import random
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -226,7 +227,10 @@ class Recursion:
         """Call `reply` with a message of any length for filters, which is neither counted nor truncated."""
         if isinstance(answer, LocalAnswer):
             response = answer.response
-            reply(query.packet[:2] + (response.tail if response.rotation is None else response.rotation.drawn()))
+            reply(
+                query.packet[:2]
+                + (response.tail if response.rotation is None else response.rotation.turned(random.getrandbits(16)))
+            )
         elif answer.filtered or self.permits(client.address):
             self._ask(answer, client, reply, MAX_MESSAGE)
         else:

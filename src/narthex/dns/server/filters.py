@@ -8,6 +8,7 @@ these plugins, also from the packet cache.
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Callable
 
@@ -98,7 +99,7 @@ class QueryFilters:
             reply(fixed.refuse_any(query))
             return
         if self._block.chaos is not None:
-            answer = fixed.answer_chaos(query, self._block.chaos, self._host)
+            answer = fixed.answer_chaos(query, self._block.chaos, self._host, random.shuffle)
             if answer is not None:
                 reply(answer)
                 return
