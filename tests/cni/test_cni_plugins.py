@@ -12,7 +12,15 @@ from narthex.cni.plugins import bridge, portmap, ptp
 from narthex.cni.plugins import iptables as chains
 from narthex.cni.program import flannel, run
 from narthex.cni.result import CniResult, IPConfig
-from narthex.model.links import AddAddress, AddRoute, DeleteAddress, SetHardwareAddress
+from narthex.model.links import (
+    AddAddress,
+    AddPortVlans,
+    AddRoute,
+    DeleteAddress,
+    DeletePortVlan,
+    DeleteRoute,
+    SetHardwareAddress,
+)
 from narthex.model.values import address_number, packed_address, packed_network
 
 MADE = bridge.VethIdentity(
@@ -90,10 +98,10 @@ def test_another_address_on_the_bridge():
     req = asked("bridge", isGateway=True, ipam={"type": "host-local"})
     done = bridge.completed(bridge.read(req), given("10.0.0.5/24", "fd00::5/64"), req)
     near = bridge.BridgeState("bridge", b"123456", 1500, (packed_network("fd01::1/64"),))
-    assert len(bridge.plan(bridge.read(req), done, near, MADE, "eth0").node) == 5
+    assert len(bridge.plan(bridge.read(req), done, near, MADE, "eth0").node) == 6
     for has in ("10.1.0.1/24", "fd00::9/48"):
         state = bridge.BridgeState("bridge", b"123456", 1500, (packed_network(has),))
-        with pytest.raises(bridge.AddressConflict, match=has.partition("/")[0]):
+        with pytest.raises(CniError, match=has.partition("/")[0]):
             bridge.plan(bridge.read(req), done, state, MADE, "eth0")
         forced = bridge.read(asked("bridge", isGateway=True, forceAddress=True, ipam={"type": "host-local"}))
         wanted = bridge.plan(forced, done, state, MADE, "eth0").node
@@ -104,7 +112,11 @@ def test_another_address_on_the_bridge():
     "config, code, words",
     [
         ({"hairpinMode": True, "promiscMode": True}, 7, "same time"),
-        ({"vlan": 100}, 2, "vlan"),
+        ({"vlan": 4095}, 7, "vlan: must be a whole number from 0 to 4094"),
+        ({"vlan": 1, "bridge": "b" * 14, "isGateway": True}, 7, "more than 15 bytes"),
+        ({"vlanTrunk": [{"minID": 2}]}, 7, "vlanTrunk[0]: needs both minID and maxID"),
+        ({"vlanTrunk": [{"id": 2}, {"minID": 5, "maxID": 4}]}, 7, "vlanTrunk[1].minID: 5 is greater than maxID 4"),
+        ({"vlanTrunk": [{"id": 0}]}, 7, "vlanTrunk[0].id"),
         ({"macspoofchk": True}, 2, "macspoofchk"),
         ({"disableContainerInterface": True, "ipam": {"type": "host-local"}}, 7, "IPAM"),
         ({"bridge": "a/b"}, 7, "interface name"),
@@ -125,12 +137,34 @@ def test_bridge_refuses(config, code, words):
     assert caught.value.code == code and words in caught.value.message
 
 
-def test_an_option_without_effect_is_passed_over():
-    plain = bridge.read(asked("bridge"))
-    for value in (True, False):
-        assert bridge.read(asked("bridge", preserveDefaultVlan=value)) == plain
-        with pytest.raises(CniError, match="vlan"):
-            bridge.read(asked("bridge", preserveDefaultVlan=value, vlan=5))
+TRUNK = [{"id": 7}, {"minID": 10, "maxID": 12}, {}]
+
+
+@pytest.mark.parametrize(
+    "config, default_vlan, changes",
+    [
+        ({}, 1, []),
+        ({"preserveDefaultVlan": True}, 1, []),
+        ({"vlan": 5}, 1, ["-1", "5*"]),
+        ({"vlan": 5}, 0, ["5*"]),
+        ({"vlan": 5, "preserveDefaultVlan": True}, 1, ["5*"]),
+        ({"vlan": 5, "vlanTrunk": TRUNK}, 9, ["-9", "5*", "7", "10", "11", "12"]),
+        ({"vlanTrunk": TRUNK}, 1, ["-1", "7", "10", "11", "12", "1*"]),
+        ({"vlanTrunk": []}, 1, []),
+    ],
+)
+def test_vlans_of_a_port(config, default_vlan, changes):
+    """In this order; `*` marks the VLAN of untagged packets, `-` one that is left."""
+    state = bridge.BridgeState("bridge", b"123456", 1500, default_vlan=default_vlan)
+    read = bridge.read(asked("bridge", **config))
+    found = []
+    for one in bridge.plan(read, CniResult(), state, MADE, "eth0").node:
+        if isinstance(one, DeletePortVlan):
+            found.append(f"-{one.number}")
+        elif isinstance(one, AddPortVlans):
+            found += [f"{vlan.number}{'*' * vlan.native}" for vlan in one.vlans]
+    assert found == changes
+    assert read.filtering is bool(config.keys() & {"vlan", "vlanTrunk"})
 
 
 def test_the_work_of_each_plugin_is_there():
@@ -143,13 +177,19 @@ def test_the_work_of_each_plugin_is_there():
 
 
 def test_ptp_routes_all_by_the_gateway():
-    req = asked("ptp")
+    req = asked("ptp", ipam={"type": "host-local"})
     done = ptp.completed(given("10.0.0.5/24"), req)
     wanted = ptp.plan(ptp.read(req), done, MADE, "eth0")
+    assert DeleteRoute("eth0", packed_network("10.0.0.0/24")) in wanted.pod
     routes = [(str(one.destination), one.gateway) for one in wanted.pod if isinstance(one, AddRoute)]
     assert routes == [("10.0.0.1/32", b""), ("10.0.0.0/24", packed_address("10.0.0.1"))]
     with pytest.raises(CniError, match="gateway"):
         ptp.completed(CniResult((), (IPConfig(packed_network("10.0.0.5/24")),)), req)
+    with pytest.raises(CniError, match="no address"):
+        ptp.completed(CniResult(), req)
+    for without in ({}, {"ipam": {}}, {"ipam": None}):
+        with pytest.raises(CniError, match=r"ipam\.type"):
+            ptp.read(asked("ptp", **without))
 
 
 def ports(*mappings, **config):

@@ -182,15 +182,22 @@ def check_arguments(request: CniRequest, known: tuple[str, ...]) -> None:
         raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: unknown args {names}", "IgnoreUnknown=1 would allow them")
 
 
+_VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
+"""Key of the list for GC; the second is an error of the specification that libcni still writes."""
+
+
+def knows_attachments(request: CniRequest) -> bool:
+    """Return True if a GC request has the list of attachments to keep. Without one, nothing may be removed."""
+    return any(name in request.config for name in _VALID_ATTACHMENTS)
+
+
 def valid_attachments(request: CniRequest) -> frozenset[tuple[str, str]]:
     """Return container ID and interface of each attachment that GC must keep. Raises CniError.
 
     An invalid entry is an error: cleaning up with a partly understood list would disconnect pods.
     """
-    name = "cni.dev/valid-attachments"
+    name = next(name for name in _VALID_ATTACHMENTS if name in request.config)
     found = set()
-    if name not in request.config:
-        raise fields.wrong(name, "GC needs the list of attachments that are valid")
     for number, one in enumerate(fields.objects(request.config, name)):
         container, interface = one.get("containerID"), one.get("ifname")
         if not is_attachment(container, interface):

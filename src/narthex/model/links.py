@@ -21,6 +21,8 @@ class AddBridge(Value):
     mac: bytes
     """Set explicitly, so that it does not follow the ports' addresses."""
     mtu: int | None = None
+    filtering: bool = False
+    """Filter VLANs."""
 
 
 class Promiscuous(Value):
@@ -30,7 +32,10 @@ class Promiscuous(Value):
 
 
 class AddVeth(Value):
-    """Add a veth pair: one end on the node, up, the other in the pod, down."""
+    """Add a veth pair: one end on the node, up, the other in the pod, down.
+
+    With `shared`, the other end is on the node as well, and a pair of these names may exist.
+    """
 
     name: str
     mac: bytes
@@ -39,6 +44,7 @@ class AddVeth(Value):
     mtu: int | None = None
     bridge: str = ""
     """Bridge to attach the node's end to, or empty."""
+    shared: bool = False
 
 
 class PortFlags(Value):
@@ -47,6 +53,28 @@ class PortFlags(Value):
     link: str
     hairpin: bool = False
     isolated: bool = False
+
+
+class PortVlan(Value):
+    """A VLAN that a bridge port is a member of."""
+
+    number: int
+    native: bool = False
+    """The VLAN of untagged packets, in both directions."""
+
+
+class DeletePortVlan(Value):
+    """Remove a bridge port from a VLAN."""
+
+    link: str
+    number: int
+
+
+class AddPortVlans(Value):
+    """Make a bridge port a member of VLANs, in order: the last entry for a number counts."""
+
+    link: str
+    vlans: tuple[PortVlan, ...]
 
 
 class SetUp(Value):
@@ -108,6 +136,13 @@ class AddRoute(Value):
     """Replace an existing route to the same destination."""
 
 
+class DeleteRoute(Value):
+    """Remove the route to a network through a link from the main table."""
+
+    link: str
+    destination: Network
+
+
 class ForgetNeighbour(Value):
     """Delete a stale neighbor entry."""
 
@@ -120,6 +155,8 @@ LinkChange = (
     | Promiscuous
     | AddVeth
     | PortFlags
+    | AddPortVlans
+    | DeletePortVlan
     | SetUp
     | SetDown
     | SetHardwareAddress
@@ -127,5 +164,6 @@ LinkChange = (
     | AddAddress
     | DeleteAddress
     | AddRoute
+    | DeleteRoute
     | ForgetNeighbour
 )

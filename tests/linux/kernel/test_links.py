@@ -1,12 +1,14 @@
 """Links and settings of a namespace."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from narthex.linux.links import LinkError, ip_batch, set_sysctls
 from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
+from narthex.linux.rtnetlink import RtNetlink
 from narthex.linux.run import run
 
 pytestmark = pytest.mark.kernel
@@ -56,3 +58,49 @@ def test_settings(namespace):
 def test_settings_outside_the_network_are_refused(namespace, name):
     with pytest.raises(ValueError, match="not a setting"):
         set_sysctls(namespace, {name: "1"})
+
+
+def test_a_link_that_comes_up_late_is_awaited_by_events(namespace, monkeypatch):
+    """However long it takes, and whatever else changes: the kernel is asked again only after a report of this link."""
+    ip_batch(namespace, ["link add br0 type bridge", "link set br0 up", "link add v0 type veth peer name p0"])
+    ip_batch(namespace, ["link set v0 master br0 up", "link add other type bridge"])
+    asked, real, waiting = [], RtNetlink.link, threading.Event()
+
+    def link(self, name):
+        asked.append(name)
+        if len(asked) == 2:
+            waiting.set()
+        return real(self, name)
+
+    monkeypatch.setattr(RtNetlink, "link", link)
+    found = []
+
+    def wait():
+        with in_namespace(namespace):
+            netlink = RtNetlink()
+            found.append(netlink.await_operational("v0", 60))
+            netlink.close()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        assert waiting.wait(60)
+        for _ in range(20):
+            ip_batch(namespace, ["link set other up", "link set other down"])
+    finally:
+        ip_batch(namespace, ["link set p0 up"])
+        thread.join(60)
+    assert not thread.is_alive()
+    assert found[0].operational and found[0].forwards
+    # Twice before waiting, then after each of the few reports of v0, and once in each second that the test is paused.
+    assert len(asked) < 30
+
+
+def test_a_link_that_stays_down_or_is_missing_is_not_awaited_for_ever(namespace):
+    ip_batch(namespace, ["link add v0 type veth peer name p0", "link set v0 up"])
+    with in_namespace(namespace):
+        netlink = RtNetlink()
+        found = netlink.await_operational("v0", 0.01)
+        assert found is not None and not found.operational
+        assert netlink.await_operational("v1", 0.01) is None
+        netlink.close()

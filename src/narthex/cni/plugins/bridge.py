@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from binascii import crc32
+
 from narthex.cni import fields
 from narthex.cni.errors import INVALID_CONFIG, UNSUPPORTED_FIELD, CniError
 from narthex.cni.plan import AttachmentPlan, SysctlSetting
@@ -11,12 +13,16 @@ from narthex.cni.result import CniResult, Interface, IPConfig, PodRoute, read_dn
 from narthex.model.links import (
     AddAddress,
     AddBridge,
+    AddPortVlans,
     AddVeth,
     DeleteAddress,
+    DeletePortVlan,
     ForgetNeighbour,
     PortFlags,
+    PortVlan,
     Promiscuous,
     SetHardwareAddress,
+    SetUp,
 )
 from narthex.model.values import Network, Value, address_number, ip_version
 
@@ -25,7 +31,9 @@ if TYPE_CHECKING:
     from narthex.cni.request import CniRequest
     from narthex.model.links import LinkChange
 
-_MOST_MTU = 65535
+_MOST_MTU, _MOST_VLAN = 65535, 4094
+_NATIVE_VLAN = 1
+"""VLAN of untagged packets in a new bridge, and on a port with `vlanTrunk` only."""
 
 
 class BridgeConfig(Value):
@@ -47,16 +55,33 @@ class BridgeConfig(Value):
     through_node: bool
     """Pods reach each other through the node's routing instead of as neighbors on the bridge."""
     mac: bytes | None
+    vlan: int
+    """VLAN of the pod's untagged packets; 0 for the bridge's own."""
+    trunk: tuple[int, ...]
+    """VLANs of the pod's tagged packets."""
+    filtering: bool
+    """A new bridge filters VLANs."""
+    keep_default_vlan: bool
+
+    @property
+    def gateway_link(self) -> str:
+        """The link that has the gateway addresses: the bridge, or with a VLAN, one end of a pair that leads to a port of it."""
+        return f"{self.bridge}.{self.vlan}" if self.vlan else self.bridge
 
 
 class BridgeState(Value):
-    """The existing link with the bridge's name."""
+    """The existing links with the names of the bridge and of its gateway."""
 
     kind: str = ""
-    """Link kind; empty if there is no link."""
+    """Kind of the bridge's link; empty if there is no link."""
     mac: bytes = b""
     mtu: int = 0
     addresses: tuple[Network, ...] = ()
+    """Addresses of the gateway's link, in the kernel's order."""
+    up: bool = True
+    default_vlan: int = 0
+    gateway_mac: bytes = b""
+    """Empty if the gateway's link does not exist."""
 
 
 class VethIdentity(Value):
@@ -66,14 +91,13 @@ class VethIdentity(Value):
     mac: bytes
     pod_mac: bytes
     bridge_mac: bytes = b""
+    gateway_mac: bytes = b""
+    gateway_port_mac: bytes = b""
 
 
 def read(request: CniRequest) -> BridgeConfig:
     """Parse the configuration. Raises CniError with the field."""
     config = request.config
-    if any(config.get(name) for name in ("vlan", "vlanTrunk")):
-        message = "vlan and vlanTrunk are not supported: bridges of this plugin do not filter VLANs"
-        raise CniError(UNSUPPORTED_FIELD, message, "use one bridge for each VLAN")
     if fields.flag(config, "macspoofchk"):
         raise CniError(UNSUPPORTED_FIELD, "macspoofchk is not supported", "leave it out")
     name = fields.text(config, "bridge") or "cni0"
@@ -89,6 +113,9 @@ def read(request: CniRequest) -> BridgeConfig:
     gateway, through_node = fields.flag(config, "isGateway") or default, fields.flag(config, "throughNode")
     if through_node and not gateway:
         raise fields.wrong("throughNode", "needs isGateway: pods reach each other by the gateway then")
+    vlan = fields.whole(config, "vlan", 0, _MOST_VLAN) or 0
+    if vlan and gateway and not is_interface(f"{name}.{vlan}"):
+        raise fields.wrong("vlan", f"{name}.{vlan}, the name of the gateway's interface, has more than 15 bytes")
     return BridgeConfig(
         name,
         gateway,
@@ -103,7 +130,28 @@ def read(request: CniRequest) -> BridgeConfig:
         down,
         through_node,
         pod.mac_of(request),
+        vlan,
+        _trunk(request),
+        bool(vlan) or config.get("vlanTrunk") is not None,
+        fields.flag(config, "preserveDefaultVlan"),
     )
+
+
+def _trunk(request: CniRequest) -> tuple[int, ...]:
+    """Return the VLANs of `vlanTrunk`: entries with `id`, with `minID` and `maxID`, or with all three. Raises CniError."""
+    found: set[int] = set()
+    for number, one in enumerate(fields.objects(request.config, "vlanTrunk")):
+        path = f"vlanTrunk[{number}]."
+        first, last, single = (fields.whole(one, name, 1, _MOST_VLAN, path) for name in ("minID", "maxID", "id"))
+        if (first is None) != (last is None):
+            raise fields.wrong(path[:-1], "needs both minID and maxID, or neither")
+        if first is not None and last is not None:
+            if last < first:
+                raise fields.wrong(path + "minID", f"{first} is greater than maxID {last}")
+            found.update(range(first, last + 1))
+        if single is not None:
+            found.add(single)
+    return tuple(sorted(found))
 
 
 def masquerade_of(request: CniRequest) -> str:
@@ -132,36 +180,28 @@ def _first_host(network: Network) -> bytes:
     return (address_number(network.first) + 1).to_bytes(len(network.address), "big")
 
 
-class AddressConflict(CniError):
-    """The bridge has an address of another network."""
-
-    def __init__(self, bridge: str, has: Network, required: Network) -> None:
-        message = f"{str(bridge)!r} already has an IP address different from {required}: {has}"
-        super().__init__(INVALID_CONFIG, message, "forceAddress would replace it")
-
-
 def plan(
     config: BridgeConfig, result: CniResult, state: BridgeState, veth: VethIdentity, interface: str
 ) -> AttachmentPlan:
-    """Return the plan of an ADD.
-
-    `result` is that of `completed`, `interface` the pod's. Raises CniError; AddressConflict if `forceAddress` would help.
-    """
+    """Return the plan of an ADD. `result` is that of `completed`, `interface` the pod's. Raises CniError."""
     if state.kind and state.kind != "bridge":
         raise CniError(INVALID_CONFIG, f"bridge: {config.bridge!r} already exists but is not a bridge")
     node: list[LinkChange] = []
     if not state.kind:
-        node.append(AddBridge(config.bridge, veth.bridge_mac, config.mtu))
+        node.append(AddBridge(config.bridge, veth.bridge_mac, config.mtu, config.filtering))
+    elif not state.up:
+        node.append(SetUp(config.bridge))
     if config.promiscuous:
         node.append(Promiscuous(config.bridge))
     node.append(AddVeth(veth.name, veth.mac, interface, veth.pod_mac, config.mtu, config.bridge))
     if config.hairpin or config.isolated:
         node.append(PortFlags(veth.name, config.hairpin, config.isolated))
+    node += _vlans(config, state, veth.name, config.trunk)
     if config.is_gateway:
-        for ip in result.ips:
-            node += _gateway(config, ip, state)
+        node += _gateway(config, result, state, veth)
     # The neighbor entry of a previous owner of the address may be stale.
-    node += [ForgetNeighbour(config.bridge, ip.network.address) for ip in result.ips if state.kind]
+    if state.kind and (not config.vlan or state.gateway_mac):
+        node += [ForgetNeighbour(config.gateway_link, ip.network.address) for ip in result.ips]
     inside, pod_settings = [], pod.settings(interface, result.ips, config.detect)
     if not config.leave_down:
         inside = pod.addressed(interface, result.ips, not config.through_node, config.detect)
@@ -171,7 +211,10 @@ def plan(
     return AttachmentPlan(
         node=tuple(node),
         late_settings=(
-            SysctlSetting(f"net/ipv6/conf/{veth.name}/accept_ra", "0"),
+            *(
+                SysctlSetting(f"net/ipv6/conf/{link}/accept_ra", "0")
+                for link in (config.bridge, *(one.name for one in node if isinstance(one, AddVeth)))
+            ),
             *(pod.forwarding(result.ips) if config.is_gateway else ()),
         ),
         pod_settings=pod_settings,
@@ -180,33 +223,66 @@ def plan(
     )
 
 
-def _gateway(config: BridgeConfig, ip: IPConfig, state: BridgeState) -> list[LinkChange]:
-    """Return the changes that set the gateway address on the bridge, replacing others if allowed."""
-    required = Network(ip.gateway, ip.network.prefix)
-    if required in state.addresses:
+def _vlans(config: BridgeConfig, state: BridgeState, port: str, trunk: tuple[int, ...]) -> list[LinkChange]:
+    """Return the changes that make a port a member of its VLANs, in the reference plugin's order."""
+    if not config.vlan and not trunk:
         return []
     changes: list[LinkChange] = []
-    for has in state.addresses:
-        if len(has.address) != len(required.address):
-            continue
-        if len(has.address) == 16 and not has.overlaps(required):
-            continue
-        if not config.force_address:
-            raise AddressConflict(config.bridge, has, required)
-        changes.append(DeleteAddress(config.bridge, has))
-    return [*changes, AddAddress(config.bridge, required)]
+    default = state.default_vlan if state.kind else _NATIVE_VLAN
+    if default and not config.keep_default_vlan:
+        changes.append(DeletePortVlan(port, default))
+    native = PortVlan(config.vlan or _NATIVE_VLAN, native=True)
+    tagged = tuple(map(PortVlan, trunk))
+    return [*changes, AddPortVlans(port, (native, *tagged) if config.vlan else (*tagged, native))]
+
+
+def _gateway(config: BridgeConfig, result: CniResult, state: BridgeState, veth: VethIdentity) -> list[LinkChange]:
+    """Return the changes that set the gateway addresses, replacing others if allowed. Raises CniError."""
+    changes: list[LinkChange] = []
+    link, held = config.gateway_link, list(state.addresses)
+    if config.vlan and not state.gateway_mac:
+        port = gateway_port(link)
+        mtu = state.mtu or config.mtu
+        changes.append(AddVeth(port, veth.gateway_port_mac, link, veth.gateway_mac, mtu, config.bridge, shared=True))
+        changes += [*_vlans(config, state, port, ()), SetUp(link)]
+    for ip in result.ips:
+        required = Network(ip.gateway, ip.network.prefix)
+        # Like the reference plugin: the first address that is the required one, or that conflicts with it, decides.
+        for has in tuple(held):
+            if has == required:
+                break
+            if len(has.address) != len(required.address) or (len(has.address) == 16 and not has.overlaps(required)):
+                continue
+            if not config.force_address:
+                message = f"{link!r} already has an IP address different from {required}: {has}"
+                raise CniError(INVALID_CONFIG, message, "forceAddress would replace it")
+            changes.append(DeleteAddress(link, has))
+            held.remove(has)
+        else:
+            changes.append(AddAddress(link, required))
+            held.append(required)
+    if state.mac and not config.vlan and any(isinstance(one, AddAddress) for one in changes):
+        # Until it is set, the hardware address of a bridge is the lowest one of its ports.
+        changes.append(SetHardwareAddress(link, state.mac))
+    return changes
+
+
+def gateway_port(link: str) -> str:
+    """Return the name of the bridge port that leads to the gateway of a VLAN: the same for concurrent requests."""
+    return f"veth{crc32(link.encode()):08x}"
 
 
 def answer(
     config: BridgeConfig, result: CniResult, state: BridgeState, veth: VethIdentity, request: CniRequest
 ) -> CniResult:
-    """Return the result of an ADD: `result` with the three interfaces."""
-    bridge_mac = state.mac or veth.bridge_mac
+    """Return the result of an ADD: `result` with its interfaces. `state` is that after the ADD."""
+    gateway = (Interface(config.gateway_link, state.gateway_mac.hex(":")),)
     return CniResult(
         (
-            Interface(config.bridge, bridge_mac.hex(":")),
+            Interface(config.bridge, state.mac.hex(":")),
             Interface(veth.name, veth.mac.hex(":")),
             Interface(request.interface, veth.pod_mac.hex(":"), request.namespace),
+            *(gateway if config.vlan and config.is_gateway and result.ips else ()),
         ),
         result.ips,
         result.routes,

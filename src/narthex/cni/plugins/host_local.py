@@ -49,12 +49,15 @@ class IpamConfig(Value):
 
 def directory_of(config: Mapping[str, object]) -> str:
     """Return the directory of a network's reservations: all that DEL needs of a possibly invalid configuration. Raises CniError."""
+    if config.get("ipam") is None:
+        raise fields.wrong("ipam", "IPAM config missing 'ipam' key")
     ipam = fields.part(config, "ipam")
     return f"{fields.directory(ipam, 'dataDir', 'ipam.', DATA_DIR)}/{fields.text(config, 'name')}"
 
 
 def read(request: CniRequest) -> IpamConfig:
     """Parse the configuration for ADD or CHECK. Raises CniError with the field."""
+    directory = directory_of(request.config)
     ipam = fields.part(request.config, "ipam")
     runtime = fields.part(request.config, "runtimeConfig")
     sets = [
@@ -69,9 +72,11 @@ def read(request: CniRequest) -> IpamConfig:
     if request.version in _ONE_PER_FAMILY and len(families) != len(set(families)):
         raise fields.wrong("ipam.ranges", f"CNI version {request.version} does not support more than 1 per family")
     resolv_conf = fields.text(ipam, "resolvConf", "ipam.")
-    return IpamConfig(
-        tuple(sets), _requested(request, runtime), read_routes(ipam, "ipam."), resolv_conf, directory_of(request.config)
-    )
+    routes = read_routes(ipam, "ipam.")
+    if request.version in _ONE_PER_FAMILY:
+        # The results of these versions have routes of the families with an address only.
+        routes = tuple(one for one in routes if ip_version(one.destination.address) in families)
+    return IpamConfig(tuple(sets), _requested(request, runtime), routes, resolv_conf, directory)
 
 
 def _range_sets(fields_: Fields, name: str, path: str) -> list[tuple[IpamRange, ...]]:

@@ -20,11 +20,12 @@ DEFAULTS = {4: Network(bytes(4), 0), 6: Network(bytes(16), 0)}
 def settings(interface: str, ips: tuple[IPConfig, ...], detect: bool) -> tuple[SysctlSetting, ...]:
     """Return the sysctls of the pod's interface. `detect`: keep duplicate address detection enabled."""
     # As few as possible: with many pods, sysctl lookups in the kernel are slow.
-    found = [SysctlSetting(f"net/ipv4/conf/{interface}/arp_notify", "1")]
+    found = [SysctlSetting(f"net/ipv4/conf/{interface}/arp_notify", "1")] if ips else []
     if any(ip_version(ip.network.address) == 6 for ip in ips):
         found.append(SysctlSetting(f"net/ipv6/conf/{interface}/ndisc_notify", "1"))
         # Runtimes disable IPv6 in namespaces without IPv6 addresses; this one has some.
         found.append(SysctlSetting(f"net/ipv6/conf/{interface}/disable_ipv6", "0", required=True))
+        found.append(SysctlSetting(f"net/ipv6/conf/{interface}/keep_addr_on_down", "1"))
         if not detect:
             found.append(SysctlSetting(f"net/ipv6/conf/{interface}/accept_dad", "0"))
     return tuple(found)

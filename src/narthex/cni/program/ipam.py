@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 def _delegated(request: CniRequest) -> bool:
     """Run the configured IPAM plugin if it is not host-local; return True then. Raises CniError."""
+    if request.plugin == "host-local":
+        return False
     plugin = ipam_of(request.config)
     if plugin != "host-local":
         from narthex.cni.program import delegate
@@ -345,5 +347,8 @@ class IpamLeases:
         return files.read(f"{self._directory}/{address_text(one)}") is not None
 
     def exists(self) -> bool:
-        """Return True if the network ever assigned an address. Needs no lock. Raises OSError."""
-        return files.read(f"{self._directory}/lock") is not None
+        """Return True if the network ever assigned an address. Needs no lock.
+
+        Old plugins did not leave a lock file behind.
+        """
+        return files.is_directory(self._directory)

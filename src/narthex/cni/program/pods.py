@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posix
-import time
 
 from narthex.cni.errors import INVALID_CONFIG, NOT_AS_ADDED, OTHER, CniError
 from narthex.cni.kernel import locks, records
@@ -30,7 +29,9 @@ if TYPE_CHECKING:
     from narthex.linux.rtnetlink import LinkState
     from narthex.model.links import LinkChange
 
-_PORT_SECONDS, _PORT_PAUSE = 2.5, 0.0002
+_PORT_SECONDS = 60.0
+"""Until the kernel has noticed that both ends of a pair are up: a work queue that waits for the lock of all link changes,
+which a machine that removes many namespaces holds for seconds."""
 
 
 def add_bridge(node: NodeContext, request: CniRequest) -> CniResult:
@@ -47,12 +48,12 @@ def _add_bridge(node: NodeContext, request: CniRequest, config: BridgeConfig, ip
     allocated = _allocate(node, request, ipam, veth)
     try:
         result = bridge.completed(config, allocated, request)
-        state = _bridge_state(node, config)
-        plan = _plan_bridge(node, config, result, state, veth, request)
+        state = _bridge_state(node, config, config.is_gateway)
+        plan = bridge.plan(config, result, state, veth, request.interface)
         _apply(node, request, plan, veth)
         if config.masquerade:
             masquerade.add(node, request, config.masquerade, result.ips)
-        return bridge.answer(config, result, _bridge_state(node, config) if not state.kind else state, veth, request)
+        return bridge.answer(config, result, _bridge_state(node, config, False), veth, request)
     except BaseException:
         _undo(node, request, veth, bool(config.masquerade))
         raise
@@ -95,9 +96,9 @@ def add_loopback(node: NodeContext, request: CniRequest) -> CniResult:
 
 def _new_veth(mac: bytes | None) -> VethIdentity:
     """Return random names and MAC addresses (locally administered, unicast)."""
-    some = posix.urandom(22)
-    macs = [bytes((some[at] & 0xFC | 2, *some[at + 1 : at + 6])) for at in (4, 10, 16)]
-    return bridge.VethIdentity(f"veth{some[:4].hex()}", macs[0], mac or macs[1], macs[2])
+    some = posix.urandom(34)
+    macs = [bytes((some[at] & 0xFC | 2, *some[at + 1 : at + 6])) for at in (4, 10, 16, 22, 28)]
+    return bridge.VethIdentity(f"veth{some[:4].hex()}", macs[0], mac or macs[1], *macs[2:])
 
 
 def _allocate(node: NodeContext, request: CniRequest, ipam: IpamConfig | None, veth: VethIdentity) -> CniResult:
@@ -119,31 +120,16 @@ def _allocate(node: NodeContext, request: CniRequest, ipam: IpamConfig | None, v
         raise
 
 
-def _bridge_state(node: NodeContext, config: BridgeConfig) -> BridgeState:
+def _bridge_state(node: NodeContext, config: BridgeConfig, with_addresses: bool) -> BridgeState:
     found = node.links.link(config.bridge)
     if found is None:
         return bridge.BridgeState()
-    addresses = tuple(node.links.addresses(found.index)) if config.is_gateway else ()
-    return bridge.BridgeState(found.kind or "physical", found.mac, found.mtu, addresses)
-
-
-def _plan_bridge(
-    node: NodeContext,
-    config: BridgeConfig,
-    result: CniResult,
-    state: BridgeState,
-    veth: VethIdentity,
-    request: CniRequest,
-) -> AttachmentPlan:
-    try:
-        return bridge.plan(config, result, state, veth, request.interface)
-    except bridge.AddressConflict:
-        found = node.links.link(config.bridge)
-        if found is None or node.links.links(master=found.index):
-            raise
-    # A bridge without ports has no pods: its address is left over from another subnet of the node.
-    named: dict[str, object] = {name: getattr(config, name) for name in config._fields} | {"force_address": True}
-    return bridge.plan(type(config)(**named), result, state, veth, request.interface)  # type: ignore[arg-type]
+    gateway = node.links.link(config.gateway_link) if config.vlan else found
+    addresses = tuple(node.links.addresses(gateway.index)) if gateway is not None and with_addresses else ()
+    mac = gateway.mac if gateway is not None else b""
+    return bridge.BridgeState(
+        found.kind or "physical", found.mac, found.mtu, addresses, found.up, found.default_vlan, mac
+    )
 
 
 def _apply(node: NodeContext, request: CniRequest, plan: AttachmentPlan, veth: VethIdentity) -> None:
@@ -156,22 +142,18 @@ def _apply(node: NodeContext, request: CniRequest, plan: AttachmentPlan, veth: V
         apply_settings(plan.pod_settings)
         links = RtNetlink()
         links.fulfil(plan.pod)
-        if plan.announce:
-            _await_port(node, veth.name)
+    if plan.announce:
+        _await_port(node, veth.name)
         links.fulfil(plan.announce)
-        links.close()
+    links.close()
 
 
 def _await_port(node: NodeContext, name: str) -> None:
-    """Wait until the bridge forwards on a port: shortly after both ends are up, through a kernel work queue."""
-    end = time.monotonic() + _PORT_SECONDS
-    while True:
-        found = node.links.link(name)
-        if found is not None and found.forwards:
-            return
-        if time.monotonic() > end:
-            raise CniError(OTHER, f"{name} is up, but its bridge does not forward on the port yet")
-        time.sleep(_PORT_PAUSE)
+    """Wait until a port of a bridge is operational. When it forwards is the bridge's decision: with STP, after 30 s."""
+    found = node.links.await_operational(name, _PORT_SECONDS)
+    if found is None or not found.operational:
+        message = f"bridge port {name} does not come up: the kernel found no carrier within {_PORT_SECONDS:.0f} s"
+        raise CniError(OTHER, message, "another program may have removed an end of the pair or set it down")
 
 
 def _undo(node: NodeContext, request: CniRequest, veth: VethIdentity, masqueraded: bool) -> None:
@@ -249,20 +231,14 @@ def check(node: NodeContext, request: CniRequest) -> None:
 def _check_node(node: NodeContext, request: CniRequest, before: CniResult) -> dict[int, LinkState]:
     """Check the node's ends of the attachment; return them by index."""
     found: dict[int, LinkState] = {}
-    master, own = 0, ""
+    master: int = 0
+    own: tuple[str, ...] = ()
     if request.plugin == "bridge":
         config = bridge.read(request)
-        own = config.bridge
-        there = node.links.link(config.bridge)
-        if there is None or there.kind != "bridge":
-            raise _differs(f"there is no bridge {config.bridge}")
-        master = there.index
-        if config.is_gateway:
-            gateways = {Network(ip.gateway, ip.network.prefix) for ip in before.ips if ip.gateway}
-            for missing in gateways.difference(node.links.addresses(master)):
-                raise _differs(f"bridge {config.bridge} has lost its address {missing}")
+        own = config.bridge, config.gateway_link
+        master = _check_bridge(node, config, before)
     for one in before.interfaces:
-        if one.sandbox or (own and one.name == own):
+        if one.sandbox or one.name in own:
             continue
         link = node.links.link(one.name)
         if link is None or link.kind != "veth":
@@ -270,9 +246,35 @@ def _check_node(node: NodeContext, request: CniRequest, before: CniResult) -> di
         if link.master != master:
             raise _differs(f"{one.name} is not a port of the bridge")
         found[link.index] = link
+        _check_mac(one, link.mac)
     if not found:
         raise CniError(INVALID_CONFIG, "prevResult: the node's end of the pair is not in it")
     return found
+
+
+def _check_bridge(node: NodeContext, config: BridgeConfig, before: CniResult) -> int:
+    """Check the bridge and its gateway; return the index of the bridge."""
+    there = node.links.link(config.bridge)
+    if there is None or there.kind != "bridge":
+        raise _differs(f"there is no bridge {config.bridge}")
+    if there.promiscuous != config.promiscuous:
+        raise _differs(f"bridge {config.bridge} is {'' if there.promiscuous else 'not '}in promiscuous mode")
+    for one in before.interfaces:
+        if one.name == config.bridge and not one.sandbox:
+            _check_mac(one, there.mac)
+    if config.is_gateway:
+        gateway = node.links.link(config.gateway_link)
+        if gateway is None:
+            raise _differs(f"there is no interface {config.gateway_link}")
+        gateways = {Network(ip.gateway, ip.network.prefix) for ip in before.ips if ip.gateway}
+        for missing in gateways.difference(node.links.addresses(gateway.index)):
+            raise _differs(f"{config.gateway_link} has lost its address {missing}")
+    return there.index
+
+
+def _check_mac(expected: Interface, mac: bytes) -> None:
+    if expected.mac and expected.mac.lower() != mac.hex(":"):
+        raise _differs(f"{expected.name} has another hardware address: {mac.hex(':')}")
 
 
 def _check_pod(request: CniRequest, before: CniResult, ends: dict[int, LinkState]) -> None:
@@ -284,8 +286,7 @@ def _check_pod(request: CniRequest, before: CniResult, ends: dict[int, LinkState
         expected = [one for one in before.interfaces if one.sandbox and one.name == request.interface]
         if not expected:
             raise CniError(INVALID_CONFIG, f"prevResult: {request.interface} is not in it")
-        if expected[0].mac and expected[0].mac.lower() != inner.mac.hex(":"):
-            raise _differs(f"{request.interface} has another hardware address: {inner.mac.hex(':')}")
+        _check_mac(expected[0], inner.mac)
         for missing in {ip.network for ip in before.ips}.difference(links.addresses(inner.index)):
             raise _differs(f"{request.interface} has lost its address {missing}")
         _check_routes(links, before, inner)

@@ -118,6 +118,8 @@ The module is loaded on demand; a command without a function does nothing.
 
 
 def _run_command(node: NodeContext, request: CniRequest) -> CniResult | None:
+    if request.command == "GC" and not requests.knows_attachments(request):
+        return None
     if request.plugin == "flannel":
         _run_flannel_command(node, request)
         return None
