@@ -233,13 +233,13 @@ def test_the_screen_of_top(terminal: Callable[[str], Terminal]) -> None:
 
 SLOW = """
     import time
-    from narthex.cli import progress
+    from narthex.cli import output
 
-    progress.PATIENCE = 0.1
-    with progress.working("reading a lot"):
-        with progress.working("a part of it"):
+    output.PATIENCE = 0.1
+    with output.working("reading a lot"):
+        with output.working("a part of it"):
             time.sleep(0.5)
-    with progress.working("something quick"):
+    with output.working("something quick"):
         pass
     print("the end")
 """

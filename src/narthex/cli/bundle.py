@@ -11,8 +11,7 @@ import msgspec
 
 from narthex.cli.inputs import no_namespace
 from narthex.cli.options import lab_option, master_option
-from narthex.cli.output import print_document
-from narthex.cli.progress import working
+from narthex.cli.output import print_document, working
 from narthex.proxy.plan.show import visible
 from narthex.trace.node.layout import TAKEN, BundleDocument, BundleManifest
 

@@ -11,8 +11,7 @@ import msgspec
 
 from narthex.cli.inputs import cluster_of, has_source, inputs_of, node_options_of, options_of_all_nodes, source_options
 from narthex.cli.options import output_option
-from narthex.cli.output import AnswersByStatus, print_document
-from narthex.cli.progress import working
+from narthex.cli.output import AnswersByStatus, print_document, working
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.show import visible
 from narthex.trace.follow.views import LinkAddress, NodeView

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from narthex.cli.options import F, master_option, with_options
-from narthex.cli.progress import working
+from narthex.cli.output import working
 from narthex.trace.program.inputs import (
     ClusterObjects,
     InputError,

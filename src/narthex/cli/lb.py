@@ -13,8 +13,7 @@ import msgspec
 
 from narthex.cli.inputs import NO_SOURCE, has_source, kubeconfig_of_lab, source_options
 from narthex.cli.options import lab_option, output_option, require_followed_source, with_options
-from narthex.cli.output import print_document
-from narthex.cli.progress import working
+from narthex.cli.output import print_document, working
 
 _NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 

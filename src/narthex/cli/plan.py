@@ -8,8 +8,7 @@ import click
 
 from narthex.cli.inputs import inputs_of, options, source_options
 from narthex.cli.options import output_option
-from narthex.cli.output import print_document
-from narthex.cli.progress import working
+from narthex.cli.output import print_document, working
 from narthex.proxy.plan.document import PlanDocument, plan_record
 from narthex.proxy.plan.show import table
 

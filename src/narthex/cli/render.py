@@ -9,8 +9,7 @@ import msgspec
 
 from narthex.cli.inputs import inputs_of, options, source_options
 from narthex.cli.options import output_option
-from narthex.cli.output import print_document
-from narthex.cli.progress import working
+from narthex.cli.output import print_document, working
 from narthex.model import IPFamily
 
 

@@ -17,8 +17,7 @@ import msgspec
 
 from narthex.cli.inputs import cluster_of, has_source, no_namespace, node_of_lab, source_options
 from narthex.cli.options import lab_option, netns_option, output_option
-from narthex.cli.output import json_text
-from narthex.cli.progress import working
+from narthex.cli.output import json_text, working
 from narthex.model import Snapshot
 from narthex.proxy.plan.show import visible
 from narthex.trace.names import AddressNames

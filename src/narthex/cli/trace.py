@@ -20,8 +20,7 @@ from narthex.cli.inputs import (
     views_of,
 )
 from narthex.cli.options import lab_option
-from narthex.cli.output import json_text
-from narthex.cli.progress import working
+from narthex.cli.output import json_text, working
 from narthex.cli.terminal import color_option, line_width, print_lines
 from narthex.model import IPFamily, Snapshot, address
 from narthex.netfilter.dump.read import DumpError, WalkInput, merge_dumps, read_dump

@@ -147,10 +147,6 @@ class NfNetlink(Netlink):
             return int(struct.unpack_from(">I", data, 4 + 4)[0])
         raise NetlinkError(errno.EPROTO, "no generation in the answer")
 
-    def has_table(self, family: int, table: str) -> bool:
-        """Return True if the table exists."""
-        return self._has(_GET_TABLE, family, attribute(1, table.encode() + b"\0"))
-
     def tables(self, family: int) -> list[str]:
         """Return the names of the family's tables."""
         sequence = self._request(_GET_TABLE, family, b"", NLM_F_DUMP)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from narthex.runtime.http.messages import HttpResponse
+from narthex.runtime.http import HttpResponse
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

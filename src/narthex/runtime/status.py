@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from narthex.model import join_port
-from narthex.runtime.http.messages import HttpRequest, HttpResponse, Responder, SlowResponse
+from narthex.runtime.http import HttpRequest, HttpResponse, Responder, SlowResponse
 from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.logs import LOGGER
 

@@ -7,7 +7,7 @@ from narthex.lab.containers.root import BindMount
 from narthex.lab.kubelet.program.containers import capabilities_of
 from narthex.lab.kubelet.program.images import Images
 from narthex.lab.kubelet.program.volumes import _volume_mount
-from narthex.lab.program.machine_programs import machine_programs
+from narthex.lab.program.manifests import machine_programs
 
 POD = Path("/run/narthex/lab/x/pods/uid")
 

@@ -18,7 +18,7 @@ from narthex.linux.addresses import OwnAddress
 from narthex.model.net import IPFamily
 from narthex.proxy.plan.ir import NodePorts, Plan, ServiceHealthCheck
 from narthex.proxy.program.service_health import AGAIN_SECONDS, ServiceHealth
-from narthex.runtime.http.messages import HttpRequest
+from narthex.runtime.http import HttpRequest
 from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.testing.build import name
 from narthex.testing.load import until

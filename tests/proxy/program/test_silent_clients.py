@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from narthex.runtime.connection_slots import SlotLimits
+from narthex.runtime.http import HttpResponse, SlowResponse
 from narthex.runtime.http import server as http_server
-from narthex.runtime.http.messages import HttpResponse, SlowResponse
 from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.status import StatusListener, StatusServer
 from narthex.testing.load import until

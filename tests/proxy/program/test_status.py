@@ -18,9 +18,9 @@ from narthex.model.net import FAMILIES, IPFamily
 from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.metrics import ProxyMetrics
 from narthex.proxy.program.status import health_routes, metrics_routes
+from narthex.runtime.http import HttpResponse, SlowResponse
 from narthex.runtime.http import connection as http_connection
 from narthex.runtime.http import server as http_server
-from narthex.runtime.http.messages import HttpResponse, SlowResponse
 from narthex.runtime.http.server import HttpServer
 from narthex.runtime.status import BindError, StatusListener, StatusServer
 from narthex.testing.fakes import FakeClock

@@ -1,1 +1,32 @@
-"""`narthex lab` and its subcommands."""
+"""`narthex lab` and its subcommands: the options and the error handling that they share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from narthex.lab.program.labs import DEFAULT_NAME
+from narthex.lab.program.state import LabError
+
+name_option = click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the lab.")
+
+
+def report_lab_errors(function: Callable[..., None]) -> Callable[..., None]:
+    """Convert a LabError to an error message and exit status 1."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except LabError as error:
+            raise click.ClickException(str(error)) from None
+
+    return wrapped
+
+
+def name_argument(name: str) -> str:
+    """Return ` --name NAME` for use in printed commands, empty for the default lab."""
+    return "" if name == DEFAULT_NAME else f" --name {name}"

@@ -10,10 +10,10 @@ from typing import NoReturn
 
 import click
 
+from narthex.cli.lab import name_option, report_lab_errors
 from narthex.cli.lab import output as lab_output
 from narthex.cli.lab.faults import fault
 from narthex.cli.lab.history import record, replay
-from narthex.cli.lab.options import name_option, report_lab_errors
 from narthex.cli.lab.output import (
     LabDownDocument,
     LabListDocument,
@@ -24,8 +24,7 @@ from narthex.cli.lab.output import (
     as_document,
 )
 from narthex.cli.options import output_option
-from narthex.cli.output import print_document
-from narthex.cli.progress import working
+from narthex.cli.output import print_document, working
 from narthex.cli.ui import port_option, show
 from narthex.lab.program import exec, labs
 from narthex.lab.program.state import LabError, kept
@@ -106,7 +105,7 @@ def up(
 def _announce_programs(directory: Path, images: Sequence[str]) -> None:
     """Say which programs of this machine the manifests run, before they run."""
     from narthex.lab.kubelet.program.images import Images
-    from narthex.lab.program.machine_programs import machine_programs
+    from narthex.lab.program.manifests import machine_programs
 
     try:
         found = machine_programs(directory, Images(images))

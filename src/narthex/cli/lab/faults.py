@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from narthex.cli.lab.options import name_argument, name_option, report_lab_errors
+from narthex.cli.lab import name_argument, name_option, report_lab_errors
 from narthex.cli.options import output_option, with_options
 from narthex.cli.output import print_document
 from narthex.lab.faults import FaultKind, InjectedFault

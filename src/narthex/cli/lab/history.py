@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 import msgspec
 
-from narthex.cli.lab.options import name_argument, name_option, report_lab_errors
+from narthex.cli.lab import name_argument, name_option, report_lab_errors
 from narthex.cli.options import output_option
 from narthex.cli.output import print_document
 from narthex.lab.program import labs

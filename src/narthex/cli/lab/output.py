@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from narthex.cli.lab.options import name_argument
+from narthex.cli.lab import name_argument
 from narthex.lab.cluster import DNS_SERVICE
 from narthex.lab.program.labs import LabNodeStatus, LabStatus, StartedLab
 from narthex.lab.program.state import LabState, ServiceRecord

@@ -9,7 +9,7 @@ import msgspec
 
 from narthex.dns.corefile.settings import HttpEndpoint, ServerBlock
 from narthex.dns.program.listeners import EVERYWHERE, ListenError
-from narthex.runtime.http.messages import HttpRequest, HttpResponse, Responder, SlowResponse
+from narthex.runtime.http import HttpRequest, HttpResponse, Responder, SlowResponse
 from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.metrics import metrics_reply
 

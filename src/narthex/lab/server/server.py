@@ -25,8 +25,8 @@ from narthex.lab.api.reads import WatchCursor
 from narthex.lab.api.requests import ApiRequest, ApiResponse, ExecRequest, LogRequest
 from narthex.lab.server.pods import PodRuntime, ThreadedReader
 from narthex.runtime.connection_slots import SlotLimits
+from narthex.runtime.http import HttpRequest
 from narthex.runtime.http.connection import HttpConnection, HttpLimits, MalformedRequest
-from narthex.runtime.http.messages import HttpRequest
 from narthex.runtime.http.server import HttpServer
 
 _MIN_GZIP_BYTES = 128 * 1024

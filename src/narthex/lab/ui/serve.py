@@ -16,7 +16,7 @@ import msgspec
 from narthex.lab.ui.board import Board
 from narthex.lab.ui.path import Tracer, path
 from narthex.runtime.connection_slots import SlotLimits
-from narthex.runtime.http.messages import ChunkedResponse, HttpRequest, HttpResponse, SlowResponse
+from narthex.runtime.http import ChunkedResponse, HttpRequest, HttpResponse, SlowResponse
 from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.process import ended_by_signal
 

@@ -35,7 +35,7 @@ from narthex.lb.why import (
 )
 from narthex.linux.clock import SystemClock
 from narthex.runtime.configuration.values import AnnouncerConfiguration
-from narthex.runtime.http.messages import HttpResponse
+from narthex.runtime.http import HttpResponse
 from narthex.runtime.logs import LOGGER, ProblemLog
 from narthex.runtime.metrics import counter, gauge, untyped
 from narthex.runtime.process import StartError

@@ -30,7 +30,7 @@ from narthex.lb.program.status_writes import ServerUnavailable, StatusWriter, Wr
 from narthex.lb.service_status import AllocationDecision, ServiceEvent, required_changes
 from narthex.linux.clock import Clock, SystemClock
 from narthex.model import IPAddressPool, NamespacedName, Service, Snapshot, Store
-from narthex.runtime.http.messages import HttpResponse, SlowResponse
+from narthex.runtime.http import HttpResponse, SlowResponse
 from narthex.runtime.logs import LOGGER, ProblemLog, printable
 from narthex.runtime.metrics import counter, exposition, gauge, metrics_reply
 from narthex.runtime.process import run_until_signal

@@ -32,7 +32,7 @@ from narthex.overlay.program.annotate import NodeAnnotator, NodeWriter
 from narthex.overlay.program.checksums import SelfTest
 from narthex.overlay.program.loop import Overlay, OverlaySettings
 from narthex.overlay.program.metrics import OverlayMetrics
-from narthex.runtime.http.messages import HttpResponse, SlowResponse
+from narthex.runtime.http import HttpResponse, SlowResponse
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import exposition, metrics_reply
 from narthex.runtime.process import StartError, run_until_signal

@@ -16,7 +16,7 @@ import msgspec
 from narthex.linux.addresses import OwnAddress, own_addresses
 from narthex.model import IPFamily, NamespacedName, in_any, is_zero_prefix, join_port
 from narthex.proxy.plan.ir import NodePorts, Plan, ServiceHealthCheck
-from narthex.runtime.http.messages import HttpRequest, HttpResponse
+from narthex.runtime.http import HttpRequest, HttpResponse
 from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.logs import LOGGER, data
 

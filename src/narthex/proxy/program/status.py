@@ -14,7 +14,7 @@ from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.loop import Proxy
 from narthex.proxy.program.metrics import ProxyMetrics, indicators
 from narthex.proxy.program.settings import ProxySettings
-from narthex.runtime.http.messages import HttpResponse, SlowResponse
+from narthex.runtime.http import HttpResponse, SlowResponse
 from narthex.runtime.http.server import HttpServer
 from narthex.runtime.metrics import Collector, metrics_reply
 from narthex.runtime.status import PartReport, RouteHandler, Routes, StatusListener, StatusServer

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import h11
 
-from narthex.runtime.http.messages import ChunkedResponse, HttpRequest, HttpResponse, Responder, SlowResponse
+from narthex.runtime.http import ChunkedResponse, HttpRequest, HttpResponse, Responder, SlowResponse
 from narthex.runtime.logs import LOGGER
 
 HeaderFields = Iterable[tuple[str, str]]

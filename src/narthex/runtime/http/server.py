@@ -18,7 +18,7 @@ from narthex.runtime.connection_slots import (
     SlotLimits,
     max_connections,
 )
-from narthex.runtime.http.messages import Responder
+from narthex.runtime.http import Responder
 from narthex.runtime.logs import LOGGER, LimitedLog
 
 if TYPE_CHECKING:
