@@ -32,7 +32,7 @@ from narthex.trace.program.bundle import BundleError
 from narthex.trace.program.inputs import InputError
 from narthex.trace.program.places import CLUSTER_DOMAIN, OUTSIDE, OwnerIndex, ResolvedRequest, TraceError, ask, question
 from narthex.trace.program.rules_trace import answer
-from narthex.trace.program.travel import KnownCluster, TraceRequest, from_files, texts_of, travel, with_sender
+from narthex.trace.program.travel import KnownCluster, TraceRequest, from_files, texts_of, travel, travel_live
 from narthex.trace.render.styled import Span
 from narthex.trace.render.text import lines
 
@@ -188,9 +188,7 @@ def _over_nodes(options: dict[str, Any], request: TraceRequest, *, probe: bool) 
         node_ips=tuple(map(address, options["node_ips"])),
     )
     with working("following the packet"):
-        if options["live"]:
-            known = with_sender(known, request, options["netns"])
-        path = travel(known, request)
+        path = travel_live(known, request, options["netns"]) if options["live"] else travel(known, request)
     tried = None
     if probe:
         from narthex.trace.program.kernel_probe import send, sender_of

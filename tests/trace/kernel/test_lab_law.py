@@ -20,6 +20,7 @@ from narthex.lab.program.trace import trace_lab
 from narthex.lab.program.ui import board_of
 from narthex.lab.ui.path import path
 from narthex.linux.libnftables import run_nft
+from narthex.linux.run import run
 from narthex.trace.program.travel import TraceRequest
 
 pytestmark = pytest.mark.kernel
@@ -153,6 +154,43 @@ def test_a_sender_on_a_live_node_and_its_own_rules(mended):
     unseen = narthex("trace", "10.244.1.250", there, "--live", "--netns", node)
     reason = "not known: the pod's own routes and rules: no network namespace that is linked with this node has"
     assert reason in " ".join(unseen.split())
+
+
+POD_FAULTS = {
+    "input": ("foreign-table", "nft add table inet own", "nft add chain inet own c {{ type filter hook input priority 0; }}",
+              "nft add rule inet own c tcp dport 8080 drop"),
+    "output": ("foreign-table", "nft add table inet own",
+               "nft add chain inet own c {{ type filter hook output priority 0; policy drop; }}"),
+    "no way back": ("route-missing", "ip route del default", "ip route del 10.244.0.0/16", "ip route del {net}"),
+    "straight back": ("br-netfilter-off", "ip route replace {net} dev eth0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POD_FAULTS)
+def test_the_rules_and_routes_of_the_destination_pod(cluster, name):
+    """Of what is in the pod's own namespace; the pod is the only endpoint of `near` on its node."""
+    cause, *commands = POD_FAULTS[name]
+    webs = [each for each in cluster.lab.pods if each.name.startswith("web-")]
+    pod = next(each for each in webs if sum(other.node == each.node for other in webs) == 1)
+    space, gateway = pod.network_namespace, pod.addresses[0].rpartition(".")[0] + ".1"
+    net, client = gateway.removesuffix("1") + "0/24", f"client-{pod.node.removeprefix('node-')}"
+    destination = "near:80" if name == "straight back" else f"{pod.addresses[0]}:8080"
+    try:
+        for command in commands:
+            run(command.format(net=net).split(), namespace=space)
+        traced = expect(cluster, client, destination, cause=cause)
+        assert any(
+            word in traced.findings[0].sentence for word in (f"pod default/{pod.name}", "straight over the bridge")
+        )
+    finally:
+        run_nft("table inet own {}\ndelete table inet own", space)
+        for route in (
+            f"{net} via {gateway} dev eth0",
+            f"10.244.0.0/16 via {gateway} dev eth0",
+            f"default via {gateway}",
+        ):
+            run(["ip", "route", "replace", *route.split()], namespace=space)
+    assert lab_law.is_well(cluster.name, client, destination)
 
 
 def test_a_random_sample_of_faults_and_packets(cluster):

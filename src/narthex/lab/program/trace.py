@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -18,7 +18,7 @@ from narthex.lab.program.announcers import answering, states
 from narthex.lab.program.impairments import impairments
 from narthex.lab.program.labs import open_lab
 from narthex.lab.program.shared_registry import snapshot_of
-from narthex.lab.program.state import LabError, LabState, StateDirectory
+from narthex.lab.program.state import LabError, LabState, PodRecord, StateDirectory
 from narthex.lab.topology import API_ADDRESS, FABRIC, OUTSIDE, OUTSIDE_ADDRESSES, LabNode, fabric_namespace
 from narthex.lb.program.inspection import announcers
 from narthex.linux.addresses import own_addresses
@@ -37,7 +37,7 @@ from narthex.trace.program.bundle import gather
 from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
 from narthex.trace.program.places import AddressOwner, OwnerIndex, TraceError, ask, question
 from narthex.trace.program.rules_trace import answer
-from narthex.trace.program.travel import KnownCluster, TraceRequest, live, travel
+from narthex.trace.program.travel import KnownCluster, TraceRequest, live, travel_into
 
 
 class LabTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +63,11 @@ def trace_lab(name: str, request: TraceRequest) -> LabTrace:
     known = msgspec.structs.replace(
         _known(lab, cluster, sender), beyond=tuple(_beyond(lab)), impairments=broken, answering=answers, whole=True
     )
-    path = travel(known, msgspec.structs.replace(request, node=node.name))
+    path = travel_into(
+        known,
+        msgspec.structs.replace(request, node=node.name),
+        lambda addresses: _look_into_pods(lab, known, addresses),
+    )
     inputs, host = _plan_inputs(lab, cluster, node)
     names = AddressNames(cluster.snapshot, known.others)
     path = answer(
@@ -76,7 +80,6 @@ def trace_lab(name: str, request: TraceRequest) -> LabTrace:
         announcers=announcers(cluster.snapshot, statuses) if lab.balancing else None,
         path=path,
     )
-    _look_into_pods(lab, known, path)
     views = {view.name: view for view in (*known.views, *known.beyond)}
     return LabTrace(path=path, findings=find(path, views, known.snapshot, broken), node=node.name)
 
@@ -148,15 +151,14 @@ def route_text(hop: RouteHop, names: AddressNames) -> str:
     return f"over {hop.device} by way of {hop.via}" + (f" ({who})" if who else "")
 
 
-_OF_A_POD = ("net/links.json", "net/addresses.json", "net/routes-4.json", "net/routes-6.json", "net/listeners.txt")
-_NOT_OF_A_POD = frozenset({CNI_FILE, *(part.path for part in PARTS)} - set(_OF_A_POD))
-_NOT_OF_A_SENDER = _NOT_OF_A_POD - {
+_OF_A_POD = (
+    "net/links.json", "net/addresses.json", "net/routes-4.json", "net/routes-6.json", "net/listeners.txt",
     "rules/iptables-nft.txt", "rules/ip6tables-nft.txt", "rules/nft.txt", "net/policies-4.json", "net/policies-6.json",
     "net/sysctls.txt",
-}  # fmt: skip
-_MOST_PODS = 8
+)  # fmt: skip
+_NOT_OF_A_POD = frozenset({CNI_FILE, *(part.path for part in PARTS)} - set(_OF_A_POD))
 _AT_ONCE = 4
-"""Nodes that are read in parallel; most of the time is spent in programs."""
+"""Nodes and pods that are read in parallel; most of the time is spent in programs."""
 
 
 def known_of(name: str) -> KnownCluster:
@@ -185,15 +187,8 @@ def _views_of(lab: LabState, sender: AddressOwner | None) -> tuple[NodeView, ...
     if DATAPLANES[lab.mode].relays_connections:
         for node in lab.nodes:
             views[node.name].relay = _relay(node.namespace)
-    sent_from = set(sender.addresses) if sender is not None and sender.kind != "node" else set()
-    found = next((pod for pod in lab.pods if sent_from & set(pod.addresses)), None)
-    if found is not None and found.network_namespace and found.node in views:
-        view = views[found.node]
-        key = f"{found.namespace}/{found.name}"
-        # A pod that shares its node's namespace has the node's rules.
-        if not set(found.addresses) & set(view.own_addresses()):
-            with suppress(FileNotFoundError):  # the pod was deleted in the meantime
-                view.pods = {key: _view_beyond(key, found.node, found.network_namespace)}
+    if sender is not None and sender.kind != "node":
+        _add_pods(lab, views, sender.addresses)
     return tuple(views.values())
 
 
@@ -212,7 +207,7 @@ def _beyond(lab: LabState) -> Iterator[NodeView]:
 
 def _view_beyond(name: str, node: str, namespace: str) -> NodeView:
     """Return the view of a namespace that is no node's, without the rules of faults: these are known as impairments."""
-    gathered = gather(name, namespace, without=_NOT_OF_A_SENDER)
+    gathered = gather(name, namespace, without=_NOT_OF_A_POD)
     rules = gathered.parts.get("rules/nft.txt", "")
     parts = {**gathered.parts, "rules/nft.txt": _FAULT_RULES.sub("", rules)}
     view = view_of_bundle(parts, gathered.table, "live")
@@ -236,19 +231,33 @@ def _relay(namespace: str) -> RelayEndpoints:
     return RelayEndpoints(endpoints=endpoints, mark=mark)
 
 
-def _look_into_pods(lab: LabState, known: KnownCluster, path: PacketPath) -> None:
-    """Add routes and listeners of the pods at the ends of the path to the views of their nodes."""
-    ends = [leaf.end.address for leaf in path.leaves()]
-    spec = set(list(dict.fromkeys(ends))[:_MOST_PODS])
-    views = {view.name: view for view in known.views}
-    for pod in lab.pods:
-        if spec & set(pod.addresses) and pod.network_namespace and pod.node in views:
-            view = views[pod.node]
-            key = f"{pod.namespace}/{pod.name}"
-            if key in view.pods:
-                continue
-            with suppress(FileNotFoundError):  # the pod was deleted in the meantime
-                view.pods = {**view.pods, key: _pod(key, pod.network_namespace)}
+def _look_into_pods(lab: LabState, known: KnownCluster, addresses: Sequence[str]) -> bool:
+    """Add the namespaces of the pods with these addresses to the views of their nodes; return True if there is one."""
+    return _add_pods(lab, {view.name: view for view in known.views}, addresses)
+
+
+def _add_pods(lab: LabState, views: Mapping[str, NodeView], addresses: Sequence[str]) -> bool:
+    """Add the views of pods to those of their nodes. A pod that shares its node's namespace has none of its own."""
+    added = [
+        pod
+        for pod in lab.pods
+        if set(addresses) & set(pod.addresses)
+        and pod.network_namespace
+        and pod.node in views
+        and not set(pod.addresses) & set(views[pod.node].own_addresses())
+    ]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for pod, seen in zip(added, pool.map(_view_of_pod, added), strict=True):
+            if seen is not None:
+                views[pod.node].pods = {**views[pod.node].pods, seen.name: seen}
+    return bool(added)
+
+
+def _view_of_pod(pod: PodRecord) -> NodeView | None:
+    """Return the view of a pod; None if it was deleted in the meantime."""
+    with suppress(FileNotFoundError):
+        return _view_beyond(f"{pod.namespace}/{pod.name}", pod.node, pod.network_namespace)
+    return None
 
 
 def namespace_of_node(name: str, node: str) -> str:
@@ -273,11 +282,6 @@ def namespace_of(name: str, what: str) -> str:
     raise TraceError(
         f"the probe: no node or pod in lab {name} has the address {what}, so no packet can be sent from it"
     )
-
-
-def _pod(name: str, namespace: str) -> NodeView:
-    gathered = gather(name, namespace, without=_NOT_OF_A_POD)
-    return view_of_bundle(gathered.parts, gathered.table, "live")
 
 
 def _open(name: str) -> LabState:

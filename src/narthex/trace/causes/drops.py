@@ -8,7 +8,7 @@ from narthex.model import Disposition, Host, Packet, family_of
 from narthex.netfilter.walk.walk import walk
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.proxies import PROXY_TABLES, XTABLES, is_proxys
-from narthex.trace.causes.scene import BALANCER, DiagnosisContext, finding, rule_text
+from narthex.trace.causes.scene import BALANCER, DiagnosisContext, finding, of_reply, rule_text, step_words
 from narthex.trace.model import Fate, PathLeaf, PathStep, Stage
 
 POLICY_CHAINS = {
@@ -40,23 +40,32 @@ _CHAIN_MAKERS = {"ufw-": "UFW", "DOCKER": "Docker", "LIBVIRT_": "libvirt", "f2b-
 def of_drops(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     """Find which other program drops the packet."""
     yield from _health_check(scene)
-    for leaf in scene.failing:
-        if leaf.end.fate not in (Fate.DROPPED, Fate.REJECTED):
-            continue
-        step = leaf.steps[-1] if leaf.steps else None
-        # IPVS refuses by itself; that is no rule's doing.
-        if step is None or not step.chain or step.table in PROXY_TABLES:
-            continue
-        maker = _policy_maker(leaf, step)
-        if maker:
-            yield _network_policy(step, maker)
-        elif is_proxys(step.table, step.chain) and not step.chain.startswith("KUBE-FIREWALL"):
-            continue
-        elif step.table not in XTABLES:
-            yield _foreign(step)
-        else:
-            yield _by_stage(scene, leaf, step)
+    found = next((each for each in map(_by_rule, scene.failing) if each is not None), None)
+    if found is not None:
+        yield found
         return
+    lost = next((each for each in map(_by_rule, scene.lost_replies) if each is not None), None)
+    if lost is not None:
+        yield of_reply(lost)
+
+
+def _by_rule(leaf: PathLeaf) -> CauseFinding | None:
+    """Return which rule of another program drops the packet, or the reply, whose path this is."""
+    # IPVS refuses by itself; that is no rule's doing.
+    step = leaf.steps[-1] if leaf.steps else None
+    if (
+        leaf.end.fate not in (Fate.DROPPED, Fate.REJECTED)
+        or step is None
+        or not step.chain
+        or step.table in PROXY_TABLES
+    ):
+        return None
+    maker = _policy_maker(leaf, step)
+    if maker:
+        return _network_policy(step, maker)
+    if is_proxys(step.table, step.chain) and not step.chain.startswith("KUBE-FIREWALL"):
+        return None
+    return _foreign(step) if step.table not in XTABLES else _by_stage(step)
 
 
 def _health_check(scene: DiagnosisContext) -> Iterator[CauseFinding]:
@@ -116,35 +125,40 @@ def _network_policy(step: PathStep, maker: str) -> CauseFinding:
     )
 
 
+def _of_namespace(step: PathStep) -> str:
+    """Return whose rule it is if it is not a node's."""
+    return f" of {step_words(step)}" if step.namespace else ""
+
+
 def _foreign(step: PathStep) -> CauseFinding:
     maker = _MAKERS.get(step.table, "")
     who = f" ({maker})" if maker else ""
     return _dropped_by(
         step,
         "foreign-table",
-        f"table {step.family} {step.table}{who} drops it in chain {step.chain}, hook {step.stage.value}",
+        f"table {step.family} {step.table}{who}{_of_namespace(step)} drops it in chain {step.chain}, hook {step.stage.value}",
         "In nftables an accept in one table does not overrule a drop in another. Let that table's owner allow the "
         "pods' and the Services' networks.",
     )
 
 
-def _by_stage(scene: DiagnosisContext, leaf: PathLeaf, step: PathStep) -> CauseFinding:
+def _by_stage(step: PathStep) -> CauseFinding:
     maker = _maker(_CHAIN_MAKERS, step.chain)
     chain = f"{step.chain} ({maker})" if maker else step.chain
     policy = "policy" in step.what.lower() or "policy" in step.rule.lower() or not step.rule
     what = "its policy is DROP and no rule lets the packet pass" if policy else "a rule of it takes the packet"
     if step.stage is Stage.FORWARD:
-        sentence = f"chain {chain} of table {step.table} drops what {scene.node_words} should forward: {what}"
+        sentence = f"chain {chain} of table {step.table} drops what {step_words(step)} should forward: {what}"
         advice = (
             "Let the pods' networks pass (`iptables -I FORWARD -s POD-CIDR -j ACCEPT`, and the same with -d), or set the "
             "policy to ACCEPT. Docker sets it to DROP when it starts."
         )
         return _dropped_by(step, "forward-drop", sentence, advice)
     if step.stage is Stage.INPUT:
-        sentence = f"the firewall of {scene.node_words} drops it in chain {chain}: {what}"
-        port = f"{leaf.end.port or scene.packet.port}/{scene.packet.protocol}"
+        sentence = f"the firewall of {step_words(step)} drops it in chain {chain}: {what}"
+        port = f"{step.before.port}/{step.before.protocol}" if step.before is not None else "it"
         return _dropped_by(step, "input-drop", sentence, f"Allow {port} from the sender's network in that firewall.")
-    sentence = f"chain {chain} of table {step.table} drops it in hook {step.stage.value}: {what}"
+    sentence = f"chain {chain} of table {step.table}{_of_namespace(step)} drops it in hook {step.stage.value}: {what}"
     return _dropped_by(
         step, "rule-drops", sentence, "Find out who made the rule (its comment and chain say it mostly) and narrow it."
     )

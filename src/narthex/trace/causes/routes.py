@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from narthex.model import IPFamily, contains, family_of, join_port, network
 from narthex.trace.causes.catalogue import CauseFinding
-from narthex.trace.causes.scene import CLUSTER_IP, DiagnosisContext, finding, node_words
+from narthex.trace.causes.scene import CLUSTER_IP, DiagnosisContext, finding, node_words, of_reply, step_words
 from narthex.trace.follow.routing import RouteDecision, RouteQuery, forwards, look_up
 from narthex.trace.follow.views import ClusterMap, NextHop, NodeLink, NodeView
 from narthex.trace.model import Fate, PathLeaf, PathStep, Stage
@@ -21,6 +21,8 @@ def of_routes(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     lost = next((leaf for leaf in scene.failing if leaf.end.fate is Fate.LOST), None)
     if lost is not None:
         yield from _lost(scene, lost)
+    for reply in [leaf for leaf in scene.lost_replies if leaf.end.fate is Fate.LOST][:1]:
+        yield from map(of_reply, _lost(scene, reply))
     for leaf in scene.leaves:
         for node, view in scene.routed(leaf):
             to, _ = scene.place_of(leaf)
@@ -39,13 +41,11 @@ def of_routes(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 def _lost(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
     step = leaf.steps[-1] if leaf.steps else None
-    view = scene.views.get((step.namespace if step else "") or leaf.end.node) or scene.view
+    view = (scene.view_at(step) if step is not None else None) or scene.view
     if step is None or view is None:
         return
     to, _ = scene.place_of(leaf)
-    where = node_words(leaf.end.node)
-    if step.namespace:
-        where = f"pod {step.namespace}" if "/" in step.namespace else step.namespace
+    where = step_words(step)
     reason = leaf.end.reason
     if step.stage is Stage.RP_FILTER:
         yield finding(

@@ -24,7 +24,7 @@ from narthex.netfilter.ast import Table
 from narthex.proxy.plan.select import HEADLESS_LABEL
 from narthex.trace.causes.catalogue import CAUSES, CauseFinding
 from narthex.trace.follow.views import Impairment, NodeRules, NodeView, TrackedConnection
-from narthex.trace.model import Fate, PacketPath, PathLeaf, PathStep, Stage, branch_ends
+from narthex.trace.model import Fate, PacketPath, PathLeaf, PathStep, Stage, branch_ends, tree_leaves
 
 BAD = frozenset({Fate.DROPPED, Fate.REJECTED, Fate.LOST})
 HOOKS = frozenset({Stage.PREROUTING, Stage.INPUT, Stage.FORWARD, Stage.OUTPUT, Stage.POSTROUTING})
@@ -113,6 +113,14 @@ class DiagnosisContext:
         return tuple(leaf for leaf in self.leaves if leaf not in self.failing and self._answer_fails(leaf))
 
     @cached_property
+    def lost_replies(self) -> tuple[PathLeaf, ...]:
+        """The alternatives of replies that do not arrive."""
+        replies = (leaf.end.reply for leaf in self.unanswered)
+        return tuple(
+            leaf for reply in replies if reply is not None for leaf in tree_leaves(reply) if leaf.end.fate in BAD
+        )
+
+    @cached_property
     def undecided(self) -> bool:
         """True if the packet doesn't arrive, or if that is not known."""
         return bool(self.failing or self.unanswered) or any(leaf.end.fate is Fate.UNKNOWN for leaf in self.leaves)
@@ -146,6 +154,13 @@ class DiagnosisContext:
         if self.node in self.views:
             return self.views[self.node]
         return next(iter(self.views.values())) if len(self.views) == 1 else None
+
+    def view_at(self, step: PathStep) -> NodeView | None:
+        """Return the view of the network namespace in which a step is."""
+        node = self.views.get(step.node)
+        if not step.namespace:
+            return node
+        return self.views.get(step.namespace) or (node.pods.get(step.namespace) if node is not None else None)
 
     @property
     def node_words(self) -> str:
@@ -323,6 +338,18 @@ def finding(
 def node_words(name: str, unnamed: str = "this node") -> str:
     """Return `node worker-a`, or `this node`."""
     return f"node {name}" if name else unnamed
+
+
+def step_words(step: PathStep) -> str:
+    """Return where a step is: `node worker-a`, `pod shop/web-1`, `outside`, or `this node`."""
+    if step.namespace:
+        return f"pod {step.namespace}" if "/" in step.namespace else step.namespace
+    return node_words(step.node)
+
+
+def of_reply(found: CauseFinding) -> CauseFinding:
+    """Return the finding as one about the reply."""
+    return msgspec.structs.replace(found, sentence=f"the reply is lost: {found.sentence}")
 
 
 def rule_text(step: PathStep) -> str:

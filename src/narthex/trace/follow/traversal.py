@@ -214,7 +214,7 @@ class NodeTraversal:
         header = self._hooks.header(path, iif="" if iif == "lo" else iif)
         step = msgspec.structs.replace(self._step(Stage.ROUTING, "", evidence=found.evidence), before=header)
         if found.kind == "local":
-            decided = msgspec.structs.replace(step, what=f"{header.destination} is this node's own", verdict="local")
+            decided = msgspec.structs.replace(step, what=f"{header.destination} is {self._who}'s own", verdict="local")
             return [(path.then(decided), None)]
         if found.kind == "unicast":
             alternatives: list[tuple[PartialPath, NextHop | None]] = []
@@ -250,8 +250,7 @@ class NodeTraversal:
         for one in self._hook(place, paths, nat=nat, span=AFTER_INPUT):
             one = self._undo_source(one)
             header = self._hooks.header(one, iif=iif)
-            who = "this node" if self._view.on is None else self._view.words
-            step = msgspec.structs.replace(self._step(Stage.DELIVERY, f"to a process of {who}"), before=header)
+            step = msgspec.structs.replace(self._step(Stage.DELIVERY, f"to a process of {self._who}"), before=header)
             if one.branch.unsure and not one.branch.dnat:
                 self._put(one.then(step), header, unsure_end(self._view.node, one.branch, Fate.DELIVERED))
                 continue
@@ -389,6 +388,10 @@ class NodeTraversal:
         return path.then(msgspec.structs.replace(step, before=before, after=self._hooks.header(path)))
 
     # ---- ends ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _who(self) -> str:
+        return "this node" if self._view.on is None else self._view.words
 
     def _step(self, stage: Stage, what: str, verdict: str = "", evidence: tuple[str, ...] = ()) -> PathStep:
         return PathStep(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from narthex.netfilter.dump.read import DumpError
 from narthex.trace.causes.proxies import PROXY_TABLES
 from narthex.trace.follow.ask import next_command
 from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption, follow_all
-from narthex.trace.follow.path import CREATED_HERE, NodeEntry, PathFollower
+from narthex.trace.follow.bridges import entry_from
+from narthex.trace.follow.departure import CREATED_HERE, NodeEntry
+from narthex.trace.follow.path import PathFollower
 from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.steps import view_step
 from narthex.trace.follow.views import ClusterMap, Impairment, NodeView
@@ -198,27 +200,55 @@ def _is_output(name: str, text: str) -> bool:
     return name.startswith(("rules/", "net/")) and name not in NOT_WALKED and not empty
 
 
-def with_sender(known: KnownCluster, request: TraceRequest, namespace: str | None) -> KnownCluster:
-    """Return what is known of a live node, with the network namespace of a sender that is a pod of it. Raises TraceError.
+def travel_live(known: KnownCluster, request: TraceRequest, namespace: str | None) -> PacketPath:
+    """Follow the packet from the network namespace of a sender that is a pod of a live node, and into those of pods there.
 
-    `namespace` is the node's own, None for the current one.
+    `namespace` is the node's own, None for the current one. Raises TraceError.
     """
+    known = _with_sender(known, request, namespace)
+    view = _live_view(known)
+
+    def look(addresses: Sequence[str]) -> bool:
+        held = {address: _holders(namespace, address) for address in addresses}
+        single = {address: names[0] for address, names in held.items() if len(names) == 1}
+        for address, name in single.items():
+            _add_pod(known, view, name, address)
+        return bool(single)
+
+    return travel_into(known, request, look)
+
+
+def _with_sender(known: KnownCluster, request: TraceRequest, namespace: str | None) -> KnownCluster:
+    """Return what is known of a live node, with the network namespace of a sender that is a pod of it."""
     places = known.places()
     source, target, spec = ask(places, request.source, request.destination, request.domain)
     sent_from = flow_of(places, source, target, spec)[0]
-    view = next(each for each in known.views if each.origin == "live")
+    view = _live_view(known)
     if source.kind == "outside" or view.own(sent_from) is not None or request.iif:
         return known
-    held = [name for name in attached_namespaces(namespace) if _has(name, sent_from)]
+    held = _holders(namespace, sent_from)
     if len(held) != 1:
         count = "no" if not held else f"each of {len(held)}"
         reason = f"{count} network namespace that is linked with this node has {sent_from}"
         return msgspec.structs.replace(known, unseen_sender=reason)
-    owner = places.at(sent_from)
-    pod = live(owner.name if owner is not None and owner.kind == "pod" else held[0], held[0])
+    _add_pod(known, view, held[0], sent_from)
+    return known
+
+
+def _live_view(known: KnownCluster) -> NodeView:
+    return next(each for each in known.views if each.origin == "live")
+
+
+def _add_pod(known: KnownCluster, view: NodeView, namespace: str, address: str) -> None:
+    owner = known.places().at(address)
+    pod = live(owner.name if owner is not None and owner.kind == "pod" else namespace, namespace)
     pod.on = view.name
     view.pods = {**view.pods, pod.name: pod}
-    return known
+
+
+def _holders(namespace: str | None, address: str) -> list[str]:
+    """Return the named network namespaces linked with a node's that have an address."""
+    return [name for name in attached_namespaces(namespace) if _has(name, address)]
 
 
 def _has(namespace: str, address: str) -> bool:
@@ -246,6 +276,21 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     domain: str = CLUSTER_DOMAIN
 
 
+def travel_into(
+    known: KnownCluster, request: TraceRequest, look: Callable[[Sequence[str]], bool], most: int = 8
+) -> PacketPath:
+    """Follow the packet, also through the network namespaces of the pods at its ends. Raises TraceError.
+
+    `look` adds the views of the pods that have some addresses, and returns True if it found one. At most `most` pods are
+    looked into: endpoints of one Service seldom differ in their own rules, and each one takes a tenth of a second.
+    """
+    path = travel(known, request)
+    seen = {each.address for view in known.views for pod in view.pods.values() for each in pod.addresses or ()}
+    ends = dict.fromkeys(leaf.end.address for leaf in path.leaves() if leaf.end.address)
+    unseen = [address for address in ends if address not in seen][:most]
+    return travel(known, request) if unseen and look(unseen) else path
+
+
 def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
     """Follow the packet. Raises TraceError if the request can't be traced."""
     places = known.places()
@@ -256,7 +301,7 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
     )
     atlas = known.atlas()
     follower = PathFollower(atlas, request.size)
-    view, entry, what = _start(known, atlas, follower, source, header, request)
+    view, entry, what = _start(known, atlas, source, header, request)
 
     def run(assumed: Assumption) -> tuple[PathBranch, AskedFacts]:
         with_assumption = PathFollower(atlas, request.size, assumed) if assumed != NOTHING else follower
@@ -300,12 +345,7 @@ def _service(places: OwnerIndex, known: KnownCluster, header: Header) -> str:
 
 
 def _start(
-    known: KnownCluster,
-    atlas: ClusterMap,
-    follower: PathFollower,
-    source: AddressOwner,
-    header: Header,
-    request: TraceRequest,
+    known: KnownCluster, atlas: ClusterMap, source: AddressOwner, header: Header, request: TraceRequest
 ) -> tuple[NodeView, NodeEntry, PathStep]:
     if request.node and request.iif:
         view = _named(known, atlas, request.node)
@@ -323,12 +363,12 @@ def _start(
     here = atlas.node_of(header.source) or source.node
     if here and source.kind != "outside":
         view = _named(known, atlas, here)
-        return _from_pod(known, view, follower, header, request, f"from a pod of node {here}")
+        return _from_pod(known, atlas, view, header, request, f"from a pod of node {here}")
     near = next((view for view in known.views if _is_pod_of(view, header.source)), None)
     if near is not None:
-        return _from_pod(known, near, follower, header, request, "from a pod of this node")
+        return _from_pod(known, atlas, near, header, request, "from a pod of this node")
     view = _arrival(known, atlas, header, request)
-    return _from_neighbour(view, follower, header, request, _UPLINK, "from outside")
+    return _from_neighbour(atlas, view, header, request, _UPLINK, "from outside")
 
 
 def _is_pod_of(view: NodeView, address: str) -> bool:
@@ -366,10 +406,10 @@ def _named(known: KnownCluster, atlas: ClusterMap, name: str) -> NodeView:
 
 
 def _from_pod(
-    known: KnownCluster, view: NodeView, follower: PathFollower, header: Header, request: TraceRequest, how: str
+    known: KnownCluster, atlas: ClusterMap, view: NodeView, header: Header, request: TraceRequest, how: str
 ) -> tuple[NodeView, NodeEntry, PathStep]:
     """Begin on the node of a pod whose own routes are not known."""
-    view, entry, step = _from_neighbour(view, follower, header, request, _BRIDGE, how)
+    view, entry, step = _from_neighbour(atlas, view, header, request, _BRIDGE, how)
     if known.unseen_sender:
         unseen = f"the pod's own routes and rules: {known.unseen_sender}"
         step = msgspec.structs.replace(step, unknown="; ".join(filter(None, (unseen, step.unknown))))
@@ -377,11 +417,11 @@ def _from_pod(
 
 
 def _from_neighbour(
-    view: NodeView, follower: PathFollower, header: Header, request: TraceRequest, guess: str, how: str
+    atlas: ClusterMap, view: NodeView, header: Header, request: TraceRequest, guess: str, how: str
 ) -> tuple[NodeView, NodeEntry, PathStep]:
     if request.iif:
         return view, NodeEntry(link=request.iif), _begin(view, header, f"{how}, in by {request.iif}")
-    entry, why = follower.entry_of(view, header.source, header.destination)
+    entry, why = entry_from(atlas, view, header.source, header.destination)
     if entry is not None:
         what = f"{how}, by frames alone over {entry.link}" if entry.bridged else f"{how}, in by {entry.link}"
         return view, entry, _begin(view, header, what)

@@ -115,7 +115,7 @@ class _Outline:
     def items(self, branch: PathBranch, place: str) -> Iterator[Row | Split]:
         """Yield the rows of a branch, and what follows them. `place` is where the packet is before it."""
         explained = any(end.rewriting for end in branch_ends(branch)) and not self._every
-        for step in branch.steps:
+        for step in branch.steps if self._every else _without_arrival(branch):
             if self._many_places and _place(step) != place:
                 place = _place(step)
                 yield Row(text=place, style=Style.STRONG)
@@ -279,6 +279,19 @@ def _place(step: PathStep) -> str:
         kind = "pod " if "/" in step.namespace else ""
         return f"{kind}{step.namespace}" + (f" on {step.node}" if step.node else "")
     return f"node {step.node}" if step.node else ""
+
+
+def _without_arrival(branch: PathBranch) -> list[PathStep]:
+    """Return the steps of a branch without those in which a pod takes what the end says that it takes."""
+    steps = branch.steps
+    if branch.end is None or branch.end.fate is not Fate.DELIVERED or not steps[-1:] or not steps[-1].namespace:
+        return list(steps)
+    came = max((number for number, step in enumerate(steps) if _place(step) != _place(steps[-1])), default=len(steps))
+    return [
+        step
+        for number, step in enumerate(steps)
+        if number <= came or step.unknown or step.stage not in (Stage.ROUTING, Stage.DELIVERY)
+    ]
 
 
 def _changes(before: Header, after: Header, *, source: bool = True) -> list[str]:

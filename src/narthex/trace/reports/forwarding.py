@@ -15,7 +15,8 @@ from narthex.model import IPFamily, address_key, family_of, parsed_network
 from narthex.netfilter import ast
 from narthex.netfilter.lazy import base_chains
 from narthex.netfilter.walk.walk import Branch
-from narthex.trace.follow.path import NodeEntry, PathFollower
+from narthex.trace.follow.departure import NodeEntry
+from narthex.trace.follow.path import PathFollower
 from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.views import ClusterMap, NextHop, NodeRules, NodeView
 from narthex.trace.model import Alternative, Fate, Header, PathEnd, PathStep

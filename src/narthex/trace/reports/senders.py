@@ -8,7 +8,7 @@ import msgspec
 
 from narthex.model import IPFamily, contains, family_of, in_any, network, parsed_network
 from narthex.proxy.plan.ir import Sender
-from narthex.trace.follow.path import PathFollower
+from narthex.trace.follow.bridges import entry_from
 from narthex.trace.follow.views import ClusterMap, NodeView
 
 OUTSIDE = {IPFamily.IPV4: "198.51.100.7", IPFamily.IPV6: "2001:db8:c::7"}
@@ -34,7 +34,7 @@ class Senders:
         self._own = frozenset(own)
         self._family = family
         self._pods = pods
-        self._follower = PathFollower(ClusterMap((view,)))
+        self._cluster = ClusterMap((view,))
         self._bridge = next((link.name for link in view.links or () if link.kind == "bridge"), _BRIDGE)
         self._neighbours = list(_neighbours(view, family))
         self._known: dict[tuple[object, ...], PacketSender | None] = {}
@@ -73,7 +73,7 @@ class Senders:
         return PacketSender(source, self._link_to(source, destination) or guess)
 
     def _link_to(self, source: str, destination: str) -> str:
-        entry, _ = self._follower.entry_of(self._view, source, destination)
+        entry, _ = entry_from(self._cluster, self._view, source, destination)
         return (entry.link or "") if entry is not None else ""
 
     def _has_pods(self, name: str) -> bool:
