@@ -51,6 +51,28 @@ def test_a_lab_without_a_name_is_the_only_one(
     assert said in done.output or (labs == ("one",) and "one" in done.output)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("trace --lab outside 10.0.0.1:80", "there is no lab 'one'"),
+        ("trace outside --lab 10.0.0.1:80", "there is no lab 'one'"),
+        ("trace outside 10.0.0.1:80 --lab --all", "there is no lab 'one'"),
+        ("trace --lab one outside 10.0.0.1:80", "there is no lab 'one'"),
+        ("lb why --lab shop/web", "there is no lab 'one'"),
+        ("trace outside 10.0.0.1:80 --lab other", "there is no lab 'other'"),
+        ("check --lab other", "there is no lab 'other'"),
+        ("trace outside --lab one", "Missing argument 'DST"),
+        ("trace --lab", "Missing argument 'SRC"),
+    ],
+)
+def test_the_name_of_a_lab_may_be_left_out_in_any_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
+) -> None:
+    (tmp_path / "one").mkdir()
+    monkeypatch.setattr(state, "LABS", tmp_path)
+    assert said in CliRunner().invoke(main, words.split()).output
+
+
 @pytest.mark.parametrize("words", [["check", "--live"], ["top", "--netns", "x"], ["lb", "pools", "--config", "x"]])
 def test_a_lab_has_its_own_sources(words: list[str]) -> None:
     done = CliRunner().invoke(main, [*words, "--lab", "none"])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -38,14 +38,43 @@ def _labs(_ctx: click.Context, _param: click.Parameter, begin: str) -> list[str]
     return [name for name in existing() if name.startswith(begin)]
 
 
+class _LabOption(click.Option):
+    """`--lab [NAME]`: a word behind it that another argument of the command needs is not its name."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Let the parser try again without a name if the first try leaves an argument without a value."""
+        super().add_to_parser(parser, ctx)
+        parse = parser.parse_args
+        required = [each.name for each in ctx.command.params if isinstance(each, click.Argument) and each.required]
+
+        def parse_args(args: list[str]) -> Any:
+            given = list(args)
+            found = parse(list(given))
+            if all(isinstance(found[0].get(name), str) for name in required):
+                return found
+            return parse(list(_without_name(given)))
+
+        parser.parse_args = parse_args
+
+
+def _without_name(args: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command line; a `--lab` in front of a word that is no lab has no name."""
+    from narthex.lab.program.state import existing
+
+    for number, arg in enumerate(args):
+        named = arg != "--lab" or args[number + 1 : number + 2] == [] or args[number + 1] in existing()
+        yield arg if named else "--lab="
+
+
 lab_option = click.option(
     "--lab",
+    cls=_LabOption,
     shell_complete=_labs,
     metavar="[NAME]",
     is_flag=False,
     flag_value="",
     callback=_known_lab,
-    help="A running lab, with its live nodes and objects. Default of NAME, as the last word: the only lab.",
+    help="A running lab, with its live nodes and objects. Default of NAME: the only lab.",
 )
 netns_option = click.option("--netns", metavar="NAME", help="Named network namespace instead of the current one.")
 

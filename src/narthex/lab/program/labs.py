@@ -90,8 +90,7 @@ def read(name: str) -> LabState:
     if state is None:
         others = ", ".join(existing())
         raise LabError(
-            f"there is no lab {name!r}; "
-            + (f"there are: {others} (choose with --name)" if others else "`narthex lab up` starts one")
+            f"there is no lab {name!r}; " + (f"there are: {others}" if others else "`narthex lab up` starts one")
         )
     return state
 
