@@ -34,6 +34,7 @@ _EXTRAS = {
     "dns": ("dnspython", "dns"),
     "google": ("protobuf", "lab"),
     "jsonpatch": ("jsonpatch", "lab"),
+    "re2": ("google-re2", "dns"),
     "rich": ("rich", "ui"),
     "wsproto": ("wsproto", "lab"),
 }
