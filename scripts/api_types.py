@@ -20,6 +20,7 @@ ROOTS = (
     "networking_v1: ServiceCIDR IPAddress",
     "apiextensions_v1: CustomResourceDefinition",
     "autoscaling_v1: Scale",
+    "policy_v1: Eviction",
     "meta_v1: Status DeleteOptions",
 )
 OPAQUE = {
@@ -162,7 +163,8 @@ def collect(name):
         if (name, key) in ATOMIC_FIELDS:
             ref += "|atomic"
         required = not annotation.startswith("Optional[")
-        found.append(f"{key}={ref}{'!' if required else ''}")
+        # The models add "_" to names that are Python's.
+        found.append(f"{key.rstrip('_')}={ref}{'!' if required else ''}")
     types[name] = found
 
 

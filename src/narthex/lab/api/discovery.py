@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-from narthex.lab.api import openapi, protobuf
+from narthex.lab.api import openapi, openapi_protobuf
 from narthex.lab.api.kinds import VERSION, ApiResource, group_version, newest_first
 from narthex.lab.api.requests import (
     JSON,
@@ -219,12 +219,12 @@ class Documents:
         return self._once(f"{path} {version}", make)
 
     def _openapi(self, accept: str) -> ApiResponse | None:
-        if next((each.type for each in accepted_types(accept)), JSON) not in protobuf.OPENAPI_ACCEPTED:
+        if next((each.type for each in accepted_types(accept)), JSON) not in openapi_protobuf.ACCEPTED:
             return self._once("/openapi/v2", lambda: json_response(200, openapi.version_2(self.paths)))
 
         def make() -> ApiResponse:
-            encoded = protobuf.encode_openapi(openapi.version_2(self.paths))
-            return ApiResponse(200, encoded, {}, protobuf.OPENAPI_MEDIA_TYPE)
+            encoded = openapi_protobuf.encode(openapi.version_2(self.paths))
+            return ApiResponse(200, encoded, {}, openapi_protobuf.MEDIA_TYPE)
 
         return self._once("/openapi/v2 protobuf", make)
 

@@ -1,267 +1,226 @@
-"""Objects as protobuf, which newer kubectl and Go's typed clients send: for `kubectl create`, deletions, and evictions.
+"""Objects as protobuf, which Go's typed clients and newer kubectl send.
 
-Responses are JSON, which all of these clients accept, except for OpenAPI version 2. Numbers are those of k8s.io/api's
-generated.proto files. An unknown field is an error, so that nothing is lost (ADR 0012).
+`numbers.txt` has a line for each message: its name and `number=field`, after k8s.io/api's generated.proto files. `*` after the
+number marks a pointer in Go, of which zero is a value. Go writes all other fields, so their zero means that they are unset.
+`number=(NAME)` is a message whose fields the object has itself. The types of fields are those of types.txt.
+
+Clients that accept JSON get JSON, which is stored encoded. A field that is unknown is an error, so that nothing is lost (ADR 0012).
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
 
 import msgspec
 
 from narthex.lab.api.errors import StatusError, bad_request
+from narthex.lab.api.protobuf_wire import as_bytes, as_number, fields, part, text, varint, whole
+from narthex.lab.api.types import FieldType, field_type, named
 
 MAGIC = b"k8s\0"
+MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
 
-_TYPES: Mapping[str, str] = {
-    "ObjectMeta": "1 name str;2 generateName str;3 namespace str;4 selfLink str;5 uid str;6 resourceVersion str;"
-    "7 generation int;8 creationTimestamp time;9 deletionTimestamp time;10 deletionGracePeriodSeconds int*;"
-    "11 labels {str};12 annotations {str};13 ownerReferences [OwnerReference];14 finalizers [str]",
-    "OwnerReference": "1 kind str;3 name str;4 uid str;5 apiVersion str;6 controller bool*;7 blockOwnerDeletion bool*",
-    "Namespace": "1 metadata ObjectMeta;2 spec NamespaceSpec;3 status NamespaceStatus",
-    "NamespaceSpec": "1 finalizers [str]",
-    "NamespaceStatus": "1 phase str",
-    "ConfigMap": "1 metadata ObjectMeta;2 data {str};3 binaryData {bytes};4 immutable bool*",
-    "Secret": "1 metadata ObjectMeta;2 data {bytes};3 type str;4 stringData {str};5 immutable bool*",
-    "ServiceAccount": "1 metadata ObjectMeta;4 automountServiceAccountToken bool*",
-    "Service": "1 metadata ObjectMeta;2 spec ServiceSpec;3 status ServiceStatus",
-    "ServiceStatus": "1 loadBalancer LoadBalancerStatus",
-    "LoadBalancerStatus": "1 ingress [LoadBalancerIngress]",
-    "LoadBalancerIngress": "1 ip str;2 hostname str;3 ipMode str",
-    "ServiceSpec": "1 ports [ServicePort];2 selector {str};3 clusterIP str;4 type str;5 externalIPs [str];"
-    "7 sessionAffinity str;8 loadBalancerIP str;9 loadBalancerSourceRanges [str];10 externalName str;"
-    "11 externalTrafficPolicy str;12 healthCheckNodePort int;13 publishNotReadyAddresses bool;17 ipFamilyPolicy str;"
-    "18 clusterIPs [str];19 ipFamilies [str];20 allocateLoadBalancerNodePorts bool*;21 loadBalancerClass str;"
-    "22 internalTrafficPolicy str;23 trafficDistribution str",
-    "ServicePort": "1 name str;2 protocol str;3 port int;4 targetPort intstr;5 nodePort int;6 appProtocol str",
-    "Deployment": "1 metadata ObjectMeta;2 spec DeploymentSpec;3 status DeploymentStatus",
-    "DeploymentStatus": "1 observedGeneration int;2 replicas int;3 updatedReplicas int;4 availableReplicas int;"
-    "5 unavailableReplicas int;7 readyReplicas int",
-    "DeploymentSpec": "1 replicas int*;2 selector LabelSelector;3 template PodTemplateSpec;4 strategy DeploymentStrategy;"
-    "5 minReadySeconds int;6 revisionHistoryLimit int*;7 paused bool;9 progressDeadlineSeconds int*",
-    "DeploymentStrategy": "1 type str;2 rollingUpdate RollingUpdateDeployment",
-    "RollingUpdateDeployment": "1 maxUnavailable intstr;2 maxSurge intstr",
-    "LabelSelector": "1 matchLabels {str};2 matchExpressions [LabelSelectorRequirement]",
-    "LabelSelectorRequirement": "1 key str;2 operator str;3 values [str]",
-    "PodTemplateSpec": "1 metadata ObjectMeta;2 spec PodSpec",
-    "PodSpec": "2 containers [Container];3 restartPolicy str;4 terminationGracePeriodSeconds int*;5 activeDeadlineSeconds int*;"
-    "6 dnsPolicy str;7 nodeSelector {str};8 serviceAccountName str;9 serviceAccount str;10 nodeName str;"
-    "11 hostNetwork bool;12 hostPID bool;13 hostIPC bool;14 securityContext Empty;16 hostname str;17 subdomain str;"
-    "19 schedulerName str;20 initContainers [Container];24 priorityClassName str;25 priority int*;"
-    "27 shareProcessNamespace bool*;30 enableServiceLinks bool*;31 preemptionPolicy str",
-    "Container": "1 name str;2 image str;3 command [str];4 args [str];5 workingDir str;6 ports [ContainerPort];"
-    "7 env [EnvVar];8 resources ResourceRequirements;13 terminationMessagePath str;14 imagePullPolicy str;16 stdin bool;"
-    "17 stdinOnce bool;18 tty bool;20 terminationMessagePolicy str",
-    "ContainerPort": "1 name str;2 hostPort int;3 containerPort int;4 protocol str;5 hostIP str",
-    "EnvVar": "1 name str;2 value str",
-    "ResourceRequirements": "1 limits {quantity};2 requests {quantity}",
-    "Empty": "",
-    "Lease": "1 metadata ObjectMeta;2 spec LeaseSpec",
-    "LeaseSpec": "1 holderIdentity str;2 leaseDurationSeconds int*;3 acquireTime microtime;4 renewTime microtime;"
-    "5 leaseTransitions int*;6 strategy str;7 preferredHolder str",
-    "DeleteOptions": "1 gracePeriodSeconds int*;2 preconditions Preconditions;3 orphanDependents bool*;"
-    "4 propagationPolicy str;5 dryRun [str]",
-    "Preconditions": "1 uid str;2 resourceVersion str",
-    "Eviction": "1 metadata ObjectMeta;2 deleteOptions DeleteOptions",
-    "Binding": "1 metadata ObjectMeta;2 target ObjectReference",
-    "ObjectReference": "1 kind str;2 namespace str;3 name str;4 uid str;5 apiVersion str;6 resourceVersion str;7 fieldPath str",
-}
-"""Fields as number, name, and type: a scalar, a type of this table, `[item]`, or `{value}` for maps with string keys.
+_META_KINDS = ("DeleteOptions", "Status", "ListOptions", "CreateOptions", "PatchOptions", "UpdateOptions")
+"""Kinds of meta/v1, which have the version of the object that they concern."""
+_MICRO = frozenset({"renewTime", "acquireTime", "eventTime", "lastObservedTime"})
+"""Fields with microseconds (metav1.MicroTime)."""
+_ZEROS: Mapping[str, Any] = {"str": "", "int": 0, "bool": False}
 
-`*` marks a pointer in Go, of which zero is a value. Go writes all other fields, so their zero means that they are unset.
-"""
+
+class _Field(NamedTuple):
+    number: int
+    name: str
+    pointer: bool
+    inline: str
+    """Name of the message whose fields the object has itself; otherwise empty."""
+
+
+@cache
+def _messages() -> Mapping[str, tuple[_Field, ...]]:
+    found = {}
+    for line in resources.files("narthex.lab.api").joinpath("numbers.txt").read_text().splitlines():
+        name, *words = line.split(" ")
+        found[name] = tuple(_field(word) for word in words)
+    return found
+
+
+def _field(word: str) -> _Field:
+    number, _, name = word.partition("=")
+    inline = name[1:-1] if name.startswith("(") else ""
+    return _Field(int(number.rstrip("*")), name, number.endswith("*"), inline)
+
+
+@cache
+def _by_number(message: str) -> Mapping[int, _Field]:
+    return {field.number: field for field in _messages().get(message, ())}
+
+
+def message_of(version: str, kind: str) -> str:
+    """Return the name of a kind's message, empty if there is none."""
+    group, _, short = version.rpartition("/")
+    module = "meta_v1" if kind in _META_KINDS else f"{group.partition('.')[0] or 'core'}_{short}"
+    name = f"{module}.{kind}"
+    return name if name in _messages() and named(name).sort == "struct" else ""
 
 
 def decode(body: bytes) -> dict[str, Any]:
     """Decode a body that begins with MAGIC. Raises StatusError."""
     try:
-        parts = dict(_fields(body[len(MAGIC) :]))
-        named = dict(_fields(_data(parts.get(1, b""))))
-        version, kind = _data(named.get(1, b"")).decode(), _data(named.get(2, b"")).decode()
-        if kind not in _TYPES:
+        parts = dict(fields(body[len(MAGIC) :]))
+        envelope = dict(fields(as_bytes(parts.get(1, b""))))
+        version, kind = as_bytes(envelope.get(1, b"")).decode(), as_bytes(envelope.get(2, b"")).decode()
+        message = message_of(version, kind)
+        if not message:
             raise _unreadable(f"{kind} ({version})")
-        return {"apiVersion": version, "kind": kind, **_struct(_data(parts.get(2, b"")), kind)}
+        return {"apiVersion": version, "kind": kind, **_struct(as_bytes(parts.get(2, b"")), message, named(message))}
     except (IndexError, UnicodeDecodeError, ValueError, OverflowError) as error:
         raise bad_request(f"error decoding the body: {error}") from None
 
 
 def _unreadable(what: str) -> StatusError:
-    message = f"{what} is not read as application/vnd.kubernetes.protobuf here: send application/json"
+    message = f"{what} is not read as {MEDIA_TYPE} here: send application/json"
     return StatusError(415, "UnsupportedMediaType", message)
 
 
-def _struct(data: bytes, name: str) -> dict[str, Any]:
-    known = {
-        int(number): (field, of) for number, field, of in (each.split(" ") for each in _TYPES[name].split(";") if each)
-    }
-    found: dict[str, Any] = {}
-    for number, value in _fields(data):
-        if number not in known:
-            raise _unreadable(f"field {number} of {name}")
-        field, of = known[number]
-        if of.startswith("["):
-            found.setdefault(field, []).append(_value(value, of[1:-1]))
-        elif of.startswith("{"):
-            pair = dict(_fields(_data(value)))
-            found.setdefault(field, {})[_data(pair.get(1, b"")).decode()] = _value(pair.get(2, b""), of[1:-1])
+def _struct(data: bytes, message: str, of: FieldType) -> dict[str, Any]:
+    known, found = _by_number(message), dict[str, Any]()
+    for number, value in fields(data):
+        field = known.get(number)
+        if field is None:
+            if value:
+                raise _unreadable(f"field {number} of {message.rpartition('.')[2]}")
+        elif field.inline:
+            found |= _struct(as_bytes(value), field.inline, of)
         else:
-            read = _value(value, of.rstrip("*"))
-            # Go writes all fields that are not pointers, so empty means unset.
-            if read not in ("", None) and (of.endswith("*") or (read is not False and read != 0)):
-                found[field] = read
+            _add(found, field, value, field_type(of, field.name), field.name in of.required)
     return found
 
 
-def _value(value: int | bytes, of: str) -> Any:
-    match of:
-        case "str":
-            return _data(value).decode()
-        case "int":
-            number = _number(value)
-            return number - (1 << 64) if number >> 63 else number
-        case "bool":
-            return bool(_number(value))
-        case "bytes":
-            return base64.b64encode(_data(value)).decode()
-        case "quantity":
-            return _data(dict(_fields(_data(value))).get(1, b"")).decode()
-        case "intstr":
-            parts = dict(_fields(_data(value)))
-            return _data(parts.get(3, b"")).decode() if parts.get(1) else _value(parts.get(2, 0), "int")
-        case "time" | "microtime":
-            parts = dict(_fields(_data(value)))
-            if not parts:
-                return None
-            moment = datetime.fromtimestamp(_value(parts.get(1, 0), "int"), UTC)
-            micro = _number(parts.get(2, 0)) // 1000
-            return moment.strftime("%Y-%m-%dT%H:%M:%S") + (f".{micro:06}Z" if of == "microtime" else "Z")
-    return _struct(_data(value), of)
+def _add(found: dict[str, Any], field: _Field, value: int | bytes, of: FieldType, required: bool) -> None:
+    if of.sort == "list":
+        some = found.setdefault(field.name, [])
+        packed = of.item.sort == "int" and isinstance(value, bytes)
+        some += _packed(as_bytes(value)) if packed else [_value(value, of.item, field.name)]
+    elif of.sort == "map":
+        pair = dict(fields(as_bytes(value)))
+        key = as_bytes(pair.get(1, b"")).decode()
+        found.setdefault(field.name, {})[key] = _value(pair.get(2, b""), of.item, field.name)
+    else:
+        read = _value(value, of, field.name)
+        if read is not None and (field.pointer or required or read != _ZEROS.get(of.sort)):
+            found[field.name] = read
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield field numbers and values. Strings and nested messages are bytes."""
+def _packed(data: bytes) -> Iterator[int]:
     at = 0
     while at < len(data):
-        key, at = _varint(data, at)
-        number, wire = key >> 3, key & 7
-        if wire == 0:
-            value, at = _varint(data, at)
-            yield number, value
-        elif wire == 2:
-            length, at = _varint(data, at)
-            if at + length > len(data):
-                raise ValueError("the message ends too soon")
-            yield number, data[at : at + length]
-            at += length
-        else:
-            raise ValueError(f"wire type {wire} is not used by Kubernetes' objects")
+        number, at = varint(data, at)
+        yield _signed(number)
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if not byte & 0x80:
-            return value, at
-        if shift > 63:
-            raise ValueError("a number is too long")
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
 
 
-def _data(value: int | bytes) -> bytes:
-    if not isinstance(value, bytes):
-        raise ValueError("a number where a text belongs")
-    return value
+def _value(value: int | bytes, of: FieldType, name: str) -> Any:
+    match of.sort:
+        case "str":
+            return as_bytes(value).decode()
+        case "int":
+            return _signed(as_number(value))
+        case "bool":
+            return bool(as_number(value))
+        case "bytes":
+            return base64.b64encode(as_bytes(value)).decode()
+        case "quantity":
+            return as_bytes(dict(fields(as_bytes(value))).get(1, b"")).decode()
+        case "intstr":
+            parts = dict(fields(as_bytes(value)))
+            return as_bytes(parts.get(3, b"")).decode() if parts.get(1) else _signed(as_number(parts.get(2, 0)))
+        case "time":
+            return _time(dict(fields(as_bytes(value))), name)
+        case "struct":
+            return _struct(as_bytes(value), of.name, of)
+        case "any":
+            return _raw(as_bytes(value), name)
+    raise _unreadable(f"field {name}")
 
 
-def _number(value: int | bytes) -> int:
-    if not isinstance(value, int):
-        raise ValueError("a text where a number belongs")
-    return value
+def _time(parts: Mapping[int, int | bytes], name: str) -> str | None:
+    if not parts:
+        return None
+    moment = datetime.fromtimestamp(_signed(as_number(parts.get(1, 0))), UTC)
+    micro = as_number(parts.get(2, 0)) // 1000
+    return moment.strftime("%Y-%m-%dT%H:%M:%S") + (f".{micro:06}Z" if name in _MICRO else "Z")
 
 
-OPENAPI_ACCEPTED = (
-    "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
-    "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
-)
-"""Media types by which clients request it."""
-OPENAPI_MEDIA_TYPE = OPENAPI_ACCEPTED[1]
-"""Media type of the response. Some clients reject the other one, whose syntax is invalid."""
-_VERBS = {"get": 2, "put": 3, "post": 4, "delete": 5, "patch": 8}
+def _raw(data: bytes, name: str) -> Any:
+    """Return what FieldsV1 or RawExtension contains: JSON."""
+    parts = dict(fields(data))
+    try:
+        return msgspec.json.decode(as_bytes(parts[1])) if parts else None
+    except (KeyError, msgspec.DecodeError):
+        raise _unreadable(f"field {name}") from None
 
 
-def encode_openapi(document: Mapping[str, Any]) -> bytes:
-    """Encode an OpenAPI document of version 2 (gnostic's openapiv2/OpenAPIv2.proto), as kubectl before 1.27 requests it."""
-    info = _text(1, document["info"]["title"]) + _text(2, document["info"]["version"])
-    paths = b"".join(_part(2, _named(path, _path(item))) for path, item in document["paths"].items())
-    definitions = b"".join(_part(1, _named(name, _schema(each))) for name, each in document["definitions"].items())
-    return _text(1, document["swagger"]) + _part(2, info) + _part(8, paths) + _part(9, definitions)
+def encode(raw: Mapping[str, Any]) -> bytes:
+    """Encode an object, a list of objects, or a Status. Raises StatusError (406) if its kind has no message."""
+    version, kind = str(raw.get("apiVersion", "")), str(raw.get("kind", ""))
+    message = message_of(version, kind)
+    if message:
+        body = _encoded(raw, message, named(message))
+    elif message := message_of(version, kind.removesuffix("List")):
+        body = part(1, _encoded(raw.get("metadata") or {}, "meta_v1.ListMeta", named("meta_v1.ListMeta")))
+        body += b"".join(part(2, _encoded(each, message, named(message))) for each in raw["items"])
+    else:
+        raise StatusError(
+            406, "NotAcceptable", f"{kind} ({version}) has no form as {MEDIA_TYPE}: accept application/json"
+        )
+    return MAGIC + part(1, text(1, version) + text(2, kind)) + part(2, body)
 
 
-def _path(item: Mapping[str, Any]) -> bytes:
-    return b"".join(_part(_VERBS[verb], _operation(each)) for verb, each in item.items())
+def _encoded(raw: Mapping[str, Any], message: str, of: FieldType) -> bytes:
+    made = []
+    for field in _messages()[message]:
+        if field.inline:
+            made.append(part(field.number, _encoded(raw, field.inline, of)))
+        elif (value := raw.get(field.name)) is not None:
+            made += _fields_of(field, value, field_type(of, field.name))
+    return b"".join(made)
 
 
-def _operation(operation: Mapping[str, Any]) -> bytes:
-    parameters = b"".join(_part(8, _part(1, _part(2, _part(3, _query(each))))) for each in operation["parameters"])
-    responses = b"".join(
-        _part(1, _text(1, code) + _part(2, _part(1, _text(1, each["description"]))))
-        for code, each in operation["responses"].items()
-    )
-    return _text(5, operation["operationId"]) + parameters + _part(9, responses) + _extensions(13, operation)
+def _fields_of(field: _Field, value: Any, of: FieldType) -> Sequence[bytes]:
+    if of.sort == "list":
+        return [_one(field, each, of.item) for each in value]
+    if of.sort == "map":
+        entry = _Field(2, field.name, False, "")
+        return [part(field.number, text(1, key) + _one(entry, each, of.item)) for key, each in value.items()]
+    return [_one(field, value, of)]
 
 
-def _query(parameter: Mapping[str, Any]) -> bytes:
-    return _text(2, parameter["in"]) + _text(4, parameter["name"]) + _text(6, parameter["type"])
-
-
-def _schema(schema: Mapping[str, Any]) -> bytes:
-    found = (
-        _text(1, schema.get("$ref", "")) + _text(2, schema.get("format", "")) + _text(4, schema.get("description", ""))
-    )
-    found += b"".join(_text(19, name) for name in schema.get("required", ()))
-    more = schema.get("additionalProperties")
-    if isinstance(more, Mapping):
-        found += _part(21, _part(1, _schema(more)))
-    if schema.get("type"):
-        found += _part(22, _text(1, schema["type"]))
-    if isinstance(schema.get("items"), Mapping):
-        found += _part(23, _part(1, _schema(schema["items"])))
-    if schema.get("properties"):
-        fields = (_part(1, _named(name, _schema(each))) for name, each in schema["properties"].items())
-        found += _part(25, b"".join(fields))
-    return found + _extensions(31, schema)
-
-
-def _extensions(number: int, of: Mapping[str, Any]) -> bytes:
-    """Encode vendor extensions as YAML, of which JSON is a subset."""
-    return b"".join(
-        _part(number, _named(name, _text(2, msgspec.json.encode(value).decode() + "\n")))
-        for name, value in of.items()
-        if name.startswith("x-")
-    )
-
-
-def _named(name: str, value: bytes) -> bytes:
-    return _text(1, name) + _part(2, value)
-
-
-def _text(number: int, text: str) -> bytes:
-    return _part(number, text.encode()) if text else b""
-
-
-def _part(number: int, data: bytes) -> bytes:
-    """Encode a length-delimited field."""
-    return bytes(_base_128(number << 3 | 2)) + bytes(_base_128(len(data))) + data
-
-
-def _base_128(value: int) -> Iterable[int]:
-    while value > 0x7F:
-        yield value & 0x7F | 0x80
-        value >>= 7
-    yield value
+def _one(field: _Field, value: Any, of: FieldType) -> bytes:
+    number = field.number
+    match of.sort:
+        case "str":
+            return part(number, str(value).encode())
+        case "int" | "bool":
+            return whole(number, int(value))
+        case "bytes":
+            return part(number, base64.b64decode(value))
+        case "quantity":
+            return part(number, text(1, str(value)))
+        case "intstr":
+            return part(
+                number, whole(1, 1) + text(3, value) if isinstance(value, str) else whole(1, 0) + whole(2, value)
+            )
+        case "time":
+            moment = datetime.fromisoformat(value.replace("Z", "+00:00"))
+            return part(number, whole(1, int(moment.timestamp())) + whole(2, moment.microsecond * 1000))
+        case "struct":
+            return part(number, _encoded(value, of.name, of))
+    return part(number, part(1, msgspec.json.encode(value)))
