@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api import errors
+from narthex.lab.api import errors, protobuf
 from narthex.lab.api.discovery import REVIEWS, Documents
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.kinds import VIEWS, ApiResource
+from narthex.lab.api.proxy_path import ProxyRequest, proxy_request
 from narthex.lab.api.reads import FIELDS, PRESENT, ListRequest, ListSelector, ServerFeatures, WatchCursor
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import (
@@ -29,10 +30,10 @@ from narthex.lab.api.requests import (
 )
 from narthex.lab.api.store import StoredObject
 from narthex.lab.api.subresources import exec_request, log_request, read_scale
-from narthex.lab.api.views import ObjectView, partial, plain, table
+from narthex.lab.api.views import ObjectView, packed, partial, plain, table
 from narthex.lab.api.writes import handle_write
 
-ApiAnswer = ApiResponse | WatchCursor | LogRequest | ExecRequest
+ApiAnswer = ApiResponse | WatchCursor | LogRequest | ExecRequest | ProxyRequest
 _PARTIAL = ("PartialObjectMetadata", "PartialObjectMetadataList")
 _PORT_FORWARD = (
     "port-forward is not served by the lab: its pods can be reached by their addresses, see `narthex lab status`"
@@ -69,6 +70,8 @@ class ApiHandler:
         return self._known[2]
 
     def _answer(self, request: ApiRequest) -> ApiAnswer:
+        if (proxied := proxy_request(self.registry, request.target.partition("?")[0])) is not None:
+            return proxied
         documents = self._documents()
         where = parse_path(request.path, documents.paths)
         if where is not None:
@@ -89,7 +92,7 @@ class ApiHandler:
                 raise where.not_found()
             if part == "scale":
                 return json_response(200, read_scale(where.kind, held.raw))
-            return ApiResponse(200, view.one(held) + b"\n")
+            return ApiResponse(200, view.one(held) + view.end, content_type=view.content_type)
         selector = self._selector(where, query)
         listing = ListRequest(store, where.stored, where.namespace, selector, view, query, self.abilities)
         return listing.watch() if is_true(query, "watch") else listing.objects()
@@ -109,13 +112,17 @@ class ApiHandler:
         headers = {"Warning": warnings} if warnings else {}
         if written.raw.get("kind") != where.kind.kind or (where.name and where.subresource == "scale"):
             return json_response(written.code, written.raw, headers)
-        return ApiResponse(written.code, self._view(request, where).one(StoredObject(0, written.raw)) + b"\n", headers)
+        view = self._view(request, where)
+        body = view.one(StoredObject(0, written.raw)) + view.end
+        return ApiResponse(written.code, body, headers, view.content_type)
 
     def _view(self, request: ApiRequest, where: ApiPath) -> ObjectView:
         offer = choose_type(request.headers.get("accept", ""), "Table", *_PARTIAL)
         version = offer.version if offer.version in ("v1", "v1beta1") else "v1"
         if offer.form == "Table":
             return table(where, version, request.query.get("includeObject") or "Metadata", self.registry.now)
+        if offer.type == protobuf.MEDIA_TYPE:
+            return packed(where)
         return partial(version) if offer.form else plain(where)
 
     def _selector(self, where: ApiPath, query: Mapping[str, str]) -> ListSelector:

@@ -21,6 +21,7 @@ from narthex.lab.api.requests import (
 )
 
 _STATUS_VERBS = ("get", "patch", "update")
+_PROXY_VERBS = ("create", "delete", "get", "patch", "update")
 SUBRESOURCES: Mapping[str, tuple[tuple[str, str, str], tuple[str, ...]]] = {
     "scale": (("autoscaling", "v1", "Scale"), _STATUS_VERBS),
     "binding": (("", "v1", "Binding"), ("create",)),
@@ -28,6 +29,8 @@ SUBRESOURCES: Mapping[str, tuple[tuple[str, str, str], tuple[str, ...]]] = {
     "exec": (("", "v1", "PodExecOptions"), ("create", "get")),
     "attach": (("", "v1", "PodAttachOptions"), ("create", "get")),
     "log": (("", "v1", "Pod"), ("get",)),
+    "portforward": (("", "v1", "PodPortForwardOptions"), ("create", "get")),
+    "ephemeralcontainers": (("", "v1", "Pod"), _STATUS_VERBS),
 }
 """The kind of a subresource and its verbs, where it is not the object itself."""
 REVIEWS = resource_paths(
@@ -130,7 +133,9 @@ def _aggregated(paths: ResourcePaths, group: str, version: str) -> list[dict[str
 def _parts(kind: ApiResource, version: str) -> Iterator[tuple[str, tuple[str, str, str], tuple[str, ...]]]:
     own = ((kind.group, version, kind.kind), _STATUS_VERBS)
     for part in sorted(kind.subresources):
-        if part == "status" or part in SUBRESOURCES:
+        if part == "proxy":
+            yield part, ("", "v1", f"{kind.kind}ProxyOptions"), _PROXY_VERBS
+        elif part == "status" or part in SUBRESOURCES:
             of, verbs = SUBRESOURCES.get(part, own)
             yield part, of, verbs
 

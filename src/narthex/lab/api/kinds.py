@@ -97,12 +97,17 @@ KINDS: Mapping[str, ApiResource] = {
         _built_in("Endpoints", "endpoints", "ep"),
         _built_in("Event", "events", "ev"),
         _built_in("Namespace", "namespaces", "ns", "status", namespaced=False),
-        _built_in("Node", "nodes", "no", "status", namespaced=False),
+        _built_in("Node", "nodes", "no", "status proxy", namespaced=False),
         _built_in(
-            "Pod", "pods", "po", "status binding eviction log exec attach portforward", categories=_ALL, generation=True
+            "Pod",
+            "pods",
+            "po",
+            "status binding eviction log exec attach portforward proxy ephemeralcontainers",
+            categories=_ALL,
+            generation=True,
         ),
         _built_in("Secret", "secrets"),
-        _built_in("Service", "services", "svc", "status", categories=_ALL),
+        _built_in("Service", "services", "svc", "status proxy", categories=_ALL),
         _built_in("ServiceAccount", "serviceaccounts", "sa"),
         _built_in(
             "Deployment", "deployments", "deploy", "status scale", group="apps", categories=_ALL, generation=True

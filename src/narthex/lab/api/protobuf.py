@@ -184,6 +184,12 @@ def encode(raw: Mapping[str, Any]) -> bytes:
     return MAGIC + part(1, text(1, version) + text(2, kind)) + part(2, body)
 
 
+def watch_event(type: str, data: bytes) -> bytes:
+    """Return one event of a watch with its encoded object: a WatchEvent after its length."""
+    event = text(1, type) + part(2, part(1, data))
+    return len(event).to_bytes(4, "big") + event
+
+
 def _encoded(raw: Mapping[str, Any], message: str, of: FieldType) -> bytes:
     made = []
     for field in _messages()[message]:

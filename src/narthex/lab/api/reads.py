@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from narthex.lab.api import errors
+from narthex.lab.api import errors, protobuf
 from narthex.lab.api.errors import StatusError, bad_request
-from narthex.lab.api.requests import JSON, ApiResponse, is_true, whole_number
+from narthex.lab.api.requests import ApiResponse, is_true, whole_number
 from narthex.lab.api.store import Key, ObjectStore, StoredObject
 from narthex.lab.api.views import ObjectView
 from narthex.model.selector import (
@@ -86,7 +86,7 @@ class ListRequest(msgspec.Struct, frozen=True):
             meta["remainingItemCount"] = len(entries) - limit
             entries = entries[:limit]
             meta["continue"] = base64.urlsafe_b64encode(msgspec.json.encode((at, entries[-1][0]))).decode()
-        return ApiResponse(200, self.view.many(entries, meta))
+        return ApiResponse(200, self.view.many(entries, meta), content_type=self.view.content_type)
 
     def watch(self) -> WatchCursor:
         """Return the response to a watch. Raises StatusError."""
@@ -103,9 +103,9 @@ class ListRequest(msgspec.Struct, frozen=True):
         if initial and at > store.version:
             raise too_large(at, store.version)
         if initial or at == 0:
-            first = [line("ADDED", view.one(stored)) for _, stored in self._entries()]
+            first = [view.event("ADDED", view.one(stored)) for _, stored in self._entries()]
             if initial:
-                first.append(line("BOOKMARK", view.bookmark(_bookmark(store.version, _INITIAL_END))))
+                first.append(view.event("BOOKMARK", view.bookmark(_bookmark(store.version, _INITIAL_END))))
             return WatchCursor(self, store.version, first)
         return WatchCursor(self, at, [])
 
@@ -118,11 +118,10 @@ class ListRequest(msgspec.Struct, frozen=True):
 class WatchCursor:
     """The response to a watch: lines, as they become available."""
 
-    content_type = JSON
-
     def __init__(self, request: ListRequest, version: int, first: list[bytes]) -> None:
         """Start after `version`; the lines `first` precede the events. Raises StatusError."""
         self._request = request
+        self.content_type = request.view.stream_type
         self._version = version
         self._first = first
         self.timeout = whole_number(request.query, "timeoutSeconds") or _LONGEST
@@ -139,10 +138,11 @@ class WatchCursor:
             return
         if self._version < store.oldest:
             self.broken = True
-            yield expired()
+            yield self.expired()
             return
+        view = self._request.view
         for type, stored in store.since(self._version, self._request.kind, self._request.selector.selects):
-            yield line(type, self._request.view.one(stored))
+            yield view.event(type, view.one(stored))
         # A watch may have begun at a version from the future.
         self._version = max(self._version, store.version)
 
@@ -151,7 +151,14 @@ class WatchCursor:
         version = self._request.store.version
         if self.broken or self._version > version:
             return None
-        return line("BOOKMARK", self._request.view.bookmark(_bookmark(version)))
+        view = self._request.view
+        return view.event("BOOKMARK", view.bookmark(_bookmark(version)))
+
+    def expired(self) -> bytes:
+        """Return the ERROR line of a watch whose version has been compacted."""
+        view, status = self._request.view, errors.expired().status()
+        packed = view.content_type == protobuf.MEDIA_TYPE
+        return view.event("ERROR", protobuf.encode(status) if packed else msgspec.json.encode(status))
 
 
 def _invalid_options(why: str) -> StatusError:
@@ -163,16 +170,6 @@ def too_large(asked: int, there: int) -> StatusError:
     causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
     message = f"Too large resource version: {asked}, current: {there}"
     return StatusError(504, "Timeout", message, {"causes": causes, "retryAfterSeconds": 1})
-
-
-def expired() -> bytes:
-    """Return the ERROR line of a watch whose version has been compacted."""
-    return line("ERROR", msgspec.json.encode(errors.expired().status()))
-
-
-def line(type: str, data: bytes) -> bytes:
-    """Return one event of a watch."""
-    return b'{"type":"' + type.encode() + b'","object":' + data + b"}\n"
 
 
 def _bookmark(version: int, annotations: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -28,6 +28,8 @@ class ApiRequest(msgspec.Struct, frozen=True):
     body: bytes = b""
     repeated: tuple[tuple[str, str], ...] = ()
     """All query parameters in order."""
+    target: str = ""
+    """Path and query as the client sent them, percent-encoded."""
 
     def all(self, name: str) -> list[str]:
         """Return all values of a query parameter."""
@@ -111,12 +113,20 @@ def accepted_types(header: str) -> Iterator[AcceptedType]:
 
 
 def choose_type(header: str, *forms: str) -> AcceptedType:
-    """Return the first accepted type that can be served: JSON, plain or in one of `forms`. Raises StatusError (406)."""
+    """Return the type to serve: JSON, plain or in one of `forms`, otherwise plain protobuf. Raises StatusError (406).
+
+    Which one a client names first does not matter, because objects are stored as JSON.
+    """
     offers = list(accepted_types(header)) or [AcceptedType(JSON)]
     for offer in offers:
         if offer.type in (JSON, "*/*", "application/*") and (not offer.form or offer.form in forms):
             return offer
-    raise StatusError(406, "NotAcceptable", f"only the following media types are accepted: {JSON}")
+    for offer in offers:
+        if offer.type == protobuf.MEDIA_TYPE and not offer.form:
+            return offer
+    raise StatusError(
+        406, "NotAcceptable", f"only the following media types are accepted: {JSON}, {protobuf.MEDIA_TYPE}"
+    )
 
 
 def decode_body(request: ApiRequest) -> Raw:

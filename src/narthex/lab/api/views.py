@@ -11,12 +11,18 @@ from typing import Any
 
 import msgspec
 
+from narthex.lab.api import protobuf
 from narthex.lab.api.columns import built_in_columns, custom_columns
 from narthex.lab.api.kinds import event_from_v1
-from narthex.lab.api.requests import ApiPath
+from narthex.lab.api.requests import JSON, ApiPath
 from narthex.lab.api.store import Key, StoredObject
 
 Entry = tuple[Key, StoredObject]
+
+
+def json_event(type: str, data: bytes) -> bytes:
+    """Return one event of a watch, on a line of its own."""
+    return b'{"type":"' + type.encode() + b'","object":' + data + b"}\n"
 
 
 class ObjectView(msgspec.Struct, frozen=True):
@@ -28,12 +34,41 @@ class ObjectView(msgspec.Struct, frozen=True):
     """Encodes a list from its entries and its metadata."""
     bookmark: Callable[[Mapping[str, Any]], bytes]
     """Encodes an object that has only this metadata."""
+    event: Callable[[str, bytes], bytes] = json_event
+    """Encodes an event of a watch from its type and its encoded object."""
+    content_type: str = JSON
+    stream_type: str = JSON
+    """Content-Type of a watch."""
+    end: bytes = b"\n"
+    """What follows a single object."""
 
 
 def plain(place: ApiPath) -> ObjectView:
     """Return the view of whole objects."""
     # Lists of custom resources have the kind in each item; lists of built-in kinds do not.
     return _view(place.kind.kind, place.api_version, lambda stored: _inner(place, stored), typed=place.kind.custom)
+
+
+def packed(place: ApiPath) -> ObjectView:
+    """Return the view of whole objects as protobuf."""
+    top = {"apiVersion": place.api_version, "kind": place.kind.kind}
+
+    def raw(stored: StoredObject) -> Mapping[str, Any]:
+        return event_from_v1(stored.raw) if place.kind.stored_as == "Event" else {**stored.raw, **top}
+
+    def many(entries: Sequence[Entry], meta: Mapping[str, Any]) -> bytes:
+        items = [raw(stored) for _, stored in entries]
+        return protobuf.encode({**top, "kind": f"{place.kind.kind}List", "metadata": meta, "items": items})
+
+    return ObjectView(
+        one=lambda stored: protobuf.encode(raw(stored)),
+        many=many,
+        bookmark=lambda meta: protobuf.encode({**top, "metadata": meta}),
+        event=protobuf.watch_event,
+        content_type=protobuf.MEDIA_TYPE,
+        stream_type=f"{protobuf.MEDIA_TYPE};stream=watch",
+        end=b"",
+    )
 
 
 def partial(version: str) -> ObjectView:

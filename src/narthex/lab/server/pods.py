@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, Protocol
@@ -50,6 +51,13 @@ class PodRuntime(Protocol):
 
     def exec(self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool) -> PodProcess:
         """Start a program in a container."""
+
+    def dial(self, node: str, host: str, port: int) -> socket.socket:
+        """Connect from a node, within DIAL_SECONDS. Raises OSError or StatusError."""
+
+
+DIAL_SECONDS = 30.0
+"""Time to connect to a server in a pod, as upstream."""
 
 
 _AHEAD = 16

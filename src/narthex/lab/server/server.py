@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, unquote
 
 from narthex.lab.api.api import ApiHandler, error_response
 from narthex.lab.api.errors import StatusError, not_implemented
+from narthex.lab.api.proxy_path import ProxyRequest
 from narthex.lab.api.reads import WatchCursor
 from narthex.lab.api.requests import ApiRequest, ApiResponse, ExecRequest, LogRequest
 from narthex.lab.server.pods import PodRuntime, ThreadedReader
@@ -169,6 +170,10 @@ class ApiServer:
                 # The connection no longer speaks HTTP.
                 await connection.close()
                 raise ConnectionResetError
+            elif isinstance(reply, ProxyRequest):
+                from narthex.lab.server.proxy import serve_proxy
+
+                await serve_proxy(connection, self._pods, request, reply)
             else:
                 await self._stream(connection, reply)
         except StatusError as fault:
@@ -246,7 +251,10 @@ class ApiServer:
 
 def _api_request(request: HttpRequest) -> ApiRequest:
     pairs: Sequence[tuple[str, str]] = parse_qsl(request.query, keep_blank_values=True)
-    return ApiRequest(request.method, unquote(request.path), dict(pairs), request.headers, request.body, tuple(pairs))
+    target = f"{request.path}?{request.query}" if request.query else request.path
+    return ApiRequest(
+        request.method, unquote(request.path), dict(pairs), request.headers, request.body, tuple(pairs), target
+    )
 
 
 async def _refuse(connection: HttpConnection, fault: StatusError) -> None:

@@ -73,6 +73,12 @@ class Kubelet:
         lifecycle = self._pods.get(key)
         return None if lifecycle is None or lifecycle.finished else lifecycle
 
+    def node_namespace(self, name: str) -> str:
+        """Return the network namespace of a node. Raises StatusError if it is dead or unknown."""
+        if name not in self._nodes or name in self._dead:
+            raise StatusError(503, "ServiceUnavailable", f"node {name} does not answer")
+        return self._nodes[name].namespace
+
     @property
     def idle(self) -> bool:
         """True if all changes of the API are handled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import struct
 import termios
 import time
@@ -28,6 +29,8 @@ from narthex.lab.kubelet.program.containers import (
 from narthex.lab.kubelet.program.kubelet import Kubelet
 from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.kubelet.status import ContainerFacts, Running
+from narthex.lab.server.pods import DIAL_SECONDS
+from narthex.linux.namespaces import in_namespace
 
 _POLL_SECONDS = 0.1
 _KEEPALIVE_POLLS = 5
@@ -111,6 +114,19 @@ class PodAccess:
             for handle in set(theirs):
                 os.close(handle)
         return ExecProcess(started, ours)
+
+    def dial(self, node: str, host: str, port: int) -> socket.socket:
+        """Connect from a node. Raises StatusError or OSError."""
+        with in_namespace(self._kubelet.node_namespace(node)):
+            sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(DIAL_SECONDS)
+            sock.connect((host, port))
+            sock.setblocking(False)
+        except OSError:
+            sock.close()
+            raise
+        return sock
 
     def _find(self, namespace: str, pod: str, container: str) -> tuple[PodLifecycle, ContainerFacts]:
         lifecycle = self._kubelet.pod(ObjectKey(namespace, pod))
