@@ -17,7 +17,7 @@ from narthex.lab.api import errors, protobuf
 from narthex.lab.api.errors import StatusError, bad_request
 from narthex.lab.api.requests import ApiResponse, is_true, whole_number
 from narthex.lab.api.store import Key, ObjectStore, StoredObject
-from narthex.lab.api.views import ObjectView
+from narthex.lab.api.views import ObjectView, json_event
 from narthex.model.selector import (
     FieldRequirement,
     NotAnIntegerError,
@@ -26,6 +26,15 @@ from narthex.model.selector import (
     parse_fields,
     parse_leniently,
 )
+
+
+def expired(view: ObjectView | None = None) -> bytes:
+    """Return the ERROR event of a watch whose version has been compacted, without a view as a line of JSON."""
+    status = errors.expired().status()
+    if view is not None and view.content_type == protobuf.MEDIA_TYPE:
+        return view.event("ERROR", protobuf.encode(status))
+    return json_event("ERROR", msgspec.json.encode(status))
+
 
 _INITIAL_END = {"k8s.io/initial-events-end": "true"}
 _LONGEST = 1800
@@ -138,7 +147,7 @@ class WatchCursor:
             return
         if self._version < store.oldest:
             self.broken = True
-            yield self.expired()
+            yield expired(self._request.view)
             return
         view = self._request.view
         for type, stored in store.since(self._version, self._request.kind, self._request.selector.selects):
@@ -153,12 +162,6 @@ class WatchCursor:
             return None
         view = self._request.view
         return view.event("BOOKMARK", view.bookmark(_bookmark(version)))
-
-    def expired(self) -> bytes:
-        """Return the ERROR line of a watch whose version has been compacted."""
-        view, status = self._request.view, errors.expired().status()
-        packed = view.content_type == protobuf.MEDIA_TYPE
-        return view.event("ERROR", protobuf.encode(status) if packed else msgspec.json.encode(status))
 
 
 def _invalid_options(why: str) -> StatusError:

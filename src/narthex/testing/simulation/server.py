@@ -18,7 +18,7 @@ from narthex.kube.messages import WatchRequest
 from narthex.kube.resources import of_a_proxy
 from narthex.kube.source import KubeSource
 from narthex.lab.api.api import ApiHandler
-from narthex.lab.api.reads import ServerFeatures, WatchCursor
+from narthex.lab.api.reads import ServerFeatures, WatchCursor, expired
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import ApiRequest, ApiResponse
 from narthex.lab.api.store import ObjectStore
@@ -149,11 +149,10 @@ class SimulatedServer:
         if isinstance(answer, ApiResponse):
             retry = answer.headers.get("Retry-After", "")
             yield SimulatedResponse(self, epoch, answer.status, answer.body, float(retry) if retry else None)
-            return
-        assert isinstance(answer, WatchCursor)
-        if self.refuses_future and int(dict(request.query).get("resourceVersion", "0")) > self.store.version:
-            yield SimulatedResponse(self, epoch, 200, answer.expired())
+        elif self.refuses_future and int(dict(request.query).get("resourceVersion", "0")) > self.store.version:
+            yield SimulatedResponse(self, epoch, 200, expired())
         else:
+            assert isinstance(answer, WatchCursor)
             yield SimulatedResponse(self, epoch, 200, answer)
 
     async def delay(self) -> None:
