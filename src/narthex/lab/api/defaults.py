@@ -103,12 +103,15 @@ def _without_nulls(given: Mapping[str, Any]) -> Raw:
 
 
 def _service_spec(spec: Raw) -> Raw:
-    if spec["sessionAffinity"] == "ClientIP" and not spec.get("sessionAffinityConfig"):
+    if spec["sessionAffinity"] == "None":
+        spec.pop("sessionAffinityConfig", None)
+    elif ((spec.get("sessionAffinityConfig") or {}).get("clientIP") or {}).get("timeoutSeconds") is None:
         spec["sessionAffinityConfig"] = {"clientIP": {"timeoutSeconds": 10800}}
     if not spec.get("ports"):
         spec.pop("ports", None)
-    if spec["type"] in ("NodePort", "LoadBalancer"):
-        spec.setdefault("externalTrafficPolicy", "Cluster")
+    outside = spec["type"] in ("NodePort", "LoadBalancer") or (spec["type"] == "ClusterIP" and spec.get("externalIPs"))
+    if outside and not spec.get("externalTrafficPolicy"):
+        spec["externalTrafficPolicy"] = "Cluster"
     if spec["type"] == "LoadBalancer":
         spec.setdefault("allocateLoadBalancerNodePorts", True)
     if spec["type"] != "ExternalName":

@@ -15,7 +15,6 @@ FieldCheck = Callable[[str, Any], Iterable[FieldError]]
 """Yields the errors of a value. Arguments: path of the field, value."""
 _LABEL, _QUALIFIED = "[a-z0-9]([-a-z0-9]*[a-z0-9])?", "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
-_OLD_LABEL = "[a-z]([-a-z0-9]*[a-z0-9])?"
 _PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _USED = "regex used for validation is"
 _SUBDOMAIN_TEXT = (
@@ -25,10 +24,6 @@ _SUBDOMAIN_TEXT = (
 _LABEL_TEXT = (
     "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an "
     f"alphanumeric character (e.g. 'my-name',  or '123-abc', {_USED} '{_LABEL}')"
-)
-_OLD_LABEL_TEXT = (
-    "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and "
-    f"end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', {_USED} '{_OLD_LABEL}')"
 )
 _KEY_TEXT = (
     "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric "
@@ -101,8 +96,6 @@ subdomain = _text_check(_SUBDOMAIN, 253, _SUBDOMAIN_TEXT)
 """Checks a DNS subdomain (RFC 1123)."""
 dns_label = _text_check(_LABEL, 63, _LABEL_TEXT)
 """Checks a DNS label (RFC 1123)."""
-old_label = _text_check(_OLD_LABEL, 63, _OLD_LABEL_TEXT)
-"""Checks a DNS label (RFC 1035)."""
 _label_value = _text_check(f"({_QUALIFIED})?", 63, _VALUE_TEXT)
 
 

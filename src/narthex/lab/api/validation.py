@@ -22,7 +22,6 @@ from narthex.lab.api.field_errors import (
     network,
     not_found,
     notes,
-    old_label,
     one_of,
     port_name,
     port_number,
@@ -56,7 +55,8 @@ def _name(kind: ApiResource, meta: Raw) -> Iterator[FieldError]:
     if not name or not isinstance(name, str):
         yield required("metadata.name", "name or generateName is required")
         return
-    check = {"Namespace": dns_label, "Service": old_label}.get(kind.name, subdomain)
+    # Names of Services may begin with a digit (KEP-5311).
+    check = dns_label if kind.name in ("Namespace", "Service") else subdomain
     if kind.name != "IPAddress":
         yield from check("metadata.name", name)
 

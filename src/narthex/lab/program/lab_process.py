@@ -45,6 +45,7 @@ from narthex.lab.program.report import describe_state
 from narthex.lab.program.shared_registry import RegistrySnapshot
 from narthex.lab.program.state import LabError, LabState, StateDirectory
 from narthex.lab.topology import NONE, LabNode
+from narthex.lb.released import ReleasedAddresses
 from narthex.linux.clock import SystemClock
 from narthex.linux.processes import identify_process
 from narthex.model import IPAddressPool, NamespacedName, Problem, Snapshot
@@ -393,6 +394,7 @@ class LoadBalancerAddresses:
         self._nodes = nodes
         self._send = send
         self._networks: tuple[str, ...] = ()
+        self._released = ReleasedAddresses()
         self.problems: tuple[Problem, ...] = ()
         """Rejected pools and Services."""
 
@@ -410,7 +412,8 @@ class LoadBalancerAddresses:
         # Imported only by labs with a pool.
         from narthex.lab.program import load_balancer_addresses as balancers
 
-        allocation = balancers.allocate_addresses(snapshot, self._nodes)
+        resting = self._released.observe(snapshot.services.values(), time.monotonic())
+        allocation = balancers.allocate_addresses(snapshot, self._nodes, resting)
         if allocation.networks != self._networks:
             current, desired = set(self._networks), set(allocation.networks)
             for wiring in topology.wire_balancers(self._lab, sorted(current - desired), sorted(desired - current)):

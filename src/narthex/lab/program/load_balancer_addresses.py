@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -80,12 +81,14 @@ def pools_of(ranges: Sequence[str], nodes: Sequence[LabNode]) -> tuple[IPAddress
     return made
 
 
-def allocate_addresses(snapshot: Snapshot, nodes: Sequence[LabNode]) -> AddressAllocation:
-    """Allocate addresses for the cluster's Services, which keep those that they have."""
+def allocate_addresses(
+    snapshot: Snapshot, nodes: Sequence[LabNode], resting: Mapping[str, NamespacedName] = MappingProxyType({})
+) -> AddressAllocation:
+    """Allocate addresses for the cluster's Services, which keep those that they have; `resting` ones go to others last."""
     pools = _settled(snapshot.address_pools.values(), nodes, _own_ranges(snapshot))
     services = snapshot.services
     decisions = allocate(
-        AllocationInput(services=services.values(), pools=pools, namespaces=namespace_labels(snapshot))
+        AllocationInput(services=services.values(), pools=pools, namespaces=namespace_labels(snapshot), resting=resting)
     )
     made = {key: _decided(services[key], decision) for key, decision in decisions.items()}
     given = [ip for each in decisions.values() if not each.foreign for ip in each.addresses]

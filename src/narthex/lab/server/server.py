@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hmac
+import re
 import socket
 import ssl
 import threading
@@ -24,6 +25,8 @@ from narthex.lab.api.errors import StatusError, not_implemented
 from narthex.lab.api.proxy_path import ProxyRequest
 from narthex.lab.api.reads import WatchCursor
 from narthex.lab.api.requests import ApiRequest, ApiResponse, ExecRequest, LogRequest
+from narthex.lab.server.metrics import PATH as METRICS_PATH
+from narthex.lab.server.metrics import RequestMetrics
 from narthex.lab.server.pods import PodRuntime, ThreadedReader
 from narthex.runtime.connection_slots import SlotLimits
 from narthex.runtime.http import HttpRequest
@@ -34,6 +37,8 @@ _MIN_GZIP_BYTES = 128 * 1024
 """Shorter responses are not compressed, as upstream."""
 _LIMITS = HttpLimits(head=1024 * 1024, body=3 * 1024 * 1024)
 _CONNECTIONS = 1 << 16
+_PUBLIC = re.compile(r"/(?:version|healthz|livez|readyz)(?:/.*)?")
+"""Paths that need no token, as the role system:public-info-viewer has them."""
 _UNAUTHORIZED = StatusError(401, "Unauthorized", "Unauthorized")
 
 
@@ -88,6 +93,7 @@ class ApiServer:
         self._changed = changed
         self._gather = gather
         self._waking = False
+        self.metrics = RequestMetrics(api, lock)
         self._http = HttpServer("api", _CONNECTIONS)
         self._ports: dict[int, socket.socket] = {}
         self._serving = False
@@ -146,8 +152,12 @@ class ApiServer:
     async def answer(self, connection: ApiConnection, request: ApiRequest) -> None:
         """Answer one request."""
         given = request.headers.get("authorization", "").encode()
-        if self.token and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
+        allowed = not self.token or _PUBLIC.fullmatch(request.path)
+        if not allowed and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
             await self._send(connection, request, error_response(_UNAUTHORIZED), ("WWW-Authenticate", "Bearer"))
+            return
+        if request.path == METRICS_PATH and request.method == "GET":
+            await self._send(connection, request, self.metrics.response())
             return
         with self.lock:
             before = self.api.registry.version
@@ -157,6 +167,7 @@ class ApiServer:
             self._wake()
             self._changed()
         try:
+            self.metrics.note(request, reply.status if isinstance(reply, ApiResponse) else 200)
             if isinstance(reply, ApiResponse):
                 self.answered(request, reply.status)
                 await self._send(connection, request, reply)

@@ -27,6 +27,7 @@ from narthex.lb.ledger import AllocationLedger
 from narthex.lb.pools import Pools, PoolUse, namespace_labels, reserved_addresses, usage, validate_pools
 from narthex.lb.program.files import PoolsFile
 from narthex.lb.program.status_writes import ServerUnavailable, StatusWriter, WriteOutcome
+from narthex.lb.released import ReleasedAddresses
 from narthex.lb.service_status import AllocationDecision, ServiceEvent, required_changes
 from narthex.linux.clock import Clock, SystemClock
 from narthex.model import IPAddressPool, NamespacedName, Service, Snapshot, Store
@@ -146,6 +147,7 @@ class _Term:
         self._counts = counts
         self._store = Store()
         self._ledger = AllocationLedger()
+        self._released = ReleasedAddresses()
         self._reported: dict[NamespacedName, frozenset[ServiceEvent]] = {}
         self._refusals: dict[NamespacedName, str] = {}
         self._settled: tuple[tuple[object, ...], Pools] | None = None
@@ -184,6 +186,7 @@ class _Term:
                 superseded=self._ledger.superseded,
                 settled=self._ledger.settled,
                 overwritten=self._ledger.overwritten,
+                resting=self._released.observe(services.values(), self._clock.now()),
             )
         )
         self._ledger.drop_unmet(decisions)
