@@ -3,7 +3,7 @@
 from narthex.lb.allocate import AllocationInput, allocate
 from narthex.lb.pools import validate_pools
 from narthex.lb.released import HOLD_SECONDS, ReleasedAddresses
-from narthex.model.objects import IPAddressPool, NamespacedName
+from narthex.model import IPAddressPool, NamespacedName
 from narthex.testing import build
 
 POOL = IPAddressPool(name="lan", namespace="metallb-system", addresses=("192.0.2.0/31",))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from narthex.lb.service_status import status_addresses
-from narthex.model.objects import NamespacedName, Service
+from narthex.model import NamespacedName, Service
 
 HOLD_SECONDS = 120.0
 """Longer than neighbours keep an address that they do not use (Linux: 60 s), and than most clients retry."""

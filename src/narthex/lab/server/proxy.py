@@ -20,7 +20,7 @@ from narthex.lab.api.errors import StatusError, not_implemented
 from narthex.lab.api.proxy_path import ProxyRequest
 from narthex.lab.api.requests import ApiRequest
 from narthex.lab.server.pods import DIAL_SECONDS, PodRuntime
-from narthex.model.net import join_port
+from narthex.model import join_port
 from narthex.runtime.http.connection import HttpConnection
 
 _RECEIVE_BYTES = 64 * 1024
