@@ -14,9 +14,9 @@ def service(key, *held):
     return build.service(str(key), "10.96.0.1", type="LoadBalancer", balancers=held)
 
 
-def address(key, resting):
+def address(key, held_back):
     services = [service(key)]
-    decided = allocate(AllocationInput(services=services, pools=validate_pools([POOL]), resting=resting))
+    decided = allocate(AllocationInput(services=services, pools=validate_pools([POOL]), held_back=held_back))
     return decided[key].addresses[0]
 
 
@@ -42,6 +42,6 @@ def test_others_get_it_last_and_its_service_first():
 
 def test_two_services_share_what_is_left():
     services = [service(A), service(B)]
-    resting = {"192.0.2.0": NamespacedName("shop", "gone")}
-    decided = allocate(AllocationInput(services=services, pools=validate_pools([POOL]), resting=resting))
+    held_back = {"192.0.2.0": NamespacedName("shop", "gone")}
+    decided = allocate(AllocationInput(services=services, pools=validate_pools([POOL]), held_back=held_back))
     assert [decided[key].addresses for key in (A, B)] == [("192.0.2.1",), ("192.0.2.0",)]

@@ -42,7 +42,7 @@ class AllocationInput(msgspec.Struct, frozen=True, kw_only=True):
     """Other addresses that an earlier write may still put into a status."""
     settled: frozenset[NamespacedName] = frozenset()
     """Services whose decided status has been observed; they win conflicts over an address."""
-    resting: Mapping[str, NamespacedName] = {}
+    held_back: Mapping[str, NamespacedName] = {}
     """Addresses that were released lately, by the Service that had them; another one gets them only if no other is free."""
     overwritten: frozenset[NamespacedName] = frozenset()
     """Services whose status another controller has overwritten."""
@@ -75,7 +75,9 @@ class _Allocation:
         self._owners: dict[str, set[NamespacedName]] = defaultdict(set)
         """By address: Services confirmed in this run."""
         self._taken: dict[IPFamily, set[int]] = {family: set() for family in IPFamily}
-        self._resting = {(family_of(address), address_key(address)[1]): key for address, key in inputs.resting.items()}
+        self._held_back = {
+            (family_of(address), address_key(address)[1]): key for address, key in inputs.held_back.items()
+        }
         self._starts: dict[tuple[str, IPFamily], int] = {}
         self._shared: dict[str, list[str]] = defaultdict(list)
         """Addresses by the sharing key of their holders."""
@@ -358,11 +360,11 @@ class _Allocation:
                 if (others or address in known) and not self._clash(service, others):
                     return address
         start, taken = self._starts.get((pool.name, family), 0), self._taken[family]
-        resting = {number for (of, number), key in self._resting.items() if of is family and key != service.key}
-        number = pool.lowest_free(family, taken | resting if resting else taken, start)
+        held_back = {number for (of, number), key in self._held_back.items() if of is family and key != service.key}
+        number = pool.lowest_free(family, taken | held_back if held_back else taken, start)
         if number is None:
-            number = pool.lowest_free(family, taken) if resting else None
-        elif not resting:
+            number = pool.lowest_free(family, taken) if held_back else None
+        elif not held_back:
             self._starts[pool.name, family] = number
         return "" if number is None else address_text(family, number)
 

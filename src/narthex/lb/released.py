@@ -24,16 +24,16 @@ class ReleasedAddresses:
         self._released: dict[str, tuple[NamespacedName, float]] = {}
 
     def observe(self, services: Iterable[Service], now: float) -> dict[str, NamespacedName]:
-        """Return the addresses that rest at `now`, by the Service that had them."""
+        """Return the addresses that are held back at `now`, by the Service that had them."""
         holders = {address: service.key for service in services for address in status_addresses(service)}
         for address, key in self._holders.items():
             if address not in holders:
                 self._released[address] = key, now
         self._holders = holders
-        resting = {
+        held_back = {
             address: (key, since)
             for address, (key, since) in self._released.items()
             if address not in holders and now - since < HOLD_SECONDS
         }
-        self._released = dict(list(resting.items())[-_MOST:])
+        self._released = dict(list(held_back.items())[-_MOST:])
         return {address: key for address, (key, _) in self._released.items()}

@@ -412,8 +412,8 @@ class LoadBalancerAddresses:
         # Imported only by labs with a pool.
         from narthex.lab.program import load_balancer_addresses as balancers
 
-        resting = self._released.observe(snapshot.services.values(), time.monotonic())
-        allocation = balancers.allocate_addresses(snapshot, self._nodes, resting)
+        held_back = self._released.observe(snapshot.services.values(), time.monotonic())
+        allocation = balancers.allocate_addresses(snapshot, self._nodes, held_back)
         if allocation.networks != self._networks:
             current, desired = set(self._networks), set(allocation.networks)
             for wiring in topology.wire_balancers(self._lab, sorted(current - desired), sorted(desired - current)):

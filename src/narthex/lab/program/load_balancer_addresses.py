@@ -82,13 +82,15 @@ def pools_of(ranges: Sequence[str], nodes: Sequence[LabNode]) -> tuple[IPAddress
 
 
 def allocate_addresses(
-    snapshot: Snapshot, nodes: Sequence[LabNode], resting: Mapping[str, NamespacedName] = MappingProxyType({})
+    snapshot: Snapshot, nodes: Sequence[LabNode], held_back: Mapping[str, NamespacedName] = MappingProxyType({})
 ) -> AddressAllocation:
-    """Allocate addresses for the cluster's Services, which keep those that they have; `resting` ones go to others last."""
+    """Allocate addresses for the cluster's Services, which keep those that they have; `held_back` ones go to others last."""
     pools = _settled(snapshot.address_pools.values(), nodes, _own_ranges(snapshot))
     services = snapshot.services
     decisions = allocate(
-        AllocationInput(services=services.values(), pools=pools, namespaces=namespace_labels(snapshot), resting=resting)
+        AllocationInput(
+            services=services.values(), pools=pools, namespaces=namespace_labels(snapshot), held_back=held_back
+        )
     )
     made = {key: _decided(services[key], decision) for key, decision in decisions.items()}
     given = [ip for each in decisions.values() if not each.foreign for ip in each.addresses]

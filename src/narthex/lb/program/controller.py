@@ -186,7 +186,7 @@ class _Term:
                 superseded=self._ledger.superseded,
                 settled=self._ledger.settled,
                 overwritten=self._ledger.overwritten,
-                resting=self._released.observe(services.values(), self._clock.now()),
+                held_back=self._released.observe(services.values(), self._clock.now()),
             )
         )
         self._ledger.drop_unmet(decisions)
