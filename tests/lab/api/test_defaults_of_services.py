@@ -29,7 +29,9 @@ PORTS = [{"port": 80}]
 )  # fmt: skip
 def test_defaults(given, expected):
     meta = {"name": "1-web", "namespace": "default"}
-    made = admit(registry(), KINDS["Service"], None, {"metadata": meta, "spec": {"ports": PORTS, **given}}, "")
+    empty = registry()
+    empty.create("Namespace", {"metadata": {"name": "default"}})
+    made = admit(empty, KINDS["Service"], None, {"metadata": meta, "spec": {"ports": PORTS, **given}}, "")
     spec = made["spec"]
     assert {name: spec.get(name) for name in expected} == expected
 
