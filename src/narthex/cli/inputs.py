@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,7 +181,18 @@ def views_of(
         raise no_namespace(options.get("netns"), error) from error
     if has_source(options):
         cluster = cluster_of(options, pods=True)
+    if cluster is not None and not options.get("node"):
+        _name_live(views, cluster)
     return views, cluster
+
+
+def _name_live(views: Iterable[NodeView], cluster: ClusterObjects) -> None:
+    """Give a live view the name of the Node that has one of its addresses: a namespace or a host may have another one."""
+    for view in views:
+        if view.origin == "live":
+            own = set(view.own_addresses())
+            held = [node.name for node in cluster.snapshot.nodes.values() if own & set(node.internal_ips)]
+            view.name = held[0] if len(held) == 1 else view.name
 
 
 def _of_lab(options: dict[str, Any]) -> tuple[tuple[NodeView, ...], ClusterObjects]:

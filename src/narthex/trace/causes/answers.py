@@ -43,16 +43,22 @@ def _deaf(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
     if any(each.address in ("", address) and scene.family in each.families for each in same):
         return
     elsewhere = ", ".join(sorted({each.address or "another family" for each in same}))
-    ports = sorted({each.port for each in view.listeners or () if each.protocol == packet.protocol})
+    ports = sorted({(each.port, each.address) for each in view.listeners or () if each.protocol == packet.protocol})
     only = f", only at {elsewhere}" if elsewhere else ""
     yield finding(
         "not-listening",
         f"the packet arrives at {words}, but no socket listens there on {packet.protocol} port {port}{only}",
-        evidence=(f"listening {packet.protocol} ports there: {', '.join(map(str, ports[:12])) or 'none'}",),
+        evidence=(
+            f"listening {packet.protocol} ports there: {', '.join(_socket_words(*each) for each in ports[:12]) or 'none'}",
+        ),
         advice="Let the process listen on that port, at 0.0.0.0 or :: instead of 127.0.0.1, and let the Service's targetPort be "
         "its port.",
         node=leaf.end.node,
     )
+
+
+def _socket_words(port: int, address: str) -> str:
+    return f"{port} (only at {address})" if address else str(port)
 
 
 def _hairpin(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:

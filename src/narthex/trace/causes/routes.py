@@ -111,7 +111,10 @@ def _no_way(
             "route-missing",
             f"{where} has no route to {to}",
             evidence=(*step.evidence, reason, f"Node {owner[0].name} has podCIDR {owner[1]}" if owner else ""),
-            advice="See the part that adds routes to other nodes' pods (flannel, `narthex node --overlay`, the cloud's route "
+            advice="The pod's network plugin adds its routes, mostly a default one to the node (`ip route` in the pod): let it make "
+            "the pod's network anew by deleting the pod."
+            if step.namespace
+            else "See the part that adds routes to other nodes' pods (flannel, `narthex node --overlay`, the cloud's route "
             "controller), and that the Node has a podCIDR.",
             node=leaf.end.node,
         )
@@ -173,7 +176,7 @@ def _link_down(reason: str, evidence: tuple[str, ...], node: str) -> CauseFindin
 def _no_neighbour(where: str, address: str, link: str, evidence: tuple[str, ...], node: str) -> CauseFinding:
     return finding(
         "neighbour-missing",
-        f"no neighbour responds {where} for {address}" + (f" on {link}" if link else ""),
+        f"no neighbour of {where} responds for {address}" + (f" on {link}" if link else ""),
         evidence=evidence,
         advice="Is the machine or pod with that address there, on that link, and up? On an overlay the entry is written by its "
         "daemon: see whether it runs on both nodes.",
@@ -230,9 +233,21 @@ def _overlay(
 def _wrong_node(
     scene: DiagnosisContext, node: str, via: str, to: str, evidence: tuple[str, ...]
 ) -> Iterator[CauseFinding]:
-    """Find a next hop that is another node than the one that the endpoint is on."""
+    """Find a next hop that is not the node that the endpoint is on."""
     cluster = scene.cluster
     if cluster is None:
+        return
+    home = scene.owner_of(to)
+    if home is not None and home[0].name == node:
+        yield finding(
+            "route-missing",
+            f"{node_words(node)} sends {to}, which is of its own pods' range, to {via}: it has no route to its pods",
+            evidence=(*evidence, f"Node {node}: podCIDRs {', '.join(home[0].pod_cidrs)}"),
+            advice="The network plugin adds this route with the bridge, or with each pod's link: see its log, and whether the bridge "
+            "still has its address.",
+            node=node,
+            certain=False,
+        )
         return
     leads_to = next((each for each in cluster.nodes.values() if via in (*each.internal_ips, *each.external_ips)), None)
     held = scene.owner_of(to)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from narthex.trace.follow.bridges import entry_from
+from narthex.trace.follow.bridges import entry_from, entry_over
 from narthex.trace.follow.departure import Crossing, Departure, NodeEntry, Onward, Stop
 from narthex.trace.follow.overlay import over_vxlan
 from narthex.trace.follow.views import ClusterMap, LinkAddress, NodeView
@@ -50,7 +50,14 @@ def _out_of_pod(cluster: ClusterMap, departure: Departure) -> Crossing | None:
     node = cluster.view(view.on) if view.on else None
     if node is None:
         return None
-    entry, why = entry_from(cluster, node, departure.came.source, destination, straight=not departure.hop.via)
+    source, straight = departure.came.source, not departure.hop.via
+    wired = node.wired_to(departure.link)
+    # Of a link of another kind the other end is not known: then it is where the node would answer.
+    entry, why = (
+        (entry_over(cluster, node, source, destination, wired.master or wired.name, straight=straight), "")
+        if wired is not None
+        else entry_from(cluster, node, source, destination, straight=straight)
+    )
     if entry is None:
         return Stop(fate=Fate.UNKNOWN, reason=f"the link of {node.words} to {view.words} is not known: {why}")
     step = departure.step(Stage.POD_LINK, f"over {departure.hop.link} to {node.words}, in by {entry.link}")

@@ -302,6 +302,10 @@ class PathFollower:
         pod = self._cluster.pod_view(header.destination)
         own = pod.own(header.destination) if pod is not None and pod.rules is not None else None
         if pod is not None and own is not None:
+            end_link = pod.link(own.link)
+            if end_link is not None and not end_link.up:
+                reason = f"the link {own.link} of {pod.words} is down"
+                return self._stop(departure, Stop(reason=reason, steps=(step,)))
             return self._continue(departure, Onward(view=pod, entry=NodeEntry(link=own.link), steps=(step,)), flow)
         lost, left = self._lost_at_border(departure, self._cluster.pod_of(header.destination), (step,))
         if not left:

@@ -42,6 +42,10 @@ class NodeLink(msgspec.Struct, frozen=True, kw_only=True):
     """The bridge's own `nf_call_iptables`: its frames pass the hooks of IP."""
     hairpin: bool | None = None
     """A bridge port may send a frame back that came in by it; None: not known."""
+    index: int = 0
+    """The kernel's number of the link in its namespace; 0: not known."""
+    peer: int = 0
+    """The number of the other end of a veth pair, in that end's namespace; 0: none, or not known."""
 
 
 class LinkAddress(msgspec.Struct, frozen=True):
@@ -251,6 +255,13 @@ class NodeView(msgspec.Struct, kw_only=True):
     def link(self, name: str) -> NodeLink | None:
         """Return a link by name."""
         return next((link for link in self.links or () if link.name == name), None)
+
+    def wired_to(self, end: NodeLink | None) -> NodeLink | None:
+        """Return the link of this node that is the other end of a veth pair in another namespace."""
+        if end is None or not end.peer:
+            return None
+        fitting = (link for link in self.links or () if link.kind == end.kind == "veth")
+        return next((link for link in fitting if (link.index, link.peer) == (end.peer, end.index)), None)
 
     def own(self, address: str) -> LinkAddress | None:
         """Return the node's own address, if it is one."""

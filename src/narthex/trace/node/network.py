@@ -42,6 +42,8 @@ def _link(entry: dict[str, Any]) -> NodeLink:
         vxlan_under=str(data.get("link", "")),
         bridge_calls_rules=bool(bridge.get("nf_call_iptables")),
         hairpin=bool(port["hairpin"]) if "hairpin" in port else None,
+        index=int(entry.get("ifindex", 0)),
+        peer=int(entry.get("link_index", 0)) if kind == "veth" else 0,
     )
 
 
