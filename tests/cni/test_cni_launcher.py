@@ -174,3 +174,10 @@ def test_the_bundle_holds_all_of_the_plugins():
 
 def is_package(root, name):
     return (root / name.replace(".", "/")).is_dir()
+
+
+def test_what_the_plugins_load_at_once_is_in_the_bundle():
+    modules = sorted({f"narthex.cni.program.{module}" for module, _ in COMMAND_HANDLERS.values()})
+    text = f"import sys, {', '.join(modules)}; print(*(name for name in sys.modules if name.startswith('narthex')))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) <= set(BUNDLED)

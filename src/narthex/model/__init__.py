@@ -5,8 +5,6 @@ module is loaded when the first of its names is used, since the CNI plugins impo
 milliseconds. Modules of this folder import each other directly.
 """
 
-from importlib import import_module
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from narthex.model.net import *  # noqa: F403
@@ -20,6 +18,8 @@ else:
 
     def __getattr__(name: str) -> object:
         """Load a name of the vocabulary."""
+        from importlib import import_module
+
         for module in () if name.startswith("_") else _VOCABULARY:
             names = vars(import_module(f"{__name__}.{module}"))
             if name in names:

@@ -39,6 +39,7 @@ BUNDLED = (
     ),
     "narthex.model",
     *(f"narthex.model.{name}" for name in ("links", "values")),
+    *(f"narthex.netfilter{name}" for name in ("", ".netlink", ".netlink.attributes")),
 )
 """Modules that the programs can load without an agent."""
 _CONFLIST = "10-narthex.conflist"
