@@ -212,7 +212,12 @@ def _check_encryption(transports: set[str], fields: dict[str, Any], node: Corefi
 
 def _check_distinct(blocks: list[ServerBlock], reader: CorefileReader) -> None:
     seen: dict[tuple[str, int, tuple[str, ...]], ServerBlock] = {}
+    protocols: dict[int, ServerBlock] = {}
     for block in blocks:
+        other = protocols.setdefault(block.port, block)
+        if other.transport != block.transport:
+            both = f"{other.transport}:// (at {other.where}) and {block.transport}://"
+            reader.error(block.where, f"port {block.port} cannot serve both {both}")
         to = block.bind.to if block.bind else ()
         for zone in block.zones:
             before = seen.setdefault((zone, block.port, to), block)

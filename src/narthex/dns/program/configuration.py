@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -168,14 +169,17 @@ class CorefileSource:
 
 
 def _check_tls_files(corefile: Corefile) -> None:
-    """Raise DnsConfigurationError if a TLS file cannot be used."""
+    """Raise DnsConfigurationError if a TLS file, or a library that plugins need, cannot be used."""
+    if any(block.templates for block in corefile.blocks) and find_spec("dns") is None:
+        raise DnsConfigurationError("plugin template needs dnspython: pip install 'narthex[dns]'")
     forwarding = [block for block in corefile.blocks if block.forwards]
-    if not forwarding:
+    serving = [block for block in corefile.blocks if block.tls is not None and block.transport != "dns"]
+    if not (forwarding or serving):
         return
     # Imports ssl, which is slow to load.
     from narthex.dns.server.plugin_chain import tls_file_error
 
-    errors = [error for error in map(tls_file_error, forwarding) if error is not None]
+    errors = [error for error in map(tls_file_error, (*forwarding, *serving)) if error is not None]
     if errors:
         raise DnsConfigurationError("\n".join(errors))
 

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -18,12 +19,21 @@ EVERYWHERE = ("0.0.0.0", "::")
 _BACKLOG = 512
 
 
+ListenTransport = Literal["udp", "tcp", "tls", "https"]
+
+
 class ListenAddress(msgspec.Struct, frozen=True):
     """An address and port, and the numbers of the server blocks that answer there."""
 
     address: str
     port: int
     blocks: tuple[int, ...]
+    protocol: Literal["dns", "tls", "https"] = "dns"
+
+    @property
+    def transports(self) -> tuple[ListenTransport, ...]:
+        """The transports of the sockets."""
+        return ("udp", "tcp") if self.protocol == "dns" else (self.protocol,)
 
 
 class ListenError(RuntimeError):
@@ -32,26 +42,32 @@ class ListenError(RuntimeError):
 
 def listen_addresses(blocks: Sequence[ServerBlock]) -> list[ListenAddress]:
     """Return the addresses and ports of all server blocks. Raises ListenError for an invalid `bind`."""
-    found: dict[tuple[str, int], list[int]] = {}
+    found: dict[tuple[str, int, Literal["dns", "tls", "https"]], list[int]] = {}
     for number, block in enumerate(blocks):
         for address in EVERYWHERE if block.bind is None else _bound_addresses(block.bind, block):
-            found.setdefault((address, block.port), []).append(number)
-    return [ListenAddress(address, port, tuple(numbers)) for (address, port), numbers in found.items()]
+            found.setdefault((address, block.port, block.transport), []).append(number)
+    return [
+        ListenAddress(address, port, tuple(numbers), protocol) for (address, port, protocol), numbers in found.items()
+    ]
 
 
-def open_sockets(listen: ListenAddress) -> tuple[socket.socket, socket.socket] | None:
-    """Open UDP and TCP sockets for one worker. Return None for `::` on a machine without IPv6. Raises ListenError."""
+def open_sockets(listen: ListenAddress) -> tuple[socket.socket, ...]:
+    """Open the sockets of an address for one worker, one for each transport.
+
+    Return none for `::` on a machine without IPv6. Raises ListenError.
+    """
+    found: list[socket.socket] = []
     try:
-        udp = _bound_socket(socket.SOCK_DGRAM, listen.address, listen.port)
+        for transport in listen.transports:
+            kind = socket.SOCK_DGRAM if transport == "udp" else socket.SOCK_STREAM
+            found.append(_bound_socket(kind, listen.address, listen.port))
     except OSError as error:
-        if listen.address == EVERYWHERE[1] and not _has_ipv6():
-            return None
+        for sock in found:
+            sock.close()
+        if not found and listen.address == EVERYWHERE[1] and not _has_ipv6():
+            return ()
         raise _listen_error(error) from error
-    try:
-        return udp, _bound_socket(socket.SOCK_STREAM, listen.address, listen.port)
-    except OSError as error:
-        udp.close()
-        raise _listen_error(error) from error
+    return tuple(found)
 
 
 def _bound_socket(kind: socket.SocketKind, address: str, port: int) -> socket.socket:

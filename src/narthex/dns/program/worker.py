@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from narthex.dns.corefile.settings import ServerBlock
+from narthex.dns.corefile.settings import ServerBlock, TlsServerSettings
 from narthex.dns.plugins.autopath import AutopathPlugin
 from narthex.dns.plugins.k8s_external import K8sExternalPlugin
 from narthex.dns.plugins.kubernetes import KubernetesPlugin
@@ -22,6 +22,7 @@ from narthex.dns.plugins.transfer import TransferPlugin
 from narthex.dns.program.worker_protocol import (
     CountsReport,
     CountsRequest,
+    DnsListener,
     MessageReader,
     StartServing,
     WorkerMessage,
@@ -118,12 +119,8 @@ class DnsWorker:
                 dispatcher = Dispatcher(here)
                 let_look_up(here, dispatcher, recursion)
                 contexts[listener.blocks] = ServerContext(dispatcher, self._counter, self.loop, recursion, log, slots)
-            sock, context = socket.socket(fileno=listener.fd), contexts[listener.blocks]
-            self._servers.append(
-                UdpServer(sock, context, _UDP_CACHE_BYTES)
-                if listener.transport == "udp"
-                else TcpServer(sock, context, _TCP_CACHE_BYTES)
-            )
+            settings = setup.blocks[listener.blocks[0]].tls
+            self._servers.append(_server(listener, contexts[listener.blocks], settings))
         self._dispatchers = [context.dispatcher for context in contexts.values()]
 
     def _block_plugins(self, number: int, block: ServerBlock, setup: WorkerSetup, recursion: Recursion) -> BlockPlugins:
@@ -175,6 +172,24 @@ class DnsWorker:
             self.loop.stop()
             return
         self.loop.register(self._control.fileno(), self._readable, self._write if self._out else None)
+
+
+def _server(listener: DnsListener, context: ServerContext, settings: TlsServerSettings | None) -> UdpServer | TcpServer:
+    """Return the server of a listener."""
+    sock = socket.socket(fileno=listener.fd)
+    if listener.transport == "udp":
+        return UdpServer(sock, context, _UDP_CACHE_BYTES)
+    if listener.transport == "tcp":
+        return TcpServer(sock, context, _TCP_CACHE_BYTES)
+    # Imports ssl, which is slow to load.
+    from narthex.dns.server.https import HttpsServer, http_protocols
+    from narthex.dns.server.tls import TlsServer, server_tls_context
+
+    if listener.transport == "https":
+        tls = None if settings is None else server_tls_context(settings, http_protocols())
+        return HttpsServer(sock, context, _TCP_CACHE_BYTES, tls)
+    assert settings is not None
+    return TlsServer(sock, context, _TCP_CACHE_BYTES, server_tls_context(settings))
 
 
 def main(argv: list[str]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
 from narthex.dns.corefile.settings import ServerBlock
-from narthex.dns.message.query import Transport
 from narthex.dns.plugins.loop import LoopProbeSecrets
 from narthex.dns.server.counters import AnswerCounts, ResolverCounts
 from narthex.dns.zone.changes import ZoneChange
@@ -18,7 +18,7 @@ class DnsListener(msgspec.Struct, frozen=True):
     """An inherited socket, and the numbers of the server blocks that answer at it."""
 
     fd: int
-    transport: Transport
+    transport: Literal["udp", "tcp", "tls", "https"]
     blocks: tuple[int, ...]
 
 

@@ -28,8 +28,8 @@ from narthex.runtime.logs import LOGGER
 _MESSAGE_TIMEOUT = 20.0
 """Seconds that a worker has to receive or send a message; a slower one is replaced."""
 _MODULE = "narthex.dns.program.worker"
-_Pair = tuple[socket.socket, socket.socket]
-"""UDP and TCP socket."""
+_Sockets = tuple[socket.socket, ...]
+"""The sockets of one address, by transport."""
 CurrentZones = Callable[[], dict[int, ZoneChange]]
 """Returns the whole zones by server block, for a new worker."""
 
@@ -99,7 +99,7 @@ class WorkerPool:
         """
         self.listen = tuple(listen)
         self._zones = zones
-        self._sockets: list[dict[str, _Pair]] = []
+        self._sockets: list[dict[str, _Sockets]] = []
         self._setups: list[WorkerSetup] = []
         self._processes: list[_Process | None] = [None] * number
         self._lock = threading.Lock()
@@ -117,19 +117,18 @@ class WorkerPool:
             self.close()
             raise
 
-    def _prepare(self, blocks: Sequence[ServerBlock], setup: WorkerSetup, shared: Mapping[str, _Pair]) -> None:
-        pairs: dict[str, _Pair] = {}
-        self._sockets.append(pairs)
+    def _prepare(self, blocks: Sequence[ServerBlock], setup: WorkerSetup, shared: Mapping[str, _Sockets]) -> None:
+        sockets: dict[str, _Sockets] = {}
+        self._sockets.append(sockets)
         listeners = []
         for each in self.listen:
             name = f"{each.address} {each.port}"
             before = shared.get(name)
-            pair = open_sockets(each) if before is None else (before[0].dup(), before[1].dup())
-            if pair is None:
-                continue
-            pairs[name] = pair
-            listeners.append(DnsListener(pair[0].fileno(), "udp", each.blocks))
-            listeners.append(DnsListener(pair[1].fileno(), "tcp", each.blocks))
+            sockets[name] = open_sockets(each) if before is None else tuple(sock.dup() for sock in before)
+            listeners += [
+                DnsListener(sock.fileno(), transport, each.blocks)
+                for sock, transport in zip(sockets[name], each.transports, strict=False)
+            ]
         self._setups.append(msgspec.structs.replace(setup, blocks=tuple(blocks), listeners=tuple(listeners)))
 
     def start(self) -> None:
@@ -195,9 +194,8 @@ class WorkerPool:
             if process is not None:
                 process.stop()
         self._processes = [None] * len(self._processes)
-        for udp, tcp in (pair for pairs in self._sockets for pair in pairs.values()):
-            udp.close()
-            tcp.close()
+        for sock in (sock for sockets in self._sockets for each in sockets.values() for sock in each):
+            sock.close()
 
     def _start(self, index: int) -> None:
         with self._lock:
@@ -224,5 +222,5 @@ class WorkerPool:
                 process.stop()
 
 
-def _ports(listen: Sequence[ListenAddress]) -> list[tuple[str, int]]:
-    return [(each.address, each.port) for each in listen]
+def _ports(listen: Sequence[ListenAddress]) -> list[tuple[str, int, str]]:
+    return [(each.address, each.port, each.protocol) for each in listen]

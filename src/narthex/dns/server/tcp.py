@@ -40,8 +40,8 @@ class TcpServer(QueryServer):
 
     def __init__(self, sock: socket.socket, context: ServerContext, max_bytes: int) -> None:
         super().__init__(sock, context, max_bytes)
-        self._connections: set[_Connection] = set()
-        self.slots: ConnectionSlots[_Connection] = context.slots
+        self._connections: set[TcpConnection] = set()
+        self.slots: ConnectionSlots[TcpConnection] = context.slots
         self._limit = max_connections()
         self._evictions = LimitedLog(LOGGER.warning, self._later, 1, LOG_SECONDS)
         self._failures = LimitedLog(LOGGER.error, self._later, FAILURE_LINES, LOG_SECONDS)
@@ -57,7 +57,11 @@ class TcpServer(QueryServer):
         for connection in tuple(self._connections):
             connection.close()
 
-    def closed(self, connection: _Connection) -> None:
+    def connection(self, sock: socket.socket, address: str, port: int) -> TcpConnection:
+        """Return the connection of a socket that was accepted."""
+        return TcpConnection(self, sock, address, port)
+
+    def closed(self, connection: TcpConnection) -> None:
         """Forget a connection that has closed."""
         self._connections.discard(connection)
         self.slots.remove(connection)
@@ -81,7 +85,7 @@ class TcpServer(QueryServer):
         address = str(peer[0]).partition("%")[0]
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = _Connection(self, sock, address, peer[1])
+        connection = self.connection(sock, address, peer[1])
         self._connections.add(connection)
         limits: dict[Hashable, int] = {
             (self, address): MAX_CONNECTIONS_PER_CLIENT,
@@ -95,7 +99,7 @@ class TcpServer(QueryServer):
                 f"{', '.join(map(str, limits.values()))} of one client, of one address, and of all); those that were silent longest are closed"
             )
 
-    def _evict(self, connection: _Connection) -> None:
+    def _evict(self, connection: TcpConnection) -> None:
         self.counter.refused_connections += 1
         connection.close()
 
@@ -119,8 +123,28 @@ class TcpServer(QueryServer):
         self.loop.at(self.loop.now() + _IDLE_CHECK_SECONDS, self._close_idle)
 
 
-class _Connection:
-    def __init__(self, server: TcpServer, sock: socket.socket, address: str, port: int) -> None:
+class Plaintext:
+    """What a connection receives and sends is not encrypted."""
+
+    ended = False
+    """True once the client has ended an encrypted stream."""
+
+    def receive(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return what received bytes say, and bytes to send at once. Raises OSError for bytes that break the protocol."""
+        return data, b""
+
+    def send(self, data: bytes) -> bytes:
+        """Return the bytes to send."""
+        return data
+
+
+class TcpConnection:
+    """One connection: DNS messages, each after its length, in plain text or encrypted."""
+
+    def __init__(
+        self, server: TcpServer, sock: socket.socket, address: str, port: int, stream: Plaintext | None = None
+    ) -> None:
+        self._stream = Plaintext() if stream is None else stream
         self._server = server
         self._sock = sock
         self._fd = sock.fileno()
@@ -139,15 +163,20 @@ class _Connection:
         self._watch()
 
     def close(self) -> None:
+        """Close the connection; no effect if it is closed."""
         if self._sock.fileno() < 0:
             return
         self._server.loop.unregister(self._fd)
         self._sock.close()
         self._server.closed(self)
 
+    def _may_answer(self) -> bool:
+        """Return True while the client takes responses, and not too many queries are pending."""
+        return self._pending < _MAX_PENDING and len(self._out) < _MAX_UNSENT and self._transfer is None
+
     def _watch(self) -> None:
-        free = self._pending < _MAX_PENDING and len(self._out) < _MAX_UNSENT and self._transfer is None
-        readable, writable = self._readable if free and not self._ended else None, self._writable if self._out else None
+        reads = self._may_answer() and not self._ended
+        readable, writable = self._readable if reads else None, self._writable if self._out else None
         self._server.loop.register(self._fd, readable, writable)
 
     def _readable(self) -> None:
@@ -158,8 +187,14 @@ class _Connection:
         except OSError:
             self.close()
             return
-        self._ended = not data
-        self._in += data
+        try:
+            said, reply = self._stream.receive(data)
+        except OSError:
+            self.close()
+            return
+        self._ended = not data or self._stream.ended
+        self._in += said
+        self._out += reply
         self._serve()
 
     def _writable(self) -> None:
@@ -180,9 +215,7 @@ class _Connection:
         at = answered = 0
         data = self._in
         self._answering = True
-        while self._pending < _MAX_PENDING and len(self._out) < _MAX_UNSENT and at + 2 <= len(data):
-            if self._transfer is not None:
-                break
+        while self._may_answer() and at + 2 <= len(data):
             end = at + 2 + int.from_bytes(data[at : at + 2], "big")
             if end > len(data):
                 break
@@ -192,9 +225,12 @@ class _Connection:
         self._answering = False
         if answered:
             del data[:at]
-            self._note_progress()
-            self._server.counter.observe(self._server.dispatcher.main_zone, time.perf_counter() - started, answered)
+            self._note_answers(started, answered)
         return answered
+
+    def _note_answers(self, started: float, answered: int) -> None:
+        self._note_progress()
+        self._server.counter.observe(self._server.dispatcher.main_zone, time.perf_counter() - started, answered)
 
     def _continue_transfer(self) -> None:
         while self._transfer is not None and len(self._out) < _MAX_UNSENT:
@@ -233,7 +269,9 @@ class _Connection:
         slots = self._server.slots
         (slots.note_working if self._pending else slots.note_silent)(self)
 
-    def _answer(self, packet: bytes) -> None:
+    def _answer(self, packet: bytes, send: Callable[[bytes], None] | None = None) -> None:
+        """Answer a query. `send` sends the response, and closes nothing."""
+        send = self._send if send is None else send
         server = self._server
         key = packet[2:]
         started = time.perf_counter()
@@ -242,7 +280,7 @@ class _Connection:
             cached.counter[0] += 1
             message = packet[:2] + (cached.tail if cached.rotation is None else cached.rotation.next())
             server.log_query(cached.zone, packet, message, self._client, self._port, started)
-            self._send(message)
+            send(message)
             return
         answer = server.dispatcher.handle(packet, "tcp")
         if isinstance(answer, LocalAnswer):
@@ -254,18 +292,22 @@ class _Connection:
             else:
                 server.cache.store(key, response, counter, labels.zone)
             server.log_query(labels.zone, packet, message, self._client, self._port, started)
-            self._send(message)
+            send(message)
         elif isinstance(answer, PendingQuery):
             self._pending += 1
-            server.recursion.resolve(answer, self._client, lambda message: self._resolved(answer, message, started))
+            server.recursion.resolve(
+                answer, self._client, lambda message: self._resolved(answer, message, started, send)
+            )
         elif isinstance(answer, PendingTransfer):
             self._transfer = answer.plugin.transfer(answer.query, self._client)
             server.count(answer.labels, packet, 0)
         elif answer is not None:
             server.count(answer.labels, packet, len(answer.message))
-            self._send(answer.message)
+            send(answer.message)
 
-    def _resolved(self, pending: PendingQuery, message: bytes | None, started: float) -> None:
+    def _resolved(
+        self, pending: PendingQuery, message: bytes | None, started: float, send: Callable[[bytes], None]
+    ) -> None:
         self._pending -= 1
         if self._sock.fileno() < 0:
             return
@@ -273,9 +315,9 @@ class _Connection:
         if message is not None:
             packet = pending.query.packet
             self._server.log_query(pending.zone, packet, message, self._client, self._port, started)
-            self._send(message)
+            send(message)
         if not self._answering:
             self._serve()
 
     def _send(self, message: bytes) -> None:
-        self._out += len(message).to_bytes(2, "big") + message
+        self._out += self._stream.send(len(message).to_bytes(2, "big") + message)
