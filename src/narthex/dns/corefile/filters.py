@@ -139,7 +139,7 @@ def _check_pattern(directive: Directive, pattern: str) -> int | None:
     try:
         return compile_pattern(pattern).groups
     except PatternError as error:
-        directive.error(f"{quoted(pattern)} is not a regular expression: it {error}")
+        directive.error(f"{quoted(pattern)} is not a regular expression: {error}")
         return None
 
 

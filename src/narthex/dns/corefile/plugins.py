@@ -96,7 +96,7 @@ def _pattern(option: Directive, pattern: str) -> bool:
     try:
         compile_pattern(pattern)
     except PatternError as error:
-        option.error(f"{quoted(pattern)} is not a regular expression: it {error}")
+        option.error(f"{quoted(pattern)} is not a regular expression: {error}")
         return False
     return True
 
