@@ -25,7 +25,7 @@ import msgspec
 from narthex.kube.access import Access, AccessError, ServerConnection, open_connection
 from narthex.kube.messages import ApiStatus, WatchRequest, read_status
 from narthex.model import quoted
-from narthex.runtime.watched_files import file_stamp
+from narthex.runtime.files import file_stamp
 
 if TYPE_CHECKING:
     from httpx2 import Response

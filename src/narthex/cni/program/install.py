@@ -16,6 +16,7 @@ import msgspec
 import narthex
 from narthex.cni.program import launcher, start
 from narthex.cni.program.run import PLUGINS
+from narthex.runtime.files import replace_file
 
 BUNDLE, LAUNCHER = ".narthex-plugins", ".narthex-launcher"
 """Next to the programs; runtimes ignore such names."""
@@ -63,17 +64,19 @@ def install(
     bin_dir.mkdir(parents=True, exist_ok=True)
     at = bin_dir.absolute()
     text = launcher_text(socket, state, str(at / BUNDLE))
-    _write(at / BUNDLE, bundle(), 0o644)
-    _write(at / f"{LAUNCHER}.py", text.encode(), 0o644)
-    _write(at / LAUNCHER, _MAGIC + marshal.dumps(compile(text, f"{at / LAUNCHER}.py", "exec")), 0o644)
+    replace_file(at / BUNDLE, bundle(), 0o644)
+    replace_file(at / f"{LAUNCHER}.py", text.encode(), 0o644)
+    replace_file(at / LAUNCHER, _MAGIC + marshal.dumps(compile(text, f"{at / LAUNCHER}.py", "exec")), 0o644)
     for plugin in PLUGINS:
-        _write(at / plugin, program(str(at / LAUNCHER)).encode(), 0o755)
+        replace_file(at / plugin, program(str(at / LAUNCHER)).encode(), 0o755)
     written = ""
     if conf_dir is not None:
         conf_dir.mkdir(parents=True, exist_ok=True)
         path = conf_dir / _CONFLIST
         if not path.exists():
-            _write(path, msgspec.json.format(msgspec.json.encode(conflist(name, subnet)), indent=2) + b"\n", 0o644)
+            replace_file(
+                path, msgspec.json.format(msgspec.json.encode(conflist(name, subnet)), indent=2) + b"\n", 0o644
+            )
             written = str(path)
     return Installed(tuple(str(bin_dir / plugin) for plugin in PLUGINS), written)
 
@@ -141,10 +144,3 @@ def conflist(name: str, subnet: str) -> dict[str, object]:
             {"type": "portmap", "capabilities": {"portMappings": True}},
         ],
     }
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    unfinished = path.with_name(f".{path.name}.new")
-    unfinished.write_bytes(data)
-    unfinished.chmod(mode)
-    unfinished.rename(path)

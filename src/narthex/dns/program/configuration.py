@@ -12,8 +12,8 @@ import msgspec
 from narthex.dns.corefile.parse import Corefile, CorefileError, parse
 from narthex.dns.corefile.settings import DEFAULT_PORT, ServerBlock
 from narthex.model import Problem
+from narthex.runtime.files import file_stamp
 from narthex.runtime.logs import LOGGER
-from narthex.runtime.watched_files import file_stamp
 
 _MAX_BYTES = 4 * 1024 * 1024
 """Size limit of a Corefile; a ConfigMap can hold a quarter of it."""

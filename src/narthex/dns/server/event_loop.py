@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from narthex.runtime.watched_files import FileStamp, file_stamp
+from narthex.runtime.files import FileStamp, file_stamp
 
 EventCallback = Callable[[], None]
 RESOLV_CONF_INTERVAL = 5.0

@@ -23,6 +23,7 @@ from narthex.lab.kubelet.program.images import ECHO, Images
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.model import AnyObject, Delete, NamespacedName, Object, Problem, Synced, Upsert
 from narthex.model.decode.objects import KINDS, Decoded, Identity, decode
+from narthex.runtime.files import replace_file
 
 MANAGER = "manifests"
 """Field manager of objects from manifests."""
@@ -170,12 +171,7 @@ class ManifestApplier:
             if self._apply(identity, self._desired[identity]):
                 self._pending.discard(identity)
         if changed and self._record_file is not None:
-            self._save_applied(self._record_file)
-
-    def _save_applied(self, path: Path) -> None:
-        draft = path.with_name(f".{path.name}")
-        draft.write_bytes(msgspec.json.encode(list(self._applied.values())))
-        draft.rename(path)
+            replace_file(self._record_file, msgspec.json.encode(list(self._applied.values())))
 
     def _rank(self, identity: Identity) -> tuple[int, str, Identity]:
         order = _APPLY_FIRST.index(identity[0]) if identity[0] in _APPLY_FIRST else len(_APPLY_FIRST)

@@ -34,6 +34,7 @@ from narthex.lab.faults import InjectedFault
 from narthex.lab.topology import NETWORK, NONE, LabNode, check_name
 from narthex.linux.processes import ProcessIdentity
 from narthex.model import Problem
+from narthex.runtime.files import replace_file
 
 LABS = Path("/run/narthex/lab")
 PROGRAMS = Path("/var/lib/narthex/lab")
@@ -217,9 +218,7 @@ class StateDirectory:
 
     def write(self, state: LabState) -> None:
         """Replace the state atomically."""
-        draft = self.path / f".{self._state.name}"
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-        draft.rename(self._state)
+        replace_file(self._state, msgspec.json.format(msgspec.json.encode(state)))
 
     def lock(self) -> int | None:
         """Lock the lab; return a file descriptor to keep open, None if another process owns it. Raises FileNotFoundError."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from narthex.lb.resources import LoadBalancerConfiguration, read
 from narthex.model import Problem
+from narthex.runtime.files import FileStamp, file_stamp
 from narthex.runtime.logs import LOGGER, printable
-from narthex.runtime.watched_files import FileStamp, file_stamp
 
 LEAST_BYTES = 16
 _MOST_BYTES = 65536

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from narthex.overlay.desired import OverlayRoute
+from narthex.runtime.files import replace_file
 
 _ROUTES = msgspec.json.Decoder(list[OverlayRoute])
 
@@ -26,16 +26,7 @@ def write(path: str, text: str) -> bool:
         return False
     place = Path(path)
     place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    fresh = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        with fresh.open("w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(place)
-    finally:
-        fresh.unlink(missing_ok=True)
+    replace_file(place, text.encode(), 0o644, durable=True)
     return True
 
 

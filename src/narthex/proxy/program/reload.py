@@ -16,8 +16,8 @@ from typing import Any
 from narthex.linux.background import in_background
 from narthex.proxy.program.dataplane import dataplane_of
 from narthex.proxy.program.settings import ProxySettings, SettingsError
+from narthex.runtime.files import file_stamp
 from narthex.runtime.logs import LOGGER
-from narthex.runtime.watched_files import file_stamp
 
 LOOK_SECONDS = 0.25
 """Period at which the file's stamp is compared."""
