@@ -68,6 +68,10 @@ def traced(*moves: tuple[str, str]) -> KernelTrace:
         # What comes behind a drop is not reached.
         ("D", "aD", True, True),
         ("aD", "aD", True, False),
+        # Neither are other nat chains behind one that rewrites the packet.
+        ("M", "aM", True, True),
+        ("aM", "aM", True, False),
+        ("aMb", "aMb", True, False),
         ("a", "ab", False, False),
         ("abc", "ab", False, False),
         ("ax", "ab", False, False),
@@ -75,8 +79,9 @@ def traced(*moves: tuple[str, str]) -> KernelTrace:
 )
 def test_tables_of_one_hook_may_run_in_another_order(kernel: str, predicted: str, agrees: bool, noted: bool) -> None:
     verdicts = {name: "drop" if name == "D" else "accept" for name in kernel + predicted}
+    shown = {**verdicts, "M": "masquerade"}
     steps = tuple(
-        PathStep(stage=Stage.FORWARD, node="a", table=name, chain="c", verdict=verdicts[name], what=name)
+        PathStep(stage=Stage.FORWARD, node="a", table=name, chain="c", verdict=shown[name], what=name)
         for name in predicted
     )
     found = align(path(delivered(), steps=steps), traced(*((name, verdicts[name]) for name in kernel)), "a")

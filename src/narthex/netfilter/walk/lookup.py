@@ -213,7 +213,8 @@ class RulesetIndex:
         ]
         found = [(table, chain) for table in tables for chain in base_chains(table.chains)]
         # Of equal priorities the youngest comes first (nf_hook_entries_grow). Dumps list tables and the chains of a table with
-        # the oldest first. A chain that was added to an older table, or a table that was dormant, is younger than its place.
+        # the oldest first. A chain that was added to an older table (Narthex adds its base chains last), or a table that was
+        # dormant, is younger than its place.
         found.reverse()
         self._base = sorted(found, key=lambda pair: _call_order(pair[1]))
 

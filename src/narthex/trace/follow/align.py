@@ -52,6 +52,8 @@ class _Move(msgspec.Struct, frozen=True):
     text: str
     hook: str = ""
     """The hook of a predicted step."""
+    rewrites: bool = False
+    """The rule of a predicted step rewrites the packet, which ends the nat chains of a hook."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -150,7 +152,8 @@ def _predicted(leaf: PathLeaf, node: str) -> Iterator[_Move]:
             return
         what = _predicted_move(step.verdict)
         if what:
-            yield _Move(step.table, step.chain, what, _predicted_text(step), step.stage.value)
+            rewrites = step.verdict.startswith(_AFTER_REWRITING)
+            yield _Move(step.table, step.chain, what, _predicted_text(step), step.stage.value, rewrites)
 
 
 def _predicted_move(verdict: str) -> str:
@@ -180,14 +183,16 @@ def _in_kernel_order(kernel: Sequence[_Move], predicted: Sequence[_Move]) -> lis
     ordered: list[_Move] = []
     for _, of_hook in groupby(predicted, key=lambda move: move.hook):
         blocks = [list(block) for _, block in groupby(of_hook, key=lambda move: move.table)]
+        ended = False
         while blocks:
             at = len(ordered)
-            fitting = (block for block in blocks if _shared(kernel[at:], block) == len(block))
-            block = next(fitting, blocks[0])
+            fitting = next((block for block in blocks if _shared(kernel[at:], block) == len(block)), None)
+            if fitting is None and ended:
+                break
+            block = fitting or blocks[0]
             blocks.remove(block)
             ordered += block
-            if blocks and at + len(block) == len(kernel) and kernel[-1].what == block[-1].what == "drop":
-                return ordered
+            ended = fitting is not None and (block[-1].what == "drop" or block[-1].rewrites)
     return ordered
 
 
