@@ -63,6 +63,13 @@ class Pods:
         made.setblocking(False)
         return made
 
+    def connect(self, namespace: str, pod: str, port: int) -> socket.socket:
+        return self.dial(namespace, pod, port)
+
+    def attach(self, namespace: str, pod: str, container: str, stdin: bool, stdout: bool, stderr: bool) -> Any:
+        self.asked.append((namespace, pod, container, stdin, stdout, stderr))
+        return Program(["sh", "-c", "cat; echo over"], stdin)
+
     def logs(self, request: LogRequest) -> Iterator[bytes]:
         where = (request.namespace, request.pod, request.container)
         options = (request.tail, request.follow, request.since is not None, request.previous, request.timestamps)

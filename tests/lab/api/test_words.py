@@ -12,6 +12,7 @@ from narthex.lab.api.kinds import KINDS, newest_first
 from narthex.lab.api.reads import ListSelector
 from narthex.lab.api.types import object_type
 from narthex.lab.server import exec as websocket
+from narthex.lab.server.websocket import MAX_MESSAGE
 
 from .registries import registry
 
@@ -160,7 +161,7 @@ def test_websockets_that_are_refused():
     server = websocket.ChannelSocket(HANDSHAKE)
     server.accept()
     with pytest.raises(websocket.BadFrame, match="a message has at most"):
-        list(server.feed(Connection(ConnectionType.CLIENT).send(BytesMessage(b"\0" * (websocket.MAX_MESSAGE + 1)))))
+        list(server.feed(Connection(ConnectionType.CLIENT).send(BytesMessage(b"\0" * (MAX_MESSAGE + 1)))))
 
 
 @pytest.mark.parametrize(

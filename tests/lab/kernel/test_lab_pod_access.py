@@ -1,8 +1,12 @@
 """A lab's pods as clients of the API reach them, their images, and the pods that each node has."""
 
+import shutil
+import socket
 import stat
+import subprocess
 
 import pytest
+from tests.lab.api import kubectls
 from tests.lab.kernel.lab_cluster import eventually, running
 
 pytestmark = pytest.mark.kernel
@@ -29,6 +33,31 @@ spec:
 """
 
 
+ECHO = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: %s}
+spec: {containers: [{name: c, image: "registry.example/web:1", ports: [{containerPort: 8080}]}]}
+"""
+LIMIT = 60
+
+
+@pytest.fixture(params=[kubectls.DEBIAN, kubectls.NEW])
+def kubectl(request, cluster):
+    """Runs kubectl of one version: the first speaks SPDY, the second WebSockets."""
+
+    def run(*words, stdin="", status=0):
+        ends = {"capture_output": True, "text": True, "timeout": LIMIT, "check": False}
+        done = subprocess.run([run.program, *words], env=cluster.environment, input=stdin, **ends)
+        assert done.returncode == status, f"kubectl {words}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    run.program, run.pod = str(kubectls.kubectl(request.param)), f"web-{request.param.replace('.', '-')}"
+    cluster.kubectl("apply", "-f", "-", stdin=ECHO % run.pod)
+    cluster.kubectl("wait", "--for=condition=Ready", f"pod/{run.pod}", "--timeout=60s")
+    return run
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     image = tmp_path_factory.mktemp("image")
@@ -41,7 +70,8 @@ def cluster(tmp_path_factory):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     (image / "opt/tool").chmod(0o755)
-    with running("access", "--nodes", "2", "--image", f"registry.example/tool={image}") as made:
+    shell = f"registry.example/shell={shutil.which('sh')}"
+    with running("access", "--nodes", "2", "--image", f"registry.example/tool={image}", "--image", shell) as made:
         made.image = image
         yield made
 
@@ -88,3 +118,60 @@ def test_system_endpoints_and_objects_of_namespaces(cluster):
     eventually(lambda: "default" in cluster.kubectl("get", "sa", "-n", "shop", "-o", "name"))
     certificate = eventually(lambda: cluster.get("cm", "-n", "shop")["items"])[0]["data"]["ca.crt"]
     assert certificate.startswith("-----BEGIN CERTIFICATE-----")
+
+
+def test_exec_in_both_protocols(kubectl):
+    script = "cat; echo err >&2; exit 3"
+    assert kubectl("exec", "-i", kubectl.pod, "--", "sh", "-c", script, stdin="in\n", status=3) == "in\n"
+    assert len(kubectl("exec", kubectl.pod, "--", "sh", "-c", "head -c 300000 /dev/zero | tr '\\0' x")) == 300000
+
+
+def test_attach_reaches_the_input_of_a_container(kubectl):
+    name = f"{kubectl.pod}-run"
+    words = (
+        "run",
+        "-i",
+        "--rm",
+        name,
+        "--image=registry.example/shell",
+        "--restart=Never",
+        "--",
+        "-c",
+        "read a; echo got $a",
+    )
+    assert kubectl(*words, stdin="word\n").splitlines()[0] == "got word"
+
+
+def test_ports_are_forwarded(kubectl, cluster):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [kubectl.program, "port-forward", kubectl.pod, f"{port}:8080", "--address=127.0.0.1"]
+    with subprocess.Popen(words, env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            assert process.stdout.readline().startswith(b"Forwarding from 127.0.0.1")
+            for _ in range(3):
+                with socket.create_connection(("127.0.0.1", port), LIMIT) as client:
+                    client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                    with client.makefile("rb") as answer:
+                        assert f"{kubectl.pod} on node-" in answer.read().decode()
+        finally:
+            process.kill()
+
+
+def test_the_proxy_subresource_reaches_pods(kubectl):
+    assert kubectl("get", "--raw", f"/api/v1/namespaces/default/pods/{kubectl.pod}:8080/proxy/").startswith(kubectl.pod)
+
+
+def test_an_ephemeral_container_starts_beside_the_others(cluster):
+    cluster.kubectl("apply", "-f", "-", stdin=ECHO % "sick")
+    cluster.kubectl("wait", "--for=condition=Ready", "pod/sick", "--timeout=60s")
+    words = ("debug", "sick", "-c", "doctor", "--image=registry.example/shell", "--", "sh", "-c", "echo well; exit 5")
+    cluster.kubectl(*words, program=cluster.newest)
+
+    def ended():
+        found = cluster.get("pod", "sick")["status"].get("ephemeralContainerStatuses") or [{}]
+        return found[0].get("state", {}).get("terminated")
+
+    assert eventually(ended)["exitCode"] == 5
+    assert cluster.kubectl("logs", "sick", "-c", "doctor") == "well\n"
+    assert cluster.get("pod", "sick")["status"]["phase"] == "Running"

@@ -20,6 +20,7 @@ from narthex.lab.api.requests import (
     ApiResponse,
     ExecRequest,
     LogRequest,
+    PortForwardRequest,
     ResourcePaths,
     choose_type,
     decode_body,
@@ -29,15 +30,12 @@ from narthex.lab.api.requests import (
     resource_paths,
 )
 from narthex.lab.api.store import StoredObject
-from narthex.lab.api.subresources import exec_request, log_request, read_scale
+from narthex.lab.api.subresources import exec_request, log_request, port_forward_request, read_scale
 from narthex.lab.api.views import ObjectView, packed, partial, plain, table
 from narthex.lab.api.writes import handle_write
 
-ApiAnswer = ApiResponse | WatchCursor | LogRequest | ExecRequest | ProxyRequest
+ApiAnswer = ApiResponse | WatchCursor | LogRequest | ExecRequest | PortForwardRequest | ProxyRequest
 _PARTIAL = ("PartialObjectMetadata", "PartialObjectMetadataList")
-_PORT_FORWARD = (
-    "port-forward is not served by the lab: its pods can be reached by their addresses, see `narthex lab status`"
-)
 
 
 class ApiHandler:
@@ -99,7 +97,7 @@ class ApiHandler:
 
     def _talk(self, request: ApiRequest, where: ApiPath) -> ApiAnswer:
         if where.subresource == "portforward":
-            raise errors.not_implemented(_PORT_FORWARD)
+            return port_forward_request(self.registry, where, request)
         if where.subresource == "log":
             return log_request(self.registry, where, request)
         return exec_request(self.registry, where, request)

@@ -226,6 +226,11 @@ class Registry:
             if of.custom or of.group == "apps":
                 owned = {"managedFields": meta["managedFields"]} if "managedFields" in meta else {}
                 meta = {**held["metadata"], **owned}
+        elif subresource == "ephemeralcontainers":
+            added = (obj.get("spec") or {}).get("ephemeralContainers") or []
+            kept = {name: value for name, value in held.items() if name != "metadata"}
+            rest = {**kept, "spec": {**held["spec"], "ephemeralContainers": added}}
+            meta = {**held["metadata"]}
         elif of.has_status:
             rest.pop("status", None)
             if "status" in held:

@@ -88,6 +88,15 @@ class ExecRequest(msgspec.Struct, frozen=True):
     tty: bool = False
 
 
+class PortForwardRequest(msgspec.Struct, frozen=True):
+    """A response that the pod's node gives: connections to ports of a pod."""
+
+    namespace: str
+    pod: str
+    ports: tuple[int, ...] = ()
+    """The ports of a WebSocket's channels; other clients name a port with each connection."""
+
+
 def json_response(code: int, raw: Any, headers: Mapping[str, str] | None = None) -> ApiResponse:
     """Return a response with a JSON body."""
     return ApiResponse(code, msgspec.json.encode(raw) + b"\n", headers or {})

@@ -11,7 +11,15 @@ from narthex.lab.api.columns import json_path_values, selector_text
 from narthex.lab.api.errors import FieldError
 from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.registry import Registry
-from narthex.lab.api.requests import ApiPath, ApiRequest, ExecRequest, LogRequest, is_true, whole_number
+from narthex.lab.api.requests import (
+    ApiPath,
+    ApiRequest,
+    ExecRequest,
+    LogRequest,
+    PortForwardRequest,
+    is_true,
+    whole_number,
+)
 from narthex.lab.api.store import Raw
 
 SUCCESS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
@@ -90,6 +98,17 @@ def exec_request(registry: Registry, where: ApiPath, request: ApiRequest) -> Exe
     )
 
 
+def port_forward_request(registry: Registry, where: ApiPath, request: ApiRequest) -> PortForwardRequest:
+    """Return which pod a request connects to. Raises StatusError."""
+    pod, ports = _pod(registry, where), [word for each in request.all("ports") for word in each.split(",")]
+    if (pod.get("status") or {}).get("phase") != "Running":
+        phase = (pod.get("status") or {}).get("phase", "")
+        raise errors.bad_request(f"unable to forward port because pod is not running. Current status={phase}")
+    if not all(each.isdigit() and 0 < int(each) < 65536 for each in ports):
+        raise errors.bad_request(f"ports: {','.join(ports)!r} are not numbers of ports")
+    return PortForwardRequest(namespace=where.namespace, pod=where.name, ports=tuple(map(int, ports)))
+
+
 def _pod(registry: Registry, where: ApiPath) -> Raw:
     pod = registry.get("Pod", where.namespace, where.name)
     if pod is None:
@@ -102,8 +121,9 @@ def _container(pod: Raw, requested: str) -> str:
     names = [each.get("name", "") for each in spec.get("containers") or ()]
     others = [each.get("name", "") for each in spec.get("initContainers") or ()]
     name = pod["metadata"].get("name", "")
+    added = [each.get("name", "") for each in spec.get("ephemeralContainers") or ()]
     if requested:
-        if requested not in names + others:
+        if requested not in names + others + added:
             raise errors.bad_request(f"container {requested} is not valid for pod {name}")
         return requested
     if len(names) != 1:

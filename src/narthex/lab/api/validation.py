@@ -190,7 +190,7 @@ def _pod_spec(at: str, spec: Raw) -> Iterator[FieldError]:
         yield required(f"{at}.containers")
     names: set[str] = set()
     volumes = {each.get("name") for each in spec.get("volumes") or () if isinstance(each, Mapping)}
-    for field in ("initContainers", "containers"):
+    for field in ("initContainers", "containers", "ephemeralContainers"):
         for index, each in enumerate(spec.get(field) or ()):
             here = f"{at}.{field}[{index}]"
             yield from _container(here, each, volumes)
@@ -260,10 +260,17 @@ def _changed_pod(held: Raw, new: Raw) -> Iterator[FieldError]:
         old, spec = {**old, "nodeName": None}, {**spec, "nodeName": None}
     if old != spec:
         yield forbidden("spec", _MAY_CHANGE)
+    before, after = ((each.get("spec") or {}).get("ephemeralContainers") or [] for each in (held, new))
+    if before != [each for each in after if each.get("name") in {other.get("name") for other in before}]:
+        text = "existing ephemeral containers may not be changed or removed"
+        yield forbidden("spec.ephemeralContainers", text)
 
 
 def _fixed(spec: Raw) -> dict[str, Any]:
-    free = ("activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds", "containers", "initContainers")
+    free = (
+        *("activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds"),
+        *("containers", "initContainers", "ephemeralContainers"),
+    )
     found = {name: value for name, value in spec.items() if name not in free}
     for name in ("containers", "initContainers"):
         listed = spec.get(name) or ()

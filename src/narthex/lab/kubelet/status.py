@@ -55,6 +55,7 @@ class ContainerFacts(msgspec.Struct, kw_only=True):
     ready: bool = False
     container_id: str = ""
     init: bool = False
+    ephemeral: bool = False
 
     @property
     def succeeded(self) -> bool:
@@ -80,8 +81,13 @@ class PodFacts(msgspec.Struct, kw_only=True):
 
     @property
     def main(self) -> list[ContainerFacts]:
-        """The containers other than init containers."""
-        return [each for each in self.containers if not each.init]
+        """The containers other than init and ephemeral containers."""
+        return [each for each in self.containers if not each.init and not each.ephemeral]
+
+    @property
+    def ephemeral(self) -> list[ContainerFacts]:
+        """The ephemeral containers, which affect neither phase nor conditions."""
+        return [each for each in self.containers if each.ephemeral]
 
     @property
     def initialized(self) -> bool:
@@ -127,6 +133,7 @@ def status(pod: Mapping[str, Any], facts: PodFacts, now: str) -> Object:
         "podIPs": [{"ip": ip} for ip in facts.ips],
         "startTime": facts.start_time,
         "initContainerStatuses": [_container(each) for each in facts.init],
+        "ephemeralContainerStatuses": [_container(each) for each in facts.ephemeral],
         "reason": "",
         "message": "",
     }

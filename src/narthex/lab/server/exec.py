@@ -1,4 +1,4 @@
-"""`kubectl exec`: the connection becomes a WebSocket that carries the channels of a program in a pod.
+"""`kubectl exec` and `attach`: a WebSocket or SPDY connection carries the channels of a program in a pod.
 
 The program's ends are files that block, so threads read and write them. The framing of the WebSocket is wsproto's.
 """
@@ -13,14 +13,23 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import msgspec
-from wsproto import ConnectionType, WSConnection
-from wsproto.connection import ConnectionState
-from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Message, Ping, Request
-from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from narthex.lab.api.errors import StatusError, bad_request, not_implemented
 from narthex.lab.api.requests import ApiRequest, ExecRequest
+from narthex.lab.server.channels import (
+    CLOSE,
+    ERROR,
+    RESIZE,
+    STDERR,
+    STDIN,
+    STDOUT,
+    BadFrame,
+    Channels,
+    SpdyChannels,
+    is_spdy,
+)
 from narthex.lab.server.pods import PodProcess, PodRuntime, ThreadedReader
+from narthex.lab.server.websocket import MessageSocket
 from narthex.runtime.http.connection import HttpConnection
 
 _PIECE = 32 * 1024
@@ -31,17 +40,16 @@ async def serve_exec(
     connection: HttpConnection, pods: PodRuntime | None, request: ApiRequest, command: ExecRequest
 ) -> None:
     """Start a program and carry its channels until it ends. Raises StatusError before anything is answered."""
-    if not command.argv:
-        raise not_implemented("attach is not served by the lab; use exec, or logs -f")
     if pods is None:
         raise not_implemented(f"no pod runs here, so that nothing can be started in {command.pod}")
+    channels: Channels
     try:
-        channels = _Channels(connection, ChannelSocket(request.headers))
-    except BadFrame:
-        raise bad_request(
-            "this client asks for exec in a protocol that is not spoken here: use a newer kubectl (1.31), "
-            "or `narthex lab exec`"
-        ) from None
+        if is_spdy(request.headers):
+            channels = SpdyChannels(connection, request.headers, _expected(command))
+        else:
+            channels = _Channels(connection, ChannelSocket(request.headers))
+    except BadFrame as error:
+        raise bad_request(f"Upgrade request required: {error}") from None
     try:
         process = await asyncio.get_running_loop().run_in_executor(None, _start, pods, command)
     except StatusError as fault:
@@ -58,7 +66,16 @@ async def serve_exec(
 
 
 def _start(pods: PodRuntime, command: ExecRequest) -> PodProcess:
+    if not command.argv:
+        streams = (command.stdin, command.stdout, command.stderr)
+        return pods.attach(command.namespace, command.pod, command.container, *streams)
     return pods.exec(command.namespace, command.pod, command.container, command.argv, command.stdin, command.tty)
+
+
+def _expected(command: ExecRequest) -> set[int]:
+    """Return the channels that a client opens before it waits for the program."""
+    needed = ((ERROR, True), (STDIN, command.stdin), (STDOUT, command.stdout), (RESIZE, command.tty))
+    return {channel for channel, is_needed in (*needed, (STDERR, command.stderr)) if is_needed}
 
 
 class _Channels:
@@ -94,7 +111,7 @@ class _Channels:
             data = b""
 
 
-async def _converse(channels: _Channels, process: PodProcess) -> None:
+async def _converse(channels: Channels, process: PodProcess) -> None:
     """Carry the channels until the program ends or the client goes, which ends the program."""
     loop = asyncio.get_running_loop()
     inputs = _Inputs(process)
@@ -137,7 +154,7 @@ def exit_status(code: int) -> dict[str, Any]:
     }
 
 
-async def _listen(channels: _Channels, inputs: _Inputs) -> None:
+async def _listen(channels: Channels, inputs: _Inputs) -> None:
     async for channel, data in channels.received():
         if channel == STDIN:
             inputs.write(data)
@@ -147,7 +164,7 @@ async def _listen(channels: _Channels, inputs: _Inputs) -> None:
             inputs.end()
 
 
-async def _output(channels: _Channels, channel: int, file: BinaryIO) -> None:
+async def _output(channels: Channels, channel: int, file: BinaryIO) -> None:
     """Send what the program writes to one file until it closes it."""
     reader = ThreadedReader(_pieces(file), "api-output")
     try:
@@ -210,77 +227,21 @@ _SIZES = msgspec.json.Decoder(_TerminalSize)
 
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 """Subprotocols that are spoken, the preferred one first. The fifth can close a channel (KEP-4006)."""
-STDIN, STDOUT, STDERR, ERROR, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
-MAX_MESSAGE = 4 * 1024 * 1024
-"""Bytes of a message from a client."""
 
 
-class BadFrame(ValueError):
-    """The client's bytes are no WebSocket frames, or too large a message."""
-
-
-class ChannelSocket:
-    """The server side of a WebSocket whose messages begin with the number of a channel. It does no I/O."""
+class ChannelSocket(MessageSocket):
+    """A WebSocket whose messages begin with the number of a channel."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         """Read a request's handshake. Raises BadFrame if it is none, or offers no subprotocol that is spoken here."""
-        self._socket = WSConnection(ConnectionType.SERVER)
-        self._message = bytearray()
-        self.pending = b""
-        """Bytes to send to the client: replies to its control frames."""
-        self.ended = False
-        """True once the client has closed the WebSocket."""
-        try:
-            fields = [(name.encode(), value.encode()) for name, value in headers.items()]
-            self._socket.initiate_upgrade_connection(fields, "/")
-            request = next(self._socket.events())
-        except (RemoteProtocolError, LocalProtocolError) as error:
-            raise BadFrame(str(error)) from None
-        offered = request.subprotocols if isinstance(request, Request) else []
-        self._protocol = next((each for each in PROTOCOLS if each in offered), None)
-        if self._protocol is None or not headers.get("sec-websocket-key"):
-            raise BadFrame("no key, or no subprotocol in common")
-
-    def accept(self) -> bytes:
-        """Return the response to the handshake."""
-        return self._send(AcceptConnection(subprotocol=self._protocol))
+        super().__init__(headers, PROTOCOLS)
 
     def message(self, channel: int, data: bytes) -> bytes:
         """Return a message on a channel. Raises ConnectionResetError after the end."""
-        return self._send(BytesMessage(bytes((channel,)) + data))
-
-    def close(self) -> bytes:
-        """Return the frame that ends the WebSocket."""
-        return self._send(CloseConnection(1000))
+        return self.binary(bytes((channel,)) + data)
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield the complete messages of the client, by channel. Raises BadFrame."""
-        try:
-            self._socket.receive_data(data)
-            for event in self._socket.events():
-                if isinstance(event, CloseConnection):
-                    if self._socket.state is not ConnectionState.REMOTE_CLOSING:
-                        raise BadFrame(event.reason)
-                    self.ended = True
-                elif isinstance(event, Ping):
-                    self.pending += self._send(event.response())
-                elif isinstance(event, Message):
-                    yield from self._collected(event)
-        except RemoteProtocolError as error:
-            raise BadFrame(str(error)) from None
-
-    def _collected(self, event: Message[Any]) -> Iterator[tuple[int, bytes]]:
-        self._message += event.data.encode() if isinstance(event.data, str) else event.data
-        if len(self._message) > MAX_MESSAGE:
-            raise BadFrame(f"a message has at most {MAX_MESSAGE} bytes here")
-        if event.message_finished:
-            message = bytes(self._message)
-            self._message.clear()
+        for message in self.messages(data):
             if message:
                 yield message[0], message[1:]
-
-    def _send(self, event: Event) -> bytes:
-        try:
-            return self._socket.send(event)
-        except LocalProtocolError:
-            raise ConnectionResetError from None

@@ -52,8 +52,14 @@ class PodRuntime(Protocol):
     def exec(self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool) -> PodProcess:
         """Start a program in a container."""
 
+    def attach(self, namespace: str, pod: str, container: str, stdin: bool, stdout: bool, stderr: bool) -> PodProcess:
+        """Attach to the program of a container. To kill it detaches."""
+
     def dial(self, node: str, host: str, port: int) -> socket.socket:
         """Connect from a node, within DIAL_SECONDS. Raises OSError or StatusError."""
+
+    def connect(self, namespace: str, pod: str, port: int) -> socket.socket:
+        """Connect to a port of a pod on its loopback address. Raises OSError or StatusError."""
 
 
 DIAL_SECONDS = 30.0

@@ -24,7 +24,7 @@ from narthex.lab.api.api import ApiHandler, error_response
 from narthex.lab.api.errors import StatusError, not_implemented
 from narthex.lab.api.proxy_path import ProxyRequest
 from narthex.lab.api.reads import WatchCursor
-from narthex.lab.api.requests import ApiRequest, ApiResponse, ExecRequest, LogRequest
+from narthex.lab.api.requests import ApiRequest, ApiResponse, ExecRequest, LogRequest, PortForwardRequest
 from narthex.lab.server.metrics import PATH as METRICS_PATH
 from narthex.lab.server.metrics import RequestMetrics
 from narthex.lab.server.pods import PodRuntime, ThreadedReader
@@ -179,6 +179,12 @@ class ApiServer:
 
                 await serve_exec(connection, self._pods, request, reply)
                 # The connection no longer speaks HTTP.
+                await connection.close()
+                raise ConnectionResetError
+            elif isinstance(reply, PortForwardRequest):
+                from narthex.lab.server.port_forward import serve_port_forward
+
+                await serve_port_forward(connection, self._pods, request, reply)
                 await connection.close()
                 raise ConnectionResetError
             elif isinstance(reply, ProxyRequest):

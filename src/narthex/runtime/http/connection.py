@@ -130,6 +130,11 @@ class RequestFraming:
         """Return the bytes that were received after the request."""
         return self._exchange.trailing_data[0] if self._exchange is not None else bytes(self._unparsed)
 
+    def take_trailing(self) -> bytes:
+        """Return the bytes after the request, once: the connection does not speak HTTP any more."""
+        left, self._unparsed, self._exchange = self.trailing(), bytearray(), None
+        return left
+
     def _sent(self, event: h11.Event) -> bytes:
         if self._exchange is None:
             # The head was too long, or the server refuses before it has read one.

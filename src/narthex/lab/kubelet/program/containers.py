@@ -15,6 +15,7 @@ from narthex.lab.containers.container import Containers, ContainerStartError, Ru
 from narthex.lab.containers.program import DEFAULT_CAPABILITIES, ProgramSpec, find_program
 from narthex.lab.kubelet.environment import ContainerConfigError, command_line, environment, hostname
 from narthex.lab.kubelet.probes import ProbeState, probes_of
+from narthex.lab.kubelet.program.console import Console
 from narthex.lab.kubelet.program.echo import EchoServer
 from narthex.lab.kubelet.program.endpoint_drain import EndpointDrain
 from narthex.lab.kubelet.program.event_recorder import EventRecorder
@@ -51,6 +52,8 @@ class ContainerRun:
         self.facts = facts
         self.container = container
         """None: the echo server replaces the program."""
+        self.console: Console | None = None
+        """Only for a container with `stdin` or `tty`."""
         self.environment = environment
         self.began = time.monotonic()
         self.probes = ProbeState(probes_of(spec), datetime.now(UTC))
@@ -104,9 +107,22 @@ def start_program(
         directory=directory,
         user=security.get("runAsUser"),
         group=security.get("runAsGroup"),
-        log=str(deps.files.log(pod, spec["name"], facts.restarts)),
+        tty=bool(spec.get("tty")),
     )
-    return ContainerRun(facts, deps.containers.run(program, ended=ended), spec, known)
+    log = deps.files.log(pod, spec["name"], facts.restarts)
+    if not (spec.get("stdin") or spec.get("tty")):
+        program = msgspec.structs.replace(program, log=str(log))
+        return ContainerRun(facts, deps.containers.run(program, ended=ended), spec, known)
+    stdin, once, tty = (bool(spec.get(field)) for field in ("stdin", "stdinOnce", "tty"))
+    console = Console(log, stdin=stdin, once=once, tty=tty)
+    try:
+        run = ContainerRun(facts, deps.containers.run(program, console.files, ended), spec, known)
+    except BaseException:
+        console.release()
+        raise
+    console.start()
+    run.console = console
+    return run
 
 
 def program_in_pod(

@@ -132,7 +132,8 @@ class Kubelet:
             if pod is not None:
                 worker.after(_REPLACE_SECONDS, lambda: self._update_pod(worker, key, pod))
             return
-        if pod is None or is_pod_finished(pod):
+        # A pod of the same name may have followed one of this node, without a node so far.
+        if pod is None or is_pod_finished(pod) or not pod["spec"].get("nodeName"):
             return
         lifecycle = PodLifecycle(pod, self._nodes[pod["spec"]["nodeName"]], worker, self._deps)
         self._pods[key] = lifecycle

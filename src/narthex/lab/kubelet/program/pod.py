@@ -215,6 +215,20 @@ class PodLifecycle:
         self.pod = {**pod, "status": self.pod.get("status") or pod.get("status") or {}}
         if pod["metadata"].get("deletionTimestamp"):
             self.terminate(float(pod["metadata"].get("deletionGracePeriodSeconds") or 0))
+        elif self.facts.networked:
+            self._add_ephemeral()
+
+    def _add_ephemeral(self) -> None:
+        """Start ephemeral containers that were added."""
+        added = [each for each in self.pod["spec"].get("ephemeralContainers") or () if each["name"] not in self.specs]
+        for spec in added:
+            self.specs[spec["name"]] = spec
+            self._deps.files.log(self.pod, spec["name"], 0).parent.mkdir(parents=True, exist_ok=True)
+            facts = ContainerFacts(name=spec["name"], image=spec.get("image") or "", ephemeral=True)
+            self.facts.containers.append(facts)
+            self._start_container(facts)
+        if added:
+            self.write_status()
 
     def _program_ended(self, facts: ContainerFacts, container: RunningContainer) -> None:
         run = self.runs.get(facts.name)
@@ -230,6 +244,10 @@ class PodLifecycle:
         facts.started = facts.ready = False
         if self._ending:
             self._finish_if_stopped()
+            return
+        if facts.ephemeral:
+            # It is not started again.
+            self.write_status()
             return
         if facts.init and code == 0:
             self._start_next()

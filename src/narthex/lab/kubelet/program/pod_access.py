@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
 import struct
 import termios
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 import msgspec
@@ -34,6 +36,8 @@ from narthex.linux.namespaces import in_namespace
 
 _POLL_SECONDS = 0.1
 _KEEPALIVE_POLLS = 5
+_END_SECONDS = 5.0
+"""Time between the end of a program's output and its own."""
 
 
 class PodAccess:
@@ -115,18 +119,31 @@ class PodAccess:
                 os.close(handle)
         return ExecProcess(started, ours)
 
+    def attach(
+        self, namespace: str, pod: str, container: str, stdin: bool, stdout: bool, stderr: bool
+    ) -> AttachedProcess:
+        """Attach to the program of a container; without `stdin` and `tty` in its spec only to its output. Raises StatusError."""
+        lifecycle, facts = self._find(namespace, pod, container)
+        run = lifecycle.runs.get(facts.name)
+        if run is None:
+            raise StatusError(500, "InternalError", f"container {facts.name} not found in pod {pod}")
+        if run.console is not None:
+            streams = [name for name, is_used in (("stdout", stdout), ("stderr", stderr)) if is_used]
+            return AttachedProcess(run, stdin, {name: run.console.attach(name) for name in streams})
+        request = LogRequest(namespace=namespace, pod=pod, container=facts.name, follow=True, tail=0)
+        return AttachedProcess(run, False, {"stdout": _piped(self.logs(request))})
+
     def dial(self, node: str, host: str, port: int) -> socket.socket:
         """Connect from a node. Raises StatusError or OSError."""
-        with in_namespace(self._kubelet.node_namespace(node)):
-            sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        return _dial(self._kubelet.node_namespace(node), host, port)
+
+    def connect(self, namespace: str, pod: str, port: int) -> socket.socket:
+        """Connect to a port of a pod on its loopback address. Raises StatusError or OSError."""
+        lifecycle, _ = self._find(namespace, pod, "")
         try:
-            sock.settimeout(DIAL_SECONDS)
-            sock.connect((host, port))
-            sock.setblocking(False)
+            return _dial(lifecycle.namespace, "127.0.0.1", port)
         except OSError:
-            sock.close()
-            raise
-        return sock
+            return _dial(lifecycle.namespace, "::1", port)
 
     def _find(self, namespace: str, pod: str, container: str) -> tuple[PodLifecycle, ContainerFacts]:
         lifecycle = self._kubelet.pod(ObjectKey(namespace, pod))
@@ -143,6 +160,19 @@ class PodAccess:
                     raise StatusError(400, "BadRequest", why)
                 return lifecycle, facts
         raise StatusError(400, "BadRequest", f"container {container} is not valid for pod {pod}")
+
+
+def _dial(namespace: str, host: str, port: int) -> socket.socket:
+    with in_namespace(namespace):
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(DIAL_SECONDS)
+        sock.connect((host, port))
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 class ExecProcess:
@@ -169,6 +199,46 @@ class ExecProcess:
     def kill(self) -> None:
         """Kill the program if it still runs."""
         self._container.signal(9)
+
+
+class AttachedProcess:
+    """A client's view of a program that runs anyway."""
+
+    def __init__(self, run: ContainerRun, stdin: bool, outputs: Mapping[str, int]) -> None:
+        """Attach to a run of a container. `outputs` are files to read from, by stream."""
+        self._run = run
+        handle = run.console.input() if run.console is not None and stdin else None
+        self.stdin: BinaryIO | None = os.fdopen(handle, "wb", buffering=0) if handle is not None else None
+        files = {name: os.fdopen(each, "rb", buffering=0) for name, each in outputs.items()}
+        self.stdout: BinaryIO | None = files.get("stdout")
+        self.stderr: BinaryIO | None = files.get("stderr")
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size of the terminal."""
+        if self._run.console is not None:
+            self._run.console.resize(rows, columns)
+
+    def wait(self) -> int:
+        """Return 0: clients find the program's exit status in the pod's."""
+        if self._run.container is not None:
+            self._run.container.wait(_END_SECONDS)
+        return 0
+
+    def kill(self) -> None:
+        """Detach. The program goes on."""
+
+
+def _piped(pieces: Iterator[bytes]) -> int:
+    """Return the end of a pipe into which a thread writes pieces."""
+    reader, writer = os.pipe()
+
+    def pump() -> None:
+        with contextlib.suppress(OSError), os.fdopen(writer, "wb", buffering=0) as file:
+            for piece in pieces:
+                file.write(piece)
+
+    threading.Thread(target=pump, name="attach", daemon=True).start()
+    return reader
 
 
 def _terminal() -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -60,7 +60,7 @@ class PodFiles:
         (directory / "hosts").write_text(hosts(pod, addresses))
         (directory / "hostname").write_text(f"{hostname(pod)}\n")
         for container in (*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]):
-            (directory / "log" / container["name"]).mkdir(parents=True, exist_ok=True)
+            self.log(pod, container["name"], 0).parent.mkdir(parents=True, exist_ok=True)
         for volume in pod["spec"].get("volumes") or ():
             content = self._content(pod, volume)
             if content is not None:
