@@ -108,7 +108,7 @@ class Console:
             poll.register(handle, select.POLLIN)
         while left:
             for handle, _ in poll.poll():
-                # Reading a terminal that nobody has open any more fails with EIO.
+                # Reading a terminal that no process has open any more fails with EIO.
                 data = b""
                 with contextlib.suppress(OSError):
                     data = os.read(handle, _PIECE)
