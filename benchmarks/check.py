@@ -16,8 +16,7 @@ import msgspec
 from frame import big_dump
 from frame.report import Report, parser
 from narthex.linux.run import run
-from narthex.model.net import IPFamily
-from narthex.model.objects import EndpointPort
+from narthex.model import EndpointPort, IPFamily
 from narthex.netfilter.xtables.parse import read_rule
 from narthex.proxy.plan.ir import Plan
 from narthex.testing.build import endpoint, endpoint_slice, plan, service

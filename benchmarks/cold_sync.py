@@ -20,7 +20,7 @@ from typing import Any
 from frame.cluster import FAMILY, TARGETS, WITHOUT_TOOL, fresh, here, quiet, slice_of, store_of, sync_of
 from frame.report import Report, Row, Table, parser
 from narthex.linux.run import run
-from narthex.model.store import Store, Upsert
+from narthex.model import Store, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.iptables.script import find, restore_blocks
 

@@ -22,7 +22,7 @@ import msgspec
 from frame.cluster import events, fresh, quiet, sync_of
 from frame.fleet import PRESENT, Server, changes_a_second, outage
 from frame.report import Report, parser
-from narthex.model.store import Store
+from narthex.model import Store
 
 FIT = ((500, 2), (2000, 2), (500, 20), (2000, 20))
 SEEN_BY_NOBODY = (1500, 10)

@@ -16,7 +16,7 @@ from typing import Any
 from frame.cluster import FAMILY, events, fresh
 from frame.report import Report, Table, parser
 from narthex.linux.clock import SystemClock
-from narthex.model.store import Upsert
+from narthex.model import Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.dataplanes import dataplane
 from narthex.proxy.plan.ir import Plan

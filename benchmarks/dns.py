@@ -35,7 +35,7 @@ import msgspec
 from frame.report import Report, parser
 from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
-from narthex.model.objects import EndpointSlice, Service
+from narthex.model import EndpointSlice, Service
 from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import endpoint, endpoint_slice, service
 

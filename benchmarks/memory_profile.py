@@ -21,9 +21,8 @@ from frame.report import Report, parser
 from frame.server import endpoint_slice, service
 from narthex.kube.watch import ListCache
 from narthex.lab.encode import encode
+from narthex.model import IPFamily, Store, Synced, Upsert
 from narthex.model.decode.objects import shape_of
-from narthex.model.net import IPFamily
-from narthex.model.store import Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import Planner
 from narthex.testing.build import CONFIG, node

@@ -22,8 +22,7 @@ from immutables import Map
 from frame.cluster import FAMILY, fresh
 from frame.report import Report, parser
 from narthex.linux.run import run
-from narthex.model.net import Protocol
-from narthex.model.objects import NamespacedName, ServicePortName
+from narthex.model import NamespacedName, Protocol, ServicePortName
 from narthex.proxy.backends.nftables.backend import NftablesBackend
 from narthex.proxy.kernel.nftables import NftablesTarget
 from narthex.proxy.plan.ir import (

@@ -20,7 +20,7 @@ import msgspec
 from frame.cluster import fresh, slice_of, store_of, sync_of
 from frame.report import Report, parser
 from narthex.linux.run import run
-from narthex.model.store import Upsert
+from narthex.model import Upsert
 from narthex.netfilter.nft.print import element_text
 from narthex.proxy.backends.iptables.script import restore_blocks
 from narthex.proxy.program.report import written

@@ -19,8 +19,7 @@ import msgspec
 from frame import big_dump
 from frame.report import Report, Table, parser
 from narthex.linux.run import run
-from narthex.model.net import IPFamily
-from narthex.model.packet import Disposition, Host, Packet
+from narthex.model import Disposition, Host, IPFamily, Packet
 from narthex.netfilter.dump.read import read_dump
 from narthex.netfilter.walk.walk import walk
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from frame.path import BULK, ENDPOINTS, FAR, NODE, SHORT, Endpoints, bulk, connect, world
 from frame.report import Report, parser
 from narthex.linux.namespaces import in_namespace
-from narthex.model.net import IPFamily
+from narthex.model import IPFamily
 from narthex.proxy.backends.userspace.backend import UserspaceBackend
 from narthex.proxy.kernel.userspace import UserspaceTarget
 from narthex.proxy.relay.process import RelayProcess, RelaySetup

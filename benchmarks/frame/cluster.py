@@ -14,9 +14,7 @@ from typing import Any
 
 from narthex.linux.clock import SystemClock
 from narthex.linux.namespaces import create_namespace, delete_namespace
-from narthex.model.net import IPFamily
-from narthex.model.objects import EndpointSlice
-from narthex.model.store import Store, Synced, Upsert
+from narthex.model import EndpointSlice, IPFamily, Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.iptables import IptablesTarget
 from narthex.proxy.kernel.ipvs import IpvsTarget

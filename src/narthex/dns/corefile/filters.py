@@ -27,8 +27,7 @@ from narthex.dns.corefile.settings import (
 )
 from narthex.dns.corefile.template_text import TemplateError, compile_template
 from narthex.dns.message import wire
-from narthex.model.net import network
-from narthex.model.problem import one_of, quoted
+from narthex.model import network, one_of, quoted
 
 _MATCHES = ("exact", "prefix", "suffix", "substring", "regex")
 _FIELDS = ("name", "type", "class", "ttl", "rcode", "cname")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from narthex.model.net import family_of
+from narthex.model import family_of
 from narthex.trace.follow.departure import Departure, NodeEntry
 from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.steps import is_uplink
