@@ -9,7 +9,6 @@ from narthex.model.net import IPFamily
 from narthex.model.objects import EndpointPort, EndpointSlice, Node, Service, ServicePort, SliceEndpoint
 from narthex.model.store import Snapshot, Store, Synced, Upsert
 from narthex.netfilter.ast import Accept, Chain, DropPacket, Hook, Rule, Ruleset, Table
-from narthex.netfilter.dump.dump import DumpGap, GapKind
 from narthex.netfilter.walk.state import KernelObjects
 from narthex.trace.causes.catalogue import CAUSES, CauseFinding
 from narthex.trace.causes.find import find
@@ -273,12 +272,12 @@ def test_a_warning_of_the_other_iptables() -> None:
 
 
 def test_rules_that_a_tool_could_not_decode() -> None:
-    view = NodeView(name="worker-a")
-    view.rules = {IPFamily.IPV4: Rules()}
-    gap = DumpGap(kind=GapKind.UNDECODED, table="nat", text="rules without their ports", command="nft list ruleset")
-    view.rules[IPFamily.IPV4].gaps = (gap,)
-    found = check(find(journey(STEP, end=ARRIVED), {"worker-a": view}), cause="old-iptables", certain=False)
-    assert "`nft list ruleset`" in found.advice and not found.explains
+    view = view_of_files([("rules.txt", "-A KUBE-NODEPORTS -p tcp -m comment --comment shop/web:http -j KUBE-EXT-W\n")])
+    known = KnownCluster(views=(view,), snapshot=Snapshot(), node_ips=("192.168.1.11",))
+    path = travel(known, TraceRequest(source="198.51.100.7", destination="192.168.1.11:30080", iif="eth0"))
+    found = check(find(path, {view.name: view}), cause="old-iptables", certain=False)
+    assert found.explains and "KUBE-NODEPORTS" in found.evidence[0]
+    assert path.next_command == "nft list ruleset"
 
 
 def test_a_forward_policy_without_table_nat() -> None:

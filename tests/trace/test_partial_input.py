@@ -60,10 +60,15 @@ NODE = "192.168.1.11"
 
 
 def trace(
-    text: str, to: str = "10.96.0.20:80", *, source: str = "198.51.100.7", own: tuple[str, ...] = (NODE,)
+    text: str,
+    to: str = "10.96.0.20:80",
+    *,
+    source: str = "198.51.100.7",
+    own: tuple[str, ...] = (NODE,),
+    iif: str = "eth0",
 ) -> PacketPath:
     known = KnownCluster(views=(view_of_files([("rules.txt", text)]),), snapshot=Snapshot(), node_ips=own)
-    return travel(known, TraceRequest(source=source, destination=to, iif="eth0"))
+    return travel(known, TraceRequest(source=source, destination=to, iif=iif))
 
 
 def without(text: str, *words: str) -> str:
@@ -176,3 +181,43 @@ def test_both_answers_where_the_nodes_addresses_decide() -> None:
     }
     assert path.next_command == "ip addr"
     assert ends(trace(NAT + FILTER, f"{NODE}:30080")) == BOTH
+
+
+LOCAL = """\
+-A KUBE-EXT-WEB -s 10.244.0.0/16 -m comment --comment "pod traffic for shop/web:http external destinations" -j KUBE-SVC-WEB
+-A KUBE-EXT-WEB -m comment --comment "masquerade LOCAL traffic for shop/web:http external destinations" -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ
+-A KUBE-EXT-WEB -m comment --comment "route LOCAL traffic for shop/web:http external destinations" -m addrtype --src-type LOCAL -j KUBE-SVC-WEB
+-A KUBE-EXT-WEB -j KUBE-SVL-WEB
+-A KUBE-SVL-WEB -m comment --comment "shop/web:http -> 10.244.1.5:8080" -j KUBE-SEP-A
+-A KUBE-SERVICES -d 192.0.2.7/32 -p tcp -m comment --comment "shop/web:http loadbalancer IP" -m tcp --dport 80 -j KUBE-EXT-WEB
+"""
+OF_LOCAL_POLICY = without(NAT, "-A KUBE-EXT-WEB").replace("-A KUBE-MARK-MASQ", LOCAL + "-A KUBE-MARK-MASQ", 1) + FILTER
+
+
+def test_both_answers_where_the_node_may_have_sent_the_packet() -> None:
+    path = trace(OF_LOCAL_POLICY, "192.0.2.7:80", source="192.168.1.11", own=(), iif="")
+    assert ends(path) == {(Fate.LEAVES, "10.244.1.5", False)}
+    (leaf,) = path.leaves()
+    assert leaf.end.supposing == ("192.168.1.11 is taken not to be an address of this node",)
+    when = "192.168.1.11 is an address of this node"
+    assert {(each.when, each.address, each.masqueraded) for each in leaf.end.may} == {
+        (when, "10.244.1.5", True),
+        (when, "10.244.2.6", True),
+    }
+    assert path.next_command == "ip addr"
+    # A pod, and a client of which the input says that it is outside, have not been on the node.
+    assert not any(
+        leaf.end.supposing
+        for leaf in trace(OF_LOCAL_POLICY, "192.0.2.7:80", source="10.244.3.9", own=(), iif="").leaves()
+    )
+    assert not any(
+        leaf.end.supposing for leaf in trace(OF_LOCAL_POLICY, "192.0.2.7:80", source="192.168.1.12", iif="").leaves()
+    )
+
+
+def test_the_address_of_node_ports_is_the_nodes_own() -> None:
+    text = OF_LOCAL_POLICY.replace(
+        "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS", "-d 192.168.1.11/32 -j KUBE-NODEPORTS"
+    )
+    path = trace(text, "192.0.2.7:80", source="192.168.1.11", own=(), iif="")
+    assert ends(path) == {(Fate.LEAVES, "10.244.1.5", True), (Fate.LEAVES, "10.244.2.6", True)}

@@ -272,6 +272,10 @@ class Unknown(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+NOT_DECODED = "could not decode"
+"""Words that the text of every `Undecoded` has."""
+
+
 class Undecoded(msgspec.Struct, frozen=True, tag=True):
     """A match or target that the kernel has and that the tool that printed the rule could not decode.
 

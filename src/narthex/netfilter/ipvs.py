@@ -239,7 +239,10 @@ class IpvsadmListParser:
     def __init__(self) -> None:
         self._servers: dict[ServerKey, VirtualServer] = {}
         self._reals: dict[ServerKey, list[RealServer]] = {}
+        self._again: dict[ServerKey, list[list[RealServer]]] = {}
+        """The real servers of further listings, which show the same servers at another time or in part."""
         self._current: ServerKey | None = None
+        self._into: list[RealServer] = []
 
     def feed(self, line: str) -> bool:
         """Parse a line. Return False if it is not part of a listing."""
@@ -258,7 +261,7 @@ class IpvsadmListParser:
             address, port = split_port(real[1])
         except ValueError:
             return False
-        self._reals[self._current].append(RealServer(address, port, int(real[3]), _LISTED_FORWARDS[real[2]]))
+        self._into.append(RealServer(address, port, int(real[3]), _LISTED_FORWARDS[real[2]]))
         return True
 
     def _add_server(self, match: re.Match[str]) -> None:
@@ -274,6 +277,10 @@ class IpvsadmListParser:
             at = flags.index("persistent") + 1
             seconds = int(flags[at]) if at < len(flags) and flags[at].isdigit() else _DEFAULT_PERSISTENCE
         key = address, Protocol(match[1]), port
+        self._current, self._into = key, []
+        if self._reals.get(key):
+            self._again.setdefault(key, []).append(self._into)
+            return
         self._servers[key] = VirtualServer(
             address=address,
             protocol=key[1],
@@ -282,10 +289,15 @@ class IpvsadmListParser:
             persistence_seconds=seconds,
             hash_ports=any(flag.strip("()").endswith("-port") for flag in flags),
         )
-        # A second listing shows the same servers at another time.
-        self._reals[key] = []
-        self._current = key
+        self._reals[key] = self._into
 
     def servers(self) -> Mapping[ServerKey, VirtualServer]:
-        """Return the listed virtual servers by key."""
+        """Return the listed virtual servers by key, each with the real servers of the first listing that has some."""
         return _with_reals(self._servers, self._reals)
+
+    def differing(self) -> Iterator[ServerKey]:
+        """Yield the virtual servers that were listed again with other real servers."""
+        for key, others in self._again.items():
+            first = {(real.address, real.port, real.weight) for real in self._reals[key]}
+            if any({(real.address, real.port, real.weight) for real in other} != first for other in others):
+                yield key

@@ -208,7 +208,7 @@ class _EndFacts(msgspec.Struct, frozen=True, kw_only=True):
     supposing: tuple[str, ...] = ()
     """What the input lacks and what the end therefore supposes, one clause each. Empty: the end supposes nothing."""
     may: tuple[PossibleEnd, ...] = ()
-    """For UNKNOWN: the ends that are possible."""
+    """For UNKNOWN: the ends that are possible. Otherwise: those that are if a supposition is wrong."""
 
 
 class PathEnd(_EndFacts, frozen=True, kw_only=True):

@@ -51,8 +51,6 @@ class GapKind(enum.Enum):
     """Chains and rules may be missing anywhere in a table: the output was filtered."""
     CUT = "cut"
     """The text is cut here, and what follows in the chain, set, or table is missing."""
-    UNDECODED = "undecoded"
-    """The tool that printed the table could not decode some of its rules."""
     FILE = "file"
     """A file could not be used at all."""
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from narthex.model import BoundedProblems, IPFamily, omitted_text
+from narthex.model import BoundedProblems, IPFamily, family_of, join_port, omitted_text
 from narthex.model.lines import MAX_LINE, long_lines_text, without_long_lines
 from narthex.netfilter.cuts import is_cut_mark
 from narthex.netfilter.dump.dump import Dump, DumpGap, DumpProblem, DumpTable, Flavour, GapKind, WalkInput, merge_dumps
@@ -297,6 +297,12 @@ class _DumpReader:
             self.report(0, f"the output of ipset list: {error}")
         servers = self._parsed(parse_ipvsadm, self._server_lines) or IpvsadmRules()
         listed = self._listed_servers.servers()
+        for address, protocol, port in self._listed_servers.differing():
+            text = f"ipvsadm lists {protocol} {join_port(address, port)} again with other real servers; the first listing counts"
+            gap = DumpGap(
+                kind=GapKind.RULES, family=family_of(address), origin=self._origin, text=text, command="ipvsadm -S -n"
+            )
+            self._gaps.append(gap)
         if self._alone and not (self._tables or sets or servers.servers or servers.marks or listed or self._problems):
             text = "is not what iptables-save, iptables -S or -L, nft list ruleset, ipset or ipvsadm print"
             if any(line.strip() and not line.strip().startswith("#") for line in self._lines):

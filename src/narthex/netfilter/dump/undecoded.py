@@ -20,7 +20,7 @@ from narthex.netfilter.xtables.values import TABLES, builtin_chains
 Rules = list[ast.Rule]
 
 _NOT_DECODED = (
-    "the tool that printed the rules could not decode {} of this rule of chain {}, which kube-proxy always writes"
+    f"the tool that printed the rules {ast.NOT_DECODED} {{}} of this rule of chain {{}}, which kube-proxy always writes"
 )
 _INTERFACE = "iptables -L without -v does not show the interface that this rule of chain {} matches"
 _SERVICE = re.compile(r"KUBE-(?:SVC|SVL|EXT|XLB|FW)-")

@@ -288,7 +288,7 @@ def _xt(cursor: TokenCursor) -> Expressions:
     if (kind, name) == ("match", "comment"):
         return ()
     return (
-        ast.Undecoded(f"the nft that printed the rules could not decode the {kind} {name} of iptables in this rule"),
+        ast.Undecoded(f"the nft that printed the rules {ast.NOT_DECODED} the {kind} {name} of iptables in this rule"),
     )
 
 

@@ -80,6 +80,14 @@ class _Completion:
             if name not in self._table.chains and self._has_maps(rules):
                 text = f"chain {name} of {self._words} is not in the input; it is taken to be as kube-proxy writes it"
                 self._made[name] = ast.Chain(name=name, rules=tuple(_assumed(text, *rule) for rule in rules))
+        if (
+            self._table.name == "nat"
+            and "KUBE-NODEPORTS" in self._table.chains
+            and "KUBE-SERVICES" not in self._table.chains
+        ):
+            text = f"chain KUBE-SERVICES of {self._words} is not in the input; it is taken to have no rule but the last, which calls KUBE-NODEPORTS"
+            last = _assumed(text, ast.IsLocal(ast.Field.DADDR), ast.Jump("KUBE-NODEPORTS"))
+            self._made["KUBE-SERVICES"] = ast.Chain(name="KUBE-SERVICES", rules=(last,))
         for jump in self._jumps:
             self._complete_jump(jump)
         names = (*self._table.chains, *(name for name in self._made if name not in self._table.chains))

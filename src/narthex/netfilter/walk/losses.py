@@ -132,11 +132,19 @@ class LossSigns:
     @cached_property
     def _knows_pods(self) -> bool:
         """Whether the rules tell pods of the node or the cluster from other senders."""
-        return any(
-            isinstance(each, ast.Compare) and each.negate and each.field in _SENDERS
-            for rule in self._cluster_ip_marks
-            for each in rule.expressions
-        )
+        return any(True for _ in self._sender_matches())
+
+    def _sender_matches(self) -> Iterator[ast.Compare]:
+        """Yield the matches that leave pods out where rules mark packets for cluster IPs."""
+        for rule in self._cluster_ip_marks:
+            for each in rule.expressions:
+                if isinstance(each, ast.Compare) and each.negate and each.field in _SENDERS:
+                    yield each
+
+    def pod_networks(self) -> frozenset[str]:
+        """Return the networks of pods that the rules name."""
+        found = (each.values for each in self._sender_matches() if each.field is ast.Field.SADDR)
+        return frozenset(str(value) for values in found for value in values)
 
     @cached_property
     def _marks_no_cluster_ip(self) -> bool:
@@ -164,9 +172,6 @@ class LossSigns:
         """Return the flaw of a Service's chain that does not send to an endpoint whose comments name the Service."""
         if not chain.name.startswith(("KUBE-SVC-", "KUBE-SVL-")):
             return ""
-        local = self._chains.get(chain.name.replace("KUBE-SVC-", "KUBE-SVL-"), chain)
-        if left := sorted(local.targets - chain.targets - {*_MARKING}):
-            return f"does not send to {left[0]}, to which {local.name} sends"
         name = _named(chain)
         other = name and next((each for each, named in self._lost_endpoints.items() if named == name), "")
         return f"does not send to {other}, an endpoint of {name}" if other else ""
@@ -210,6 +215,19 @@ def _frontend(rule: ast.Rule) -> _Frontend:
     """Return the matches of destination, protocol, and port of a rule."""
     found = {each.field: each for each in rule.expressions if isinstance(each, ast.Compare) and not each.negate}
     return tuple(found[field] for field in _FRONTEND_FIELDS if field in found)
+
+
+def exact_destinations(rule: ast.Rule) -> Iterator[str]:
+    """Yield the single addresses of which a rule matches the destination."""
+    for each in rule.expressions:
+        if isinstance(each, ast.Compare) and each.field is ast.Field.DADDR and not each.negate:
+            yield from (
+                address for value in each.values if "-" not in (address := _single(str(value))) and "/" not in address
+            )
+
+
+def _single(value: str) -> str:
+    return value.removesuffix("/128" if ":" in value else "/32")
 
 
 def _marks(rule: ast.Rule) -> bool:

@@ -162,6 +162,11 @@ class Branch:
         self.step_probability = _ONE
 
     @property
+    def sent(self) -> bool:
+        """True if a rule or IPVS has sent the packet to another destination."""
+        return self.dnat or self.served is not None
+
+    @property
     def state(self) -> tuple[object, ...]:
         """Everything that determines how this branch continues."""
         return (

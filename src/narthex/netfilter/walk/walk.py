@@ -172,7 +172,7 @@ class HookWalk:
         absent = absent or (refusing if point.hook != "prerouting" else "")
         if not absent:
             return
-        if branch.dnat or branch.served is not None:
+        if branch.sent:
             branch.suppose(f"{absent}; it is taken to let the packet pass")
         else:
             branch.unsure = branch.unsure or absent
@@ -194,7 +194,7 @@ class HookWalk:
             and not (branch.stranded or self._absent[0])
         ):
             branch.unsure = branch.unsure or _DROPPED_UNSENT
-        if not branch.unsure or branch.dnat or branch.served is not None or disposition is Disposition.UNSUPPORTED:
+        if not branch.unsure or branch.sent or disposition is Disposition.UNSUPPORTED:
             return False
         refused = disposition in (Disposition.DROPPED, Disposition.REJECTED)
         if last is not None and (last.chain == CLUSTER_IPS_CHECK or branch.unsure == _DROPPED_UNSENT):

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from narthex.model import Disposition, Host, IPFamily, Packet
-from narthex.netfilter.ast import Table
-from narthex.netfilter.dump.dump import GapKind
+from narthex.netfilter.ast import NOT_DECODED, Table
 from narthex.netfilter.walk.ipvs import BEFORE_INPUT
 from narthex.netfilter.walk.walk import HookPoint, HookWalk
 from narthex.trace.causes.catalogue import CauseFinding
-from narthex.trace.causes.scene import DiagnosisContext, finding, node_words
+from narthex.trace.causes.scene import DiagnosisContext, finding, node_words, rule_text
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, Stage
 
@@ -111,22 +110,21 @@ def _log(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 
 def _undecoded(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    for name, view in scene.visited():
-        rules = scene.rules(view)
-        gap = next((gap for gap in rules.gaps if gap.kind is GapKind.UNDECODED), None) if rules is not None else None
-        if gap is not None:
+    for leaf in scene.leaves:
+        if leaf.end.fate is Fate.UNKNOWN and NOT_DECODED in leaf.end.reason:
+            last = scene.last_rule(leaf)
             yield finding(
                 "old-iptables",
-                f"the tool that printed the rules of {node_words(name)} could not decode some of them: an older version wrote them "
+                f"the tool that printed the rules of {scene.node_words} could not decode some of them: an older version wrote them "
                 "out than the one that made them, and what it left out is not to be trusted",
-                evidence=(str(gap),),
-                advice="Print them with the version that made them"
-                + (f": `{gap.command}`" if gap.command else ", as in kube-proxy's container")
-                + ". A program of the older version that writes the rules back destroys them.",
-                node=name,
+                evidence=(rule_text(last) if last is not None else leaf.end.reason,),
+                advice="Print them with the version that made them, as in kube-proxy's container. A program of the older version "
+                "that writes the rules back destroys them.",
+                node=scene.node,
                 certain=False,
-                explains=scene.undecided and not scene.explained,
+                explains=not scene.explained,
             )
+            return
 
 
 def _not_called(scene: DiagnosisContext) -> Iterator[CauseFinding]:

@@ -41,7 +41,8 @@ def proxies(scene: DiagnosisContext, view: NodeView) -> dict[str, str]:
     """Return the Service proxies that have programmed a node, each with its evidence."""
     found: dict[str, str] = {}
     for table in scene.tables(view):
-        if table.name == "nat" and any(name.startswith("KUBE-SVC-") for name in table.chains):
+        # A fragment may be of another node, or an example of a document.
+        if table.name == "nat" and not table.partial and any(name.startswith("KUBE-SVC-") for name in table.chains):
             number = sum(name.startswith("KUBE-SVC-") for name in table.chains)
             found["iptables mode"] = f"table nat has chain KUBE-SERVICES and {number} chains KUBE-SVC-…"
         if table.name == "nat" and any(table.chains[name].rules for name in table.chains if "KUBE-PORTALS" in name):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from narthex.model import IPFamily, family_of
+from narthex.netfilter.ast import NOT_DECODED
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, MissingPart, PathBranch, PathEnd, branch_ends
 
@@ -15,8 +16,9 @@ _BY_WORDS = (
     ("ipset ", "ipset save"),
     ("IPVS", "ipvsadm -S -n"),
     ("is an address of this node", _OWN),
+    ("is taken not to be an address of this node", _OWN),
     ("no rules of a Service proxy", "{tables}-save; nft list ruleset"),
-    ("could not decode", "nft list ruleset"),
+    (NOT_DECODED, "nft list ruleset"),
 )
 """Words of a reason, and the command that prints what it lacks."""
 

@@ -58,12 +58,12 @@ Run = Callable[[Assumption], tuple[PathBranch, AskedFacts]]
 """Follows the packet with an assumption."""
 
 
-def follow_all(run: Run, header: Header) -> PathBranch:
-    """Return the path of a packet, with all ends that facts missing in the input allow."""
-    here, asked = _over_links(run, Assumption())
+def follow_all(run: Run, header: Header, known: Assumption = NOTHING) -> PathBranch:
+    """Return the path of a packet, with all ends that facts missing in the input allow; `known` is assumed in any case."""
+    here, asked = _over_links(run, known)
     if header.destination not in asked.addresses:
         return here
-    there, _ = _over_links(run, Assumption(own=(header.destination,)))
+    there, _ = _over_links(run, Assumption(own=(*known.own, header.destination)))
     if _effects(here, header) == _effects(there, header):
         return here
     own = f"{header.destination} is an address of this node"
@@ -72,6 +72,19 @@ def follow_all(run: Run, header: Header) -> PathBranch:
     reason = f"whether {own} is not known"
     steps = here.steps[:1]
     return PathBranch(steps=steps, end=PathEnd(fate=Fate.UNKNOWN, node=first.node, reason=reason, may=may))
+
+
+def doubt_sender(received: PathBranch, made: PathBranch, header: Header) -> PathBranch:
+    """Return the path of a packet that is taken to come from another machine, though the node itself may have made it."""
+    if _effects(received, header) == _effects(made, header):
+        return received
+    text = f"{header.source} is taken not to be an address of this node"
+    may = _possible(f"{header.source} is an address of this node", tree_leaves(made))
+    ends = (
+        (leaf, msgspec.structs.replace(leaf.end, supposing=(*leaf.end.supposing, text), may=leaf.end.may or may))
+        for leaf in tree_leaves(received)
+    )
+    return branch_tree([(leaf.probability, leaf.steps, end) for leaf, end in ends])
 
 
 def _over_links(run: Run, assumption: Assumption) -> tuple[PathBranch, AskedFacts]:

@@ -53,10 +53,8 @@ class PartialPath:
 class NodeHooks:
     """The rules of one node for one packet."""
 
-    def __init__(
-        self, view: NodeView, header: Header, own: tuple[str, ...], name_of: Callable[[str], str], state: str
-    ) -> None:
-        """Prepare the walk; `state` is that of connection tracking: `new` or `established`."""
+    def __init__(self, view: NodeView, header: Header, host: Host, name_of: Callable[[str], str], state: str) -> None:
+        """Prepare the walk; `host` is the node, `state` that of connection tracking: `new` or `established`."""
         self._view = view
         self._header = header
         held = view.rules.get(family_of(header.destination)) if view.rules is not None else None
@@ -76,7 +74,7 @@ class NodeHooks:
                 iif=header.iif,
                 from_host=not header.iif,
             ),
-            Host(addresses=own, others=view.addresses is None and not own),
+            host,
             name_of=name_of,
             objects=held.objects if held is not None else KernelObjects(),
             state=state,

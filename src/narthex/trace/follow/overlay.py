@@ -72,6 +72,6 @@ def _outer_fault(
     cluster: ClusterMap, view: NodeView, outer: Header, link: str | None, is_reply: bool
 ) -> PathEnd | None:
     """Return how the outer packet ends on a node if it doesn't get through; `link` is None where it is created."""
-    traversal = NodeTraversal(view, outer, cluster.name_of, own=cluster.own(view), is_reply=is_reply)
+    traversal = NodeTraversal(view, outer, cluster.name_of, host=cluster.host(view), is_reply=is_reply)
     exits = traversal.created() if link is None else traversal.received(link)
     return next((each.end for each in exits if each.end is not None and each.end.fate is not Fate.DELIVERED), None)

@@ -101,7 +101,7 @@ class PathFollower:
             view,
             header,
             self._cluster.name_of,
-            own=self._cluster.own(view),
+            host=self._cluster.host(view),
             undo=undo,
             is_reply=flow.is_reply,
             assumed=self._assumed,

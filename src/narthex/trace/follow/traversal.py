@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from narthex.model import IPFamily, Protocol, contains, family_of, join_port, network
+from narthex.model import Host, IPFamily, Protocol, contains, family_of, join_port, network
 from narthex.netfilter.dump.dump import GapKind
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT
 from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange
@@ -62,7 +62,7 @@ class NodeTraversal:
         header: Header,
         name_of: Callable[[str], str],
         *,
-        own: tuple[str, ...],
+        host: Host,
         undo: NatBinding | None = None,
         is_reply: bool = False,
         assumed: Assumption = NOTHING,
@@ -73,7 +73,7 @@ class NodeTraversal:
             view: What is known of the node.
             header: The packet.
             name_of: Returns the owner of an address.
-            own: The node's addresses.
+            host: The node, with the addresses that are known.
             undo: For a reply: the rewriting on this node that has to be undone.
             is_reply: The packet is a reply.
             assumed: Facts that the view lacks, with the values to assume.
@@ -87,7 +87,8 @@ class NodeTraversal:
         self._known = None if is_reply else self._connection()
         established = is_reply or self._known is not None
         self._nat = not established
-        self._hooks = NodeHooks(view, header, (*own, *assumed.own), name_of, "established" if established else "new")
+        host = msgspec.structs.replace(host, addresses=(*host.addresses, *assumed.own))
+        self._hooks = NodeHooks(view, header, host, name_of, "established" if established else "new")
         self._exits: list[TraversalExit] = []
         if not self._hooks.known:
             self._miss("rules")
@@ -251,7 +252,7 @@ class NodeTraversal:
             one = self._undo_source(one)
             header = self._hooks.header(one, iif=iif)
             step = msgspec.structs.replace(self._step(Stage.DELIVERY, f"to a process of {self._who}"), before=header)
-            if one.branch.unsure and not one.branch.dnat:
+            if one.branch.unsure and not one.branch.sent:
                 self._put(one.then(step), header, unsure_end(self._view.node, one.branch, Fate.DELIVERED))
                 continue
             end = PathEnd(fate=Fate.DELIVERED, node=self._view.node, address=header.destination, port=header.port)
@@ -278,7 +279,7 @@ class NodeTraversal:
 
     def _out(self, path: PartialPath, hop: NextHop) -> None:
         for one in self._hook(HookPoint("postrouting", oif=hop.link or self._assumed.link or None), [path]):
-            if one.branch.unsure and not one.branch.dnat:
+            if one.branch.unsure and not one.branch.sent:
                 self._put(one, self._hooks.header(one), unsure_end(self._view.node, one.branch, Fate.LEAVES))
                 continue
             self._resolve_source(one, hop)

@@ -5,13 +5,13 @@ Every part may be None: not known, which is different from empty. Addresses and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Protocol as Shape
 
 import msgspec
 
-from narthex.model import IPFamily, Protocol, contains, family_of, network
+from narthex.model import Host, IPFamily, Protocol, contains, family_of, network
 from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.dump.dump import DumpGap
 from narthex.netfilter.walk.state import KernelObjects
@@ -321,6 +321,7 @@ class ClusterMap:
         node_of: Callable[[str], str] = _no_name,
         pod_of: Callable[[str], str] = _no_name,
         node_addresses: Mapping[str, tuple[str, ...]] | None = None,
+        unlisted: Iterable[str] = (),
         impairments: Sequence[Impairment] = (),
         answering: Mapping[str, Sequence[str]] | None = None,
         complete: bool = False,
@@ -333,7 +334,8 @@ class ClusterMap:
             name_of: Returns the owner of an address.
             node_of: Returns the node that an address is on.
             pod_of: Returns `NAMESPACE/NAME` of the pod that has an address.
-            node_addresses: The addresses of Node objects.
+            node_addresses: The addresses of Node objects, or those that the rules of a node name.
+            unlisted: Nodes that may have more addresses than `node_addresses` says.
             impairments: What keeps nodes and pods from working.
             answering: Nodes that answer for load balancer addresses.
             complete: All machines on the nodes' links are among the views, and all pods are known.
@@ -346,6 +348,7 @@ class ClusterMap:
         self.complete = complete
         self.through_node = through_node
         self._of_objects = dict(node_addresses or {})
+        self._unlisted = frozenset(unlisted)
         self._impairments = tuple(impairments)
         self._answering = dict(answering or {})
 
@@ -367,6 +370,11 @@ class ClusterMap:
             found = (each.address for each in view.addresses)
             return tuple(ip for ip in found if not contains(family_of(ip).loopback, ip))
         return self._of_objects.get(view.name, ())
+
+    def host(self, view: NodeView) -> Host:
+        """Return the node as the host of a walk, which may have addresses that are not known."""
+        own = self.own(view)
+        return Host(addresses=own, others=view.addresses is None and (view.name in self._unlisted or not own))
 
     def holder(self, address: str, besides: NodeView | None = None) -> NodeView | None:
         """Return the node that has an address."""

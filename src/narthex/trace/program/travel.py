@@ -13,9 +13,10 @@ from narthex.linux.namespaces import in_namespace
 from narthex.model import Problem, Snapshot, Store, Synced, Upsert, contains, family_of
 from narthex.model.decode.objects import load
 from narthex.netfilter.dump.read import DumpError
+from narthex.netfilter.walk.losses import LossSigns, exact_destinations
 from narthex.trace.causes.proxies import PROXY_TABLES
 from narthex.trace.follow.ask import next_command
-from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption, follow_all
+from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption, doubt_sender, follow_all
 from narthex.trace.follow.bridges import entry_from
 from narthex.trace.follow.departure import CREATED_HERE, NodeEntry
 from narthex.trace.follow.path import PathFollower
@@ -73,9 +74,11 @@ class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):
         own = {view.words: view for view in (*self.views, *self.beyond) if view.name}
         of_objects = {key.name: (*node.internal_ips, *node.external_ips) for key, node in self.snapshot.nodes.items()}
 
+        unlisted: list[str] = []
         for view in self.views:
             named = self.node_ips or of_objects.get(view.name, ())
             if view.addresses is None and (named or view.rules is not None):
+                unlisted += () if named else (view.name,)
                 of_objects[view.name] = tuple(dict.fromkeys((*named, *_own_by_rules(view))))
 
         def name_of(address: str) -> str:
@@ -91,6 +94,7 @@ class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):
             node_of=lambda address: _node_of(names, self.snapshot, address),
             pod_of=lambda address: _pod_of(names, address),
             node_addresses=of_objects,
+            unlisted=unlisted,
             impairments=self.impairments,
             answering=self.answering,
             complete=self.whole,
@@ -104,6 +108,10 @@ def _own_by_rules(view: NodeView) -> Iterable[str]:
         for table in rules.ruleset.tables:
             held = table.sets.get("nodeport-ips") if table.name in PROXY_TABLES else None
             yield from (str(key[0]) for key in (held.elements if held is not None else ()) if "/" not in str(key[0]))
+            services = table.chains.get("KUBE-SERVICES") if table.name == "nat" else None
+            for rule in services.rules if services is not None else ():
+                if rule.target == "KUBE-NODEPORTS":
+                    yield from exact_destinations(rule)
 
 
 def _node_of(names: AddressNames, snapshot: Snapshot, address: str) -> str:
@@ -308,6 +316,15 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
         return branch_tree(with_assumption.follow(view, header, entry, (what,))), with_assumption.asked
 
     tree = follow_all(run, header)
+    if _may_be_made_here(known, view, source, header, what):
+        own = Assumption(own=(header.source,))
+
+        def made(assumed: Assumption) -> tuple[PathBranch, AskedFacts]:
+            here = PathFollower(atlas, request.size, assumed)
+            first = (_begin(view, header, "made on this node"),)
+            return branch_tree(here.follow(view, header, CREATED_HERE, first)), here.asked
+
+        tree = doubt_sender(tree, follow_all(made, header, own), header)
     return PacketPath(
         packet=header,
         source=Party(
@@ -324,6 +341,17 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
         missing=follower.missing,
         next_command=next_command(tree, header.destination, known.views, follower.missing),
     )
+
+
+def _may_be_made_here(
+    known: KnownCluster, view: NodeView, source: AddressOwner, header: Header, start: PathStep
+) -> bool:
+    """Return True if the input does not say whether the sender's address is one of the node."""
+    if not start.unknown or source.kind != "address" or source.node or view.addresses is not None or known.node_ips:
+        return False
+    rules = view.rules.get(family_of(header.source)) if view.rules is not None else None
+    tables = rules.ruleset.tables if rules is not None else ()
+    return not any(contains(each, header.source) for table in tables for each in LossSigns(table).pod_networks())
 
 
 def _service(places: OwnerIndex, known: KnownCluster, header: Header) -> str:
