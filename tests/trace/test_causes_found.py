@@ -336,3 +336,12 @@ def test_a_listing_of_routes_may_lack_one() -> None:
     view.policies = (PolicyRule(family=IPFamily.IPV4, priority=30, table="7", mark=1, mask=1),)
     assert look_up(view, RouteQuery(destination="10.1.2.3")).kind == "unicast"
     assert look_up(view, RouteQuery(destination="10.1.2.3", mark=1)).reason.startswith("routing table 7")
+
+
+def test_a_cause_of_a_packet_that_arrives_is_a_remark() -> None:
+    rules = (
+        FLUSHED.replace(":FLANNEL-POSTRTG - [0:0]\n", "")
+        + "*mangle\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -j MARK --set-xmark 0x4000/0x4000\n-A PREROUTING -j MARK --set-xmark 0x0/0x4000\nCOMMIT\n"
+    )
+    for found in told(rules):
+        assert (found.cause.id, found.certain, found.explains) == ("mark-clash", False, False)

@@ -166,3 +166,24 @@ def test_what_a_relay_does_no_rule_tells() -> None:
     report = check(wanted, view, OWN)
     assert (report.findings, report.status) == ((), 2)
     assert all("a relay on this node takes it" in text for text in report.unknown)
+
+
+def test_rules_of_which_the_input_has_a_part_are_not_missing() -> None:
+    wanted = objects("10.244.1.7")
+    backend = BACKENDS["iptables"]
+    text = backend.text(backend.render(wanted))
+    part = "".join(
+        line + "\n" for line in text.splitlines() if line.startswith("-A KUBE-S") and "10.96.0.9" not in line
+    )
+    view = view_of_files([("grep.txt", part)], "node-a")
+    view.addresses = (LinkAddress(OWN[0], 24, "eth0"),)
+    report = check(wanted, view, OWN)
+    assert not report.findings and report.status == 2
+    assert any(
+        "the input is partial: grep.txt: line 1: the input contains only a part of table nat" in each
+        for each in report.unknown
+    )
+    assert any(
+        each.startswith("10.96.0.9:80/tcp (cluster IP) of shop/web:http: the input contains only")
+        for each in report.unknown
+    )

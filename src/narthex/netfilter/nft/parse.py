@@ -25,6 +25,8 @@ _DATATYPES: dict[str, ast.KeyPart] = {
     "inet_proto": ast.Field.L4PROTO,
     "inet_service": ast.Field.DPORT,
     "ifname": ast.Field.IIFNAME,
+    # nft's JSON has no type for a number drawn with numgen. The rules that look it up have the range.
+    "integer": ast.Slot(0xFFFFFFFF),
 }
 _ENDPOINT_KEYS = ((ast.Field.DADDR, ast.Field.DPORT), (ast.Field.SADDR, ast.Field.SPORT))
 

@@ -121,6 +121,7 @@ def _in_the_way(scene: DiagnosisContext) -> Iterator[CauseFinding]:
             advice="Find out who made the rule (its comment and chain say it mostly) and narrow it, so that it leaves the "
             "Services' addresses alone.",
             node=step.node,
+            explains=front is not None or scene.undecided,
         )
         return
 
@@ -159,6 +160,8 @@ def _marks(scene: DiagnosisContext) -> Iterator[CauseFinding]:
                 evidence=(rule_text(step),),
                 advice="Give that program other bits, or the proxy another one (iptables.masqueradeBit of its configuration).",
                 node=step.node,
+                certain=scene.undecided,
+                explains=scene.undecided,
             )
             return
     yield from _mark_routes(scene)

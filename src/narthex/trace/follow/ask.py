@@ -11,6 +11,8 @@ from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, MissingPart, PathBranch, PathEnd, branch_ends
 
 _TABLE = re.compile(r"table (raw|mangle|nat|filter|security|kube-proxy)\b")
+_HOOK = re.compile(r"^(?:prerouting|input|forward|output|postrouting) (raw|mangle|nat|filter|security|kube-proxy) ")
+"""The place at which the walk stopped, in front of its reason."""
 _OWN, _ROUTES = "ip addr", "ip route show table all"
 _BY_WORDS = (
     ("ipset ", "ipset save"),
@@ -51,7 +53,7 @@ def _command(text: str, family: IPFamily, views: Sequence[NodeView]) -> str:
     for words, command in _BY_WORDS:
         if words in text:
             return _family_form(command.format(tables=tool), family)
-    table = _TABLE.search(text)
+    table = _TABLE.search(text) or _HOOK.match(text)
     if table is None:
         return ""
     for view in views:

@@ -135,8 +135,13 @@ def check(plan: Plan, view: NodeView, own: tuple[str, ...]) -> CheckReport:
     findings += checker.extra()
     findings += checker.duplicates()
     findings += checker.connections()
-    unknown = (*view.partial, *held.unread, *checker.unknown, *checker.left_out())
+    partial = (f"the input is partial: {gap}" for gap in held.gaps if gap.table in _PROXY_TABLES)
+    unknown = (*view.partial, *held.unread, *partial, *checker.unknown, *checker.left_out())
     return msgspec.structs.replace(report, findings=tuple(findings), unknown=tuple(dict.fromkeys(unknown)))
+
+
+_PROXY_TABLES = ("nat", "filter", "kube-proxy", "narthex")
+"""Tables in which Service proxies write."""
 
 
 class _Blocked(msgspec.Struct):

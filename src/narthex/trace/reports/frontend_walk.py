@@ -101,7 +101,7 @@ class FrontendWalker:
         return FrontendOutcome(
             endpoints=endpoints,
             fate=_fate(ended),
-            unknown=_unknown(ended),
+            unknown=_unknown(ended) or ("" if sent else self._lost(asked)),
             forwarding=self._forwarding.results(_header(asked), asked.iif, sent),
             outside=asked.outside,
             untracked=untracked,
@@ -110,6 +110,14 @@ class FrontendWalker:
             and self._rewriting(asked).chain.startswith(_RELAYS),
         )
 
+    def _lost(self, asked: FrontendPacket) -> str:
+        """Return why the text of the rules may lack one that rewrites the packet, which no rule does; otherwise empty."""
+        if not self._held.supposed.copied:
+            return ""
+        walk = self._walk(asked, explained=False, supposed=True)
+        branches, ended = walk.hook(HookPoint("prerouting", iif=asked.iif), [walk.start()])
+        return next((branch.unsure for branch in branches if branch.unsure and not branch.sent), "") or _unknown(ended)
+
     def foreign(self, asked: FrontendPacket) -> str:
         """Return the rule that rewrote the packet, if it isn't a Service rule; otherwise empty."""
         last = self._rewriting(asked)
@@ -117,12 +125,13 @@ class FrontendWalker:
             return ""
         return f"{last.where}: {last.what}"
 
-    def _walk(self, asked: FrontendPacket, *, explained: bool) -> HookWalk:
+    def _walk(self, asked: FrontendPacket, *, explained: bool, supposed: bool = False) -> HookWalk:
         packet = Packet(
             source=asked.source, destination=asked.destination, port=asked.port, protocol=asked.protocol, iif=asked.iif
         )
         held = self._held
-        return HookWalk(held.ruleset, packet, Host(addresses=self._own), objects=held.objects, explained=explained)
+        rules = held.supposed if supposed else held.ruleset
+        return HookWalk(rules, packet, Host(addresses=self._own), objects=held.objects, explained=explained)
 
     def _rewriting(self, asked: FrontendPacket) -> WalkStep:
         """Return the last step of prerouting for a packet that it rewrites; a step without texts if there is none."""
