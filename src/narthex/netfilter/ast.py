@@ -497,7 +497,10 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
     @property
     def target(self) -> str:
         """Name of the chain that the rule calls or continues in; empty if there is none."""
-        return next((each.chain for each in self.expressions if isinstance(each, (Jump, Goto))), "")
+        for each in self.expressions:
+            if isinstance(each, (Jump, Goto)):
+                return each.chain
+        return ""
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True):

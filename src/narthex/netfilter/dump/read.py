@@ -73,7 +73,7 @@ def read_dump(text: str | bytes, origin: str = "", family: IPFamily | None = Non
         family: Family of iptables rules whose text does not tell; None derives it from their addresses.
     """
     decoded = text.decode(errors="replace") if isinstance(text, bytes) else text
-    found = _JSON.search(decoded)
+    found = _JSON.search(decoded) if '"nftables"' in decoded else None
     if found:
         return _read_json(decoded, found.start(), origin, family)
     return _read_lines(decoded, origin, family)

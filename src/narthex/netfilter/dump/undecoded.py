@@ -9,7 +9,7 @@ whole are the business of `netfilter.walk.completion`.)
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -17,7 +17,7 @@ from narthex.netfilter import ast
 from narthex.netfilter.lazy import LazyMapping
 from narthex.netfilter.xtables.values import TABLES, builtin_chains
 
-Rules = list[ast.Rule]
+Rules = Sequence[ast.Rule]
 
 _NOT_DECODED = (
     f"the tool that printed the rules {ast.NOT_DECODED} {{}} of this rule of chain {{}}, which kube-proxy always writes"
@@ -66,7 +66,7 @@ def refined(table: ast.Table, *, by_nft: bool = False) -> ast.Table:
 
     def refine(chain: ast.Chain) -> ast.Chain:
         rules = _of_chain(table.name, chain, by_nft=by_nft)
-        return chain if rules == list(chain.rules) else msgspec.structs.replace(chain, rules=tuple(rules))
+        return chain if rules == chain.rules else msgspec.structs.replace(chain, rules=tuple(rules))
 
     if isinstance(table.chains, LazyMapping):
         table.chains.refine(refine)
@@ -76,10 +76,10 @@ def refined(table: ast.Table, *, by_nft: bool = False) -> ast.Table:
 
 
 def _of_chain(table: str, chain: ast.Chain, *, by_nft: bool) -> Rules:
-    rules = list(chain.rules)
+    rules: Rules = chain.rules
     ours = chain.name.startswith("KUBE-")
     if by_nft or ours:
-        rules = [_with_target(rule, chain.name) for rule in rules]
+        rules = tuple([_with_target(rule, chain.name) for rule in rules])
     if not ours:
         return rules
     kind = _kind(chain.name)
@@ -97,11 +97,18 @@ def _kind(chain: str) -> str:
 
 
 def _has(rule: ast.Rule, *kinds: type) -> bool:
-    return any(isinstance(each, kinds) for each in rule.expressions)
+    # Loops, here and below, take half of the time of generators, and a large dump has 200,000 rules.
+    for each in rule.expressions:  # noqa: SIM110
+        if isinstance(each, kinds):
+            return True
+    return False
 
 
 def _compares(rule: ast.Rule, *fields: ast.Field) -> bool:
-    return any(isinstance(each, (ast.Compare, ast.PortRange)) and each.field in fields for each in rule.expressions)
+    for each in rule.expressions:  # noqa: SIM110
+        if isinstance(each, (ast.Compare, ast.PortRange)) and each.field in fields:
+            return True
+    return False
 
 
 def _opaque(rule: ast.Rule) -> bool:
@@ -133,9 +140,9 @@ def _without_match(rule: ast.Rule, what: str, chain: str) -> ast.Rule:
 
 def _each(rules: Rules, wrong: Callable[[ast.Rule], str], chain: str) -> Rules:
     """Return the rules, with an `Undecoded` in each for which `wrong` names a missing match."""
-    return [
+    return tuple(
         _without_match(rule, what, chain) if not _opaque(rule) and (what := wrong(rule)) else rule for rule in rules
-    ]
+    )
 
 
 # ---- chains of iptables ----------------------------------------------------------------------------------------------
@@ -149,10 +156,10 @@ def _spread(chain: str, rules: Rules) -> Rules:
         if rule.target.startswith("KUBE-SEP-") and not _has(rule, ast.RecentCheck, *_OPAQUE)
     ]
     plain = {number for number in ways[:-1] if not _has(rules[number], ast.RandomMatch, ast.EveryNth)}
-    return [
+    return tuple(
         _without_match(rule, "the probability", chain) if number in plain else _cluster_ip_mark(chain, rule)
         for number, rule in enumerate(rules)
-    ]
+    )
 
 
 def _cluster_ip_mark(chain: str, rule: ast.Rule) -> ast.Rule:
@@ -176,7 +183,7 @@ _SENDERS = ("pod traffic", "pods trying", "LOCAL traffic", "from cluster")
 
 
 def _external(chain: str, rules: Rules) -> Rules:
-    found: Rules = []
+    found: list[ast.Rule] = []
     for rule in rules:
         made = rule
         if any(words in rule.comment for words in _SENDERS) and not _opaque(rule):
@@ -184,7 +191,7 @@ def _external(chain: str, rules: Rules) -> Rules:
             if made is rule and not _compares(rule, ast.Field.SADDR, ast.Field.IIFNAME) and not _has(rule, ast.IsLocal):
                 made = _without_match(rule, "the match of senders", chain)
         found.append(made)
-    return found
+    return tuple(found)
 
 
 def _services(chain: str, rules: Rules) -> Rules:

@@ -40,11 +40,15 @@ _SILENT = (ast.Counter, ast.IgnoredStatement)
 class ChainPosition:
     """The chain that is evaluated, its caller chains, and the hook."""
 
-    __slots__ = ("chain", "depth", "path", "point", "table", "where")
+    __slots__ = ("chain", "depth", "path", "point", "table")
 
     def __init__(self, point: HookPoint, table: ast.Table, chain: ast.Chain, path: tuple[str, ...], depth: int) -> None:
         self.point, self.table, self.chain, self.path, self.depth = point, table, chain, path, depth
-        self.where = f"{point.hook} {table.name} {chain.name}"
+
+    @property
+    def where(self) -> str:
+        """The hook, the table, and the chain, for the texts of steps."""
+        return f"{self.point.hook} {self.table.name} {self.chain.name}"
 
 
 class ChainWalk:

@@ -141,11 +141,12 @@ class Branch:
         part = self.copy()
         # Until the first step both are one number. Fractions are the largest part of a walk's time.
         same = self.step_probability is self.probability
-        if share != 1:
-            part.probability = _rounded(self.probability * share)
-            part.step_probability = part.probability if same else _rounded(self.step_probability * share)
-        self.probability -= part.probability
-        self.step_probability = self.probability if same else self.step_probability - part.step_probability
+        part.probability, rest = _split(self.probability, share)
+        if same:
+            part.step_probability, self.step_probability = part.probability, rest
+        else:
+            part.step_probability, self.step_probability = _split(self.step_probability, share)
+        self.probability = rest
         return part
 
     def suppose(self, text: str) -> None:
@@ -229,8 +230,10 @@ def graft(branch: Branch, results: ChainResults) -> ChainResults:
     left = branch.probability
     whole = left is _ONE
     same = branch.step_probability is left
-    certain = [out for _, out in results if out.doubt == branch.doubt]
-    last = certain[-1] if certain else None
+    last = None
+    for _, out in results:
+        if out.doubt == branch.doubt:
+            last = out
     for continuation, part in results:
         out = part.copy()
         # Rounding one part of a split down keeps the sum exact, since the last part is the remainder. Parts of the whole are exact.
@@ -275,6 +278,22 @@ def merge(branches: list[Branch]) -> list[Branch]:
             other.trail, other.step_probability = branch.trail, branch.step_probability
         other.probability += branch.probability
     return list(kept.values())
+
+
+_MOST_SPLITS = 4096
+_splits: dict[tuple[int, int], tuple[Fraction, Fraction, Fraction, Fraction]] = {}
+"""Probability, share, part, and rest, by the identities of the first two: the hash of a fraction takes as long as a split."""
+
+
+def _split(whole: Fraction, share: Fraction) -> tuple[Fraction, Fraction]:
+    """Return a share of a probability, and the rest. Services with equally many endpoints split in the same way."""
+    known = _splits.get((id(whole), id(share)))
+    if known is None:
+        part = whole if share == 1 else _rounded(whole * share)
+        if len(_splits) >= _MOST_SPLITS:
+            _splits.clear()
+        known = _splits[id(whole), id(share)] = whole, share, part, whole - part
+    return known[2:]
 
 
 def _rounded(value: Fraction) -> Fraction:

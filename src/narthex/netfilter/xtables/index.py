@@ -77,10 +77,14 @@ class RuleSpans:
             return [n + 1 for at in range(0, len(spans), 2) for n in range(spans[at], spans[at + 1])]
 
         def build(chain: str) -> Chain:
-            rules = tuple(rule_or_text(self.lines[number - 1].strip(), family) for number in numbers(chain))
+            spans = self.spans.get(chain, [])
+            lines = (line for at in range(0, len(spans), 2) for line in self.lines[spans[at] : spans[at + 1]])
+            rules = tuple(rule_or_text(line.strip(), family) for line in lines)
             if self.cut and (not rules or chain == self.open_end):
                 rules = (*rules, gap_rule())
-            return Chain(name=chain, rules=rules, hook=hook_of(name, chain, policies[chain]))
+            return Chain(
+                name=chain, rules=rules, hook=hook_of(name, chain, policies[chain]) if chain in bases else None
+            )
 
         partial = f"the text is cut in line {self.cut}, in table {name}" if self.cut else ""
         bases = tuple(chain for chain in policies if hook_of(name, chain) is not None)

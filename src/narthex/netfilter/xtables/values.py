@@ -195,7 +195,7 @@ def plain_network(text: str) -> str:
     """
     base, slash, length = text.partition("/")
     host = address(base)
-    if not slash:
+    if not slash or (length == "32" and ":" not in host):
         return host
     if not length.isdigit():
         length = str(_prefix_length(length))

@@ -163,7 +163,7 @@ def _joined(text: str) -> Iterator[str]:
     """Yield lines, with `nexthop` lines appended to the line before."""
     held = ""
     for line in text.splitlines():
-        if re.match(r"\s+nexthop\s", line):
+        if line[:1].isspace() and re.match(r"\s+nexthop\s", line):
             held += " " + line.strip()
             continue
         if held:

@@ -97,9 +97,7 @@ class ForwardingWalker:
 
     def link_to(self, source: str, destination: str, iif: str) -> str | None:
         """Return the link by which a packet leaves that no rule rewrites; None if it is not known."""
-        hops = self._routed(
-            RouteQuery(destination=destination, source=source, iif=iif), self._of_routes.of(destination)
-        )
+        hops = self._routed(destination, source, iif, 0, self._of_routes.of(destination))
         return next((hop.link for hop in hops if isinstance(hop, NextHop) and hop.link), None)
 
     def _class(self, header: Header, iif: str, branch: Branch) -> tuple[object, ...]:
@@ -124,16 +122,15 @@ class ForwardingWalker:
 
     def _hop(self, source: str, iif: str, branch: Branch, target: tuple[object, ...]) -> tuple[object, ...]:
         """Return the next hops with the states of their neighbours."""
-        query = RouteQuery(destination=branch.daddr, source=source, iif=iif, mark=branch.mark)
-        hops = self._routed(query, target[3])
-        return tuple(self._next(hop, branch.daddr) if isinstance(hop, NextHop) else hop for hop in hops)
+        hops = self._routed(branch.daddr, source, iif, branch.mark, target[3])
+        return tuple([self._next(hop, branch.daddr) if isinstance(hop, NextHop) else hop for hop in hops])
 
-    def _routed(self, query: RouteQuery, networks: object) -> tuple[object, ...]:
+    def _routed(self, to: str, source: str, iif: str, mark: int, networks: object) -> tuple[object, ...]:
         """Return the kind of a route and its next hops. `networks` are those of routes that contain the destination."""
-        key = networks, query.destination in self._own, query.source, query.iif, query.mark
+        key = networks, to in self._own, source, iif, mark
         known = self._hops.get(key)
         if known is None:
-            found = look_up(self._view, query)
+            found = look_up(self._view, RouteQuery(destination=to, source=source, iif=iif, mark=mark))
             known = self._hops[key] = (found.kind, *(hop for hop, _ in found.hops))
         return known
 
@@ -202,10 +199,15 @@ class _Ports:
     def __init__(self) -> None:
         self.exact: set[int] = set()
         self.ranges: set[tuple[int, int]] = set()
+        self._known: dict[int, tuple[object, ...]] = {}
 
     def get(self, port: int) -> tuple[object, ...]:
-        """Return what rules distinguish about a port."""
-        return port if port in self.exact else 0, *(first <= port <= last for first, last in sorted(self.ranges))
+        """Return what rules distinguish about a port. All rules must have been seen."""
+        known = self._known.get(port)
+        if known is None:
+            ranges = (first <= port <= last for first, last in sorted(self.ranges))
+            known = self._known[port] = (port if port in self.exact else 0, *ranges)
+        return known
 
 
 class _Distinctions:
@@ -236,8 +238,10 @@ class _Distinctions:
     def address(self, address: str) -> tuple[object, ...]:
         """Return what rules distinguish about an address."""
         special = self._types and address.endswith((".0", ".255"))
-        number = address_key(address)[1] if self._between else 0
-        between = tuple(first <= number <= last for first, last in sorted(self._between))
+        between: tuple[bool, ...] = ()
+        if self._between:
+            number = address_key(address)[1]
+            between = tuple(first <= number <= last for first, last in sorted(self._between))
         exact = address if special or address in self._exact else ""
         return exact, self._networks.of(address), between
 

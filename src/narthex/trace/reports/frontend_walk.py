@@ -97,7 +97,8 @@ class FrontendWalker:
         endpoints: dict[Endpoint, Fraction] = {}
         for branch in sent:
             key = branch.daddr, branch.dport
-            endpoints[key] = endpoints.get(key, Fraction(0)) + branch.probability
+            held = endpoints.get(key)
+            endpoints[key] = branch.probability if held is None else held + branch.probability
         return FrontendOutcome(
             endpoints=endpoints,
             fate=_fate(ended),
