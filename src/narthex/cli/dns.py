@@ -90,7 +90,7 @@ def command(
     from narthex.dns.program.configuration import CorefileSource, DnsConfigurationError, DnsFlags
     from narthex.dns.program.listeners import ListenError
     from narthex.dns.program.serve import serve
-    from narthex.runtime import logs
+    from narthex.runtime.logs import printable_lines
 
     if conf is not None and (zones or listen or upstreams):
         raise click.UsageError("--zone, --listen and --forward replace a Corefile: give --conf alone")
@@ -111,7 +111,7 @@ def command(
             return
         serve(source, manifests, kubeconfig, master, workers, recursion)
     except (ListenError, DnsConfigurationError) as error:
-        raise click.ClickException(logs.printable_lines(str(error))) from error
+        raise click.ClickException(printable_lines(str(error))) from error
 
 
 def _print_check(conf: Path | None, flags: DnsFlags) -> None:

@@ -91,12 +91,12 @@ def controller(
         return
     from narthex.kube.leader_election import LeaseTimes
     from narthex.lb.program.controller import CONTROLLER, ControllerOptions, LoadBalancerSettings, serve
-    from narthex.runtime import logs
     from narthex.runtime.configuration.values import LoggingConfiguration
+    from narthex.runtime.logs import DEBUG_VERBOSITY, printable, start_logging
     from narthex.runtime.process import StartError
 
     require_followed_source(where["kubeconfig"] or "", has_source(where))
-    logs.start_logging(sys.stderr, LoggingConfiguration(verbosity=logs.DEBUG_VERBOSITY if verbose else 0))
+    start_logging(sys.stderr, LoggingConfiguration(verbosity=DEBUG_VERBOSITY if verbose else 0))
     place = ControllerOptions(
         address=address,
         healthz_port=healthz_port,
@@ -109,7 +109,7 @@ def controller(
     try:
         serve(_access(where, quick=True), settings, place)
     except StartError as error:
-        raise click.ClickException(logs.printable(str(error))) from error
+        raise click.ClickException(printable(str(error))) from error
 
 
 @command.command("pools")

@@ -46,7 +46,7 @@ def command(
     """
     from narthex.node.process import serve_node
     from narthex.proxy.program.settings import OWN, SettingsError
-    from narthex.runtime import logs
+    from narthex.runtime.logs import printable, printable_lines
     from narthex.runtime.process import StartError
 
     switched = {name: on for name in PARTS if (on := flags.pop(name)) is not None}
@@ -60,6 +60,6 @@ def command(
         serve_node(configured, source(configured, manifests, master), file)
     except SettingsError as error:
         # One line per error of the file.
-        raise click.ClickException(logs.printable_lines(str(error))) from error
+        raise click.ClickException(printable_lines(str(error))) from error
     except StartError as error:
-        raise click.ClickException(logs.printable(str(error))) from error
+        raise click.ClickException(printable(str(error))) from error

@@ -97,8 +97,8 @@ def command(
     """
     from narthex.kube.access import Access
     from narthex.overlay.program.part import api_origin, directory_origin, serve_overlay
-    from narthex.runtime import logs
     from narthex.runtime.configuration.values import ClientConnection
+    from narthex.runtime.logs import printable, start_logging
     from narthex.runtime.process import StartError
 
     if manifests is not None and (kubeconfig or master):
@@ -108,12 +108,12 @@ def command(
         origin = directory_origin(manifests)
     else:
         origin = api_origin(Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master))
-    logs.start_logging(sys.stderr)
+    start_logging(sys.stderr)
     try:
         healthz = (_address("--healthz-ip", healthz_ip), healthz_port) if healthz_port else None
         serve_overlay(_settings(flags), origin, healthz)
     except (ValueError, StartError) as error:
-        raise click.ClickException(logs.printable(str(error))) from error
+        raise click.ClickException(printable(str(error))) from error
 
 
 def _settings(flags: dict[str, Any]) -> Any:

@@ -43,18 +43,18 @@ def begin(given: Mapping[str, Any], config: Path | None) -> tuple[ProxySettings,
     from narthex.proxy.program.dataplane import check_machine
     from narthex.proxy.program.reload import ConfigurationFile
     from narthex.proxy.program.settings import settings
-    from narthex.runtime import logs
+    from narthex.runtime.logs import LOGGER, start_logging
 
     def read() -> ProxySettings:
         return settings(given, config, os.uname().nodename)
 
-    logs.start_logging(sys.stderr)
+    start_logging(sys.stderr)
     # Created before the file is read, so that a change during start-up is noticed.
     file = ConfigurationFile(config, read, check_machine) if config else None
     configured = read()
-    logs.start_logging(sys.stderr, configured.logging)
+    start_logging(sys.stderr, configured.logging)
     for warning in configured.warnings:
-        logs.LOGGER.warning("%s", warning)
+        LOGGER.warning("%s", warning)
     return configured, file
 
 
@@ -116,7 +116,7 @@ def command(
         return
     from narthex.proxy.program.settings import SettingsError, in_force
     from narthex.proxy.program.start import prepare, serve
-    from narthex.runtime import logs
+    from narthex.runtime.logs import printable, printable_lines
     from narthex.runtime.process import StartError
 
     given = with_ports(fields(flags), healthz_port, metrics_port)
@@ -131,9 +131,9 @@ def command(
             serve(configured, source(configured, manifests, master)(), file)
     except SettingsError as error:
         # One line per error of the file.
-        raise click.ClickException(logs.printable_lines(str(error))) from error
+        raise click.ClickException(printable_lines(str(error))) from error
     except StartError as error:
-        raise click.ClickException(logs.printable(str(error))) from error
+        raise click.ClickException(printable(str(error))) from error
 
 
 def _write(path: Path, configuration: Any) -> None:

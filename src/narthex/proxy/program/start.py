@@ -47,9 +47,8 @@ from narthex.proxy.program.service_health import ServiceHealth
 from narthex.proxy.program.settings import ProxySettings, family_warnings
 from narthex.proxy.program.status import StatusPorts
 from narthex.proxy.program.sync import FamilySync, SyncResult
-from narthex.runtime import logs
 from narthex.runtime.http.server import HttpServer
-from narthex.runtime.logs import LOGGER
+from narthex.runtime.logs import LOGGER, start_logging
 from narthex.runtime.metrics import Collector
 from narthex.runtime.process import Runnable, StartError, ended_by_signal, replace_process
 from narthex.runtime.reconciler import EventFeed
@@ -293,7 +292,7 @@ def run_process(
 
         A new process then fails as at any start.
         """
-        logs.start_logging(sys.stderr, fresh.logging)
+        start_logging(sys.stderr, fresh.logging)
         _protect(fresh.oom_score_adj)
         work.take_over(fresh)
         try:
