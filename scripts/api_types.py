@@ -17,7 +17,7 @@ ROOTS = (
     "coordination_v1: Lease",
     "discovery_v1: EndpointSlice",
     "events_v1: Event",
-    "networking_v1: ServiceCIDR IPAddress",
+    "networking_v1: ServiceCIDR IPAddress Ingress IngressClass",
     "apiextensions_v1: CustomResourceDefinition",
     "autoscaling_v1: Scale",
     "policy_v1: Eviction",

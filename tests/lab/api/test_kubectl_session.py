@@ -212,9 +212,6 @@ def test_watches_rollouts_logs_and_programs(kubectl):
 def test_exec(kubectl):
     pod = {"name": "one", "namespace": "default"}
     kubectl.server.create("Pod", {"metadata": pod, "spec": {"containers": [{"name": "c", "image": "echo"}]}})
-    if kubectl.version == kubectls.DEBIAN:
-        assert "use a newer kubectl (1.31), or `narthex lab exec`" in kubectl("exec one -- echo hello", code=1)
-        return
     assert kubectl("exec one -- echo hello") == "hello\n"
     assert kubectl("exec -i one -- wc -c", "x" * 200_000).strip() == "200000"
     script = Path(kubectl.home) / "script"
@@ -223,3 +220,25 @@ def test_exec(kubectl):
     assert "out\n" in said and "err\n" in said and "command terminated with exit code 3" in said
     assert len(kubectl("exec one -- head -c 3000000 /dev/zero")) == 3_000_000
     assert "cannot be started in pod one" in kubectl("exec one -- nonesuch", code=1)
+
+
+def test_ingresses(kubectl):
+    backend = "backend: {service: {name: web, port: {number: 80}}}"
+    rule = f"{{host: shop.example, http: {{paths: [{{path: /, pathType: Prefix, {backend}}}]}}}}"
+    ingress = f"""\
+apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata: {{name: shop}}
+spec: {{ingressClassName: lb, rules: [{rule}], tls: [{{hosts: [shop.example]}}]}}
+---
+apiVersion: networking.k8s.io/v1
+kind: IngressClass
+metadata: {{name: lb}}
+spec: {{controller: example.com/lb, parameters: {{kind: Config, name: c}}}}
+"""
+    kubectl("apply -f -", ingress)
+    assert columns(kubectl("get ing"))[1][:4] == ["shop", "lb", "shop.example", "80,"]
+    assert columns(kubectl("get ingressclass"))[1][:3] == ["lb", "example.com/lb", "Config/c"]
+    assert kubectl.json("get ingressclass lb")["spec"]["parameters"]["scope"] == "Cluster"
+    wrong = ingress.replace("path: /,", "path: x,")
+    assert "must be an absolute path" in kubectl("apply -f -", wrong, code=1)

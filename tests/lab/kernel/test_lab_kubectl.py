@@ -173,14 +173,9 @@ def test_logs_and_exec(kubectl):
     kubectl("wait", "--for=condition=Ready", "pod/talker", "--timeout=120s")
     eventually(lambda: kubectl("logs", "talker") == "first\nsecond\n", "both lines")
     assert kubectl("logs", "talker", "--tail=1") == "second\n"
-    minor = int(json.loads(kubectl("version", "-o", "json"))["clientVersion"]["minor"].rstrip("+"))
-    if minor < 30:
-        # It speaks SPDY only, and is told so.
-        assert "use a newer kubectl" in kubectl("exec", "talker", "--", "hostname", status=1)
-    else:
-        assert kubectl("exec", "talker", "--", "hostname") == "talker\n"
-        address = kubectl("get", "pod", "talker", "-o", "jsonpath={.status.podIP}")
-        assert address in kubectl("exec", "talker", "--", "ip", "-brief", "address", "show", "eth0")
-        assert kubectl("exec", "-i", "talker", "--", "cat", stdin="through and back\n") == "through and back\n"
-        kubectl("exec", "talker", "--", "sh", "-c", "exit 7", status=7)
+    assert kubectl("exec", "talker", "--", "hostname") == "talker\n"
+    address = kubectl("get", "pod", "talker", "-o", "jsonpath={.status.podIP}")
+    assert address in kubectl("exec", "talker", "--", "ip", "-brief", "address", "show", "eth0")
+    assert kubectl("exec", "-i", "talker", "--", "cat", stdin="through and back\n") == "through and back\n"
+    kubectl("exec", "talker", "--", "sh", "-c", "exit 7", status=7)
     kubectl("delete", "pod", "talker")

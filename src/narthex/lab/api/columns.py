@@ -225,6 +225,31 @@ def _event_source(raw: Raw, _: datetime) -> str:
     return ", ".join(filter(None, (source.get("component") or raw.get("reportingComponent"), source.get("host"))))
 
 
+_MOST_HOSTS = 3
+
+
+def _ingress_hosts(raw: Raw, _: datetime) -> str:
+    rules = _of(raw, "spec.rules") or ()
+    hosts = [str(each["host"]) for each in rules if each.get("host")]
+    if not hosts:
+        return "*"
+    more = f" + {len(rules) - _MOST_HOSTS} more..." if len(rules) > _MOST_HOSTS else ""
+    return ",".join(hosts[:_MOST_HOSTS]) + more
+
+
+def _ingress_address(raw: Raw, _: datetime) -> str:
+    found = _of(raw, "status.loadBalancer.ingress") or ()
+    return ",".join(sorted({str(each.get("ip") or each.get("hostname") or "") for each in found} - {""}))
+
+
+def _ingress_parameters(raw: Raw, _: datetime) -> str:
+    found = _of(raw, "spec.parameters")
+    if not found:
+        return "<none>"
+    group = f".{found['apiGroup']}" if found.get("apiGroup") else ""
+    return f"{found.get('kind', '')}{group}/{found.get('name', '')}"
+
+
 def _parent(raw: Raw, _: datetime) -> str:
     of = _of(raw, "spec.parentRef") or {}
     return "/".join(filter(None, (of.get(field) for field in ("resource", "namespace", "name"))))
@@ -463,6 +488,15 @@ _COLUMNS: Mapping[str, Mapping[str, Cell]] = {
         "*#Count": _event_count,
         "*Name": _at("metadata.name"),
     },
+    "Ingress": _common(
+        {
+            "Class": lambda raw, _: _of(raw, "spec.ingressClassName") or "<none>",
+            "Hosts": _ingress_hosts,
+            "Address": _ingress_address,
+            "Ports": lambda raw, _: "80, 443" if _of(raw, "spec.tls") else "80",
+        }
+    ),
+    "IngressClass": _common({"Controller": _at("spec.controller"), "Parameters": _ingress_parameters}),
     "ServiceCIDR": _common({"CIDRs": lambda raw, _: ",".join(_of(raw, "spec.cidrs") or ())}),
     "IPAddress": _common({"ParentRef": _parent}),
     "CustomResourceDefinition": {"Name": _at("metadata.name"), "Created At": _at("metadata.creationTimestamp")},

@@ -59,6 +59,7 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "core_v1.ServicePort": {"protocol": "TCP"},
     "core_v1.ServiceSpec": {"type": "ClusterIP", "sessionAffinity": "None"},
     "discovery_v1.EndpointPort": {"name": "", "protocol": "TCP"},
+    "networking_v1.IngressClassParametersReference": {"scope": "Cluster"},
 }
 """Defaults of fields, by the type that has them."""
 _NULLS_ARE_ABSENT = frozenset(
@@ -266,6 +267,7 @@ _COMPUTED: Mapping[str, Callable[[Raw], Raw]] = {
 _BEGIN: Mapping[str, Callable[[Raw, str], Raw]] = {
     "Service": lambda raw, _: {**raw, "status": {"loadBalancer": {}}},
     "Deployment": lambda raw, _: {**raw, "status": {}},
+    "Ingress": lambda raw, _: {**raw, "status": {"loadBalancer": {}}},
     "ReplicaSet": lambda raw, _: {**raw, "status": {"replicas": 0}},
     "Pod": lambda raw, _: admitted_pod(raw),
     "Namespace": lambda raw, _: {**raw, "status": {"phase": "Active"}},

@@ -115,6 +115,8 @@ KINDS: Mapping[str, ApiResource] = {
         _built_in("ReplicaSet", "replicasets", "rs", "status scale", group="apps", categories=_ALL, generation=True),
         _built_in("Lease", "leases", group="coordination.k8s.io", unconditional=False),
         _built_in("EndpointSlice", "endpointslices", group="discovery.k8s.io", generation=True),
+        _built_in("Ingress", "ingresses", "ing", "status", group="networking.k8s.io", generation=True),
+        _built_in("IngressClass", "ingressclasses", group="networking.k8s.io", namespaced=False, generation=True),
         _built_in("ServiceCIDR", "servicecidrs", "", "status", group="networking.k8s.io", namespaced=False),
         _built_in("IPAddress", "ipaddresses", "ip", group="networking.k8s.io", namespaced=False),
         _built_in(

@@ -253,6 +253,29 @@ def _probe(at: str, probe: Raw) -> Iterator[FieldError]:
         yield bad(f"{at}.successThreshold", probe["successThreshold"], "must be 1")
 
 
+_PATH_TYPES = ("Exact", "ImplementationSpecific", "Prefix")
+
+
+def _ingress(new: Raw) -> Iterator[FieldError]:
+    spec = new.get("spec") or {}
+    if not spec.get("rules") and not spec.get("defaultBackend"):
+        yield FieldError(
+            "spec", "FieldValueInvalid", "Invalid value: either `defaultBackend` or `rules` must be specified"
+        )
+    for index, rule in enumerate(spec.get("rules") or ()):
+        at = f"spec.rules[{index}]"
+        if rule.get("host"):
+            yield from subdomain(f"{at}.host", str(rule["host"]).removeprefix("*."))
+        for number, path in enumerate((rule.get("http") or {}).get("paths") or ()):
+            here = f"{at}.http.paths[{number}]"
+            if not path.get("pathType"):
+                yield required(f"{here}.pathType", "pathType must be specified")
+            else:
+                yield from one_of(f"{here}.pathType", path["pathType"], _PATH_TYPES)
+            if path.get("pathType") in ("Exact", "Prefix") and not str(path.get("path") or "").startswith("/"):
+                yield bad(f"{here}.path", path.get("path") or "", "must be an absolute path")
+
+
 def _changed_pod(held: Raw, new: Raw) -> Iterator[FieldError]:
     """Check that an update changes only mutable fields of a Pod. A node is assigned once."""
     old, spec = _fixed(held.get("spec") or {}), _fixed(new.get("spec") or {})
@@ -335,6 +358,7 @@ _CHECKS: Mapping[str, Callable[[Raw], Iterator[FieldError]]] = {
     "Pod": lambda new: _pod_spec("spec", new.get("spec") or {}),
     "Deployment": _deployment,
     "ReplicaSet": _workload,
+    "Ingress": _ingress,
     "ServiceCIDR": _cidrs,
     "CustomResourceDefinition": _definition,
 }
