@@ -1,10 +1,14 @@
-"""A probe's answer beside the prediction."""
+"""A probe's answer and the kernel's steps beside the prediction, and what the verdict says of replies."""
 
+from fractions import Fraction
+
+import msgspec
 import pytest
 
 from narthex.netfilter.dump.kernel_trace import ChainVisit, KernelStep, KernelTrace, TracedPacket, TraceEvent
 from narthex.trace.follow.align import Alignment, align, with_answer
 from narthex.trace.model import Fate, Header, PacketPath, Party, PathBranch, PathEnd, PathStep, Stage
+from narthex.trace.render.verdict import judge
 
 LOST = PathEnd(fate=Fate.LOST, reason="partition")
 BACK = PathBranch(end=PathEnd(fate=Fate.DELIVERED))
@@ -95,3 +99,19 @@ def test_a_relay_accepts_what_it_cannot_pass_on() -> None:
     assert not with_answer(Alignment(agrees=True, pairs=()), path(LOST, steps=relayed), "nothing").agrees
     lost = path(LOST, steps=relayed, protocol="udp")
     assert not with_answer(Alignment(agrees=True, pairs=()), lost, "answered").agrees
+
+
+def test_a_share_of_lost_replies_counts_with_its_probability() -> None:
+    end = {True: PathEnd(fate=Fate.DELIVERED, address="10.0.0.2"), False: LOST}
+    reply = PathBranch(
+        branches=tuple(
+            PathBranch(probability=Fraction(share, 10), end=end[arrives]) for share, arrives in ((3, False), (7, True))
+        )
+    )
+    there = msgspec.structs.replace(end[True], reply=reply)
+    verdict = judge(path(there))
+    assert verdict.word == "fails in 30 % (3/10)"
+    assert [(str(each.share), each.text) for each in verdict.reasons] == [
+        ("3/10", "the reply is lost: partition"),
+        ("7/10", "delivered to 10.0.0.2"),
+    ]

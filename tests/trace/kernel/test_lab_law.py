@@ -17,7 +17,7 @@ from tests.trace.kernel import lab_law
 from narthex.cli.lab.output import status
 from narthex.lab.program import labs
 from narthex.lab.program.trace import trace_lab
-from narthex.lab.program.ui import board_of
+from narthex.lab.program.ui import board_of, faults
 from narthex.lab.ui.path import path
 from narthex.linux.libnftables import run_nft
 from narthex.linux.run import run
@@ -91,6 +91,7 @@ def test_an_isolated_pod_also_in_the_browser(mended):
     mended.narthex("fault", "partition", "client-1")
     expect(mended, "client-1", "web:80", cause="fault-partition")
     board, trace = board_of(mended.name)
+    assert [each.partition(" (fault")[0] for each in faults(mended.name)] == ["partition at default/client-1"]
     shown = path(trace, board.snapshot, "client-1", "web:80")
     assert shown["findings"][0]["cause"] == "fault-partition"
     assert shown["findings"][0]["sentence"].startswith("partition at default/client-1 (fault")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from narthex.lab.program import node_client as ask
+from narthex.lab.program.impairments import impairments
 from narthex.lab.program.labs import access_of, open_lab
-from narthex.lab.program.state import LabState
-from narthex.lab.program.trace import trace_lab
+from narthex.lab.program.state import LabError, LabState
+from narthex.lab.program.trace import running_nodes, trace_lab
 from narthex.lab.ui.board import Board, ConnectionCounts
 from narthex.lab.ui.path import TracedPath, Tracer, source_of
 from narthex.trace.program.travel import TraceRequest
@@ -23,13 +25,22 @@ def board_of(name: str) -> tuple[Board, Tracer]:
     """Return the content of the page of a lab, and its trace function. Raises LabError."""
     lab = open_lab(name)
     title = f"lab {lab.name}, {lab.mode} mode"
-    board = Board(title, source_of(access_of(lab)), partial(connections, lab))
+    board = Board(title, source_of(access_of(lab)), partial(connections, lab), partial(faults, name))
     return board, partial(_trace, name)
 
 
 def _trace(name: str, source: str, destination: str) -> TracedPath:
     found = trace_lab(name, TraceRequest(source=source, destination=destination))
     return TracedPath(found.path, found.findings)
+
+
+def faults(name: str) -> tuple[str, ...]:
+    """Return what is broken in a lab, each in one line; nothing once the lab is gone."""
+    try:
+        lab = open_lab(name)
+    except LabError:
+        return ()
+    return tuple(dict.fromkeys(each.text for each in impairments(lab, running_nodes(lab), time.time())))
 
 
 def connections(lab: LabState) -> ConnectionCounts | None:

@@ -37,11 +37,21 @@ class Source(Protocol):
 class Board:
     """The current state. Its methods are thread-safe; `begin` and `end` are called once."""
 
-    def __init__(self, title: str, source: Source, count: Callable[[], ConnectionCounts | None] | None = None) -> None:
-        """Create a board. `count` asks the nodes for connections and returns None if none can be asked."""
+    def __init__(
+        self,
+        title: str,
+        source: Source,
+        count: Callable[[], ConnectionCounts | None] | None = None,
+        faults: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """Create a board.
+
+        `count` asks the nodes for connections and returns None if none can be asked; `faults` returns what is known to be broken.
+        """
         self._title = title
         self._source = source
         self._count = count
+        self._faults = faults
         self._store = Store()
         self._lock = threading.Lock()
         self._turn = 0
@@ -106,6 +116,7 @@ class Board:
         while not self.stop.is_set():
             found = self._count()
             self._put("counts", {"known": found is not None, "services": found or {}})
+            self._put("faults", self._faults())
             self.stop.wait(COUNT_SECONDS)
 
 

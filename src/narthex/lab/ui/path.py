@@ -23,7 +23,7 @@ from narthex.trace.program.inputs import ClusterObjects, InputError, NodeOptions
 from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError, ask, question
 from narthex.trace.program.rules_trace import answer
 from narthex.trace.render.outline import Items, Row, Split, endpoint_of, heading, outline
-from narthex.trace.render.verdict import GOOD, SIGNS, fate_text, judge, leaf_style, place_text, reply_fails, share_text
+from narthex.trace.render.verdict import GOOD, SIGNS, fate_text, judge, leaf_style, lost_replies, place_text, share_text
 
 if TYPE_CHECKING:
     from narthex.kube.access import Access
@@ -107,9 +107,16 @@ def _end(path: PacketPath, leaf: PathLeaf, key_of: Callable[[str], str]) -> dict
         "key": key_of(address) if address else "",
         "node": end.node,
         "arrives": end.fate in GOOD,
-        "text": "the reply does not arrive" if reply_fails(leaf) else end.reason or fate_text(end.fate),
+        "text": _end_text(leaf),
         "masquerade": end.masqueraded,
     }
+
+
+def _end_text(leaf: PathLeaf) -> str:
+    lost = lost_replies(leaf)
+    if not lost:
+        return leaf.end.reason or fate_text(leaf.end.fate)
+    return "the reply does not arrive" if lost == 1 else f"{share_text(lost)} of the replies do not arrive"
 
 
 def _share(share: Fraction) -> dict[str, Any]:

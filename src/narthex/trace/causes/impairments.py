@@ -61,12 +61,12 @@ Reason = tuple[Impairment, str, tuple[str, ...]]
 
 def _lost(scene: DiagnosisContext) -> Iterator[Reason]:
     """Yield the impairments that lose the packet or its reply."""
-    for leaf in scene.leaves:
+    for leaf in sorted(scene.leaves, key=lambda leaf: leaf.end.fate is Fate.DELIVERED):
         for step in _fault_steps(leaf):
             impairment = next((each for each in scene.impairments if each.text == step.what), None)
             if impairment is not None:
                 what = "the reply" if leaf.end.fate is Fate.DELIVERED else "the packet"
-                share = "" if step.probability == 1 else f" with a probability of {float(step.probability):.0%}"
+                share = "" if step.probability == 1 else f" with a probability of {float(step.probability) * 100:.3g} %"
                 yield impairment, f"{impairment.text}: {what} is lost{share}", ()
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from narthex.model import join_port
 from narthex.trace.causes.catalogue import CauseFinding
-from narthex.trace.model import Fate, PacketPath, PathLeaf, PossibleEnd, branch_ends, fraction_text
+from narthex.trace.model import Fate, PacketPath, PathLeaf, PossibleEnd, branch_ends, fraction_text, tree_leaves
 from narthex.trace.render.styled import Style
 
 GOOD = frozenset({Fate.DELIVERED, Fate.LEAVES})
@@ -64,12 +64,14 @@ def judge(path: PacketPath, findings: Sequence[CauseFinding] = ()) -> Verdict:
 
 def leaf_style(leaf: PathLeaf) -> Style:
     """Return the style of a branch by how it ends, and whether the reply arrives."""
-    return Style.BAD if reply_fails(leaf) else fate_style(leaf.end.fate)
+    return Style.BAD if lost_replies(leaf) else fate_style(leaf.end.fate)
 
 
-def reply_fails(leaf: PathLeaf) -> bool:
-    """Return True if the packet arrives and its reply does not."""
-    return leaf.end.reply is not None and any(each.fate in FAILED for each in branch_ends(leaf.end.reply))
+def lost_replies(leaf: PathLeaf) -> Fraction:
+    """Return the share of the replies to a packet that arrives which do not."""
+    if leaf.end.reply is None:
+        return Fraction(0)
+    return sum((each.probability for each in tree_leaves(leaf.end.reply) if each.end.fate in FAILED), Fraction(0))
 
 
 def fate_style(fate: Fate) -> Style:
@@ -78,7 +80,7 @@ def fate_style(fate: Fate) -> Style:
 
 
 def _word(leaves: Sequence[PathLeaf], causes: Sequence[CauseFinding]) -> tuple[str, Style]:
-    failing = sum((leaf.probability for leaf in leaves if leaf_style(leaf) is Style.BAD), Fraction(0))
+    failing = sum((leaf.probability * _failing(leaf) for leaf in leaves), Fraction(0))
     if 0 < failing < 1:
         return f"fails in {percent(failing)}", Style.BAD
     fates = sorted({leaf.end.fate for leaf in leaves}, key=lambda fate: fate.value)
@@ -96,18 +98,31 @@ def _word(leaves: Sequence[PathLeaf], causes: Sequence[CauseFinding]) -> tuple[s
 
 
 def _reasons(leaves: Sequence[PathLeaf]) -> tuple[Reason, ...]:
-    well = [leaf for leaf in leaves if leaf_style(leaf) in WELL]
+    well = [leaf for leaf in leaves if fate_style(leaf.end.fate) in WELL and _failing(leaf) < 1]
     shares: dict[tuple[str, Style], Fraction] = {}
+
+    def add(key: tuple[str, Style], share: Fraction) -> None:
+        shares[key] = shares.get(key, Fraction(0)) + share
+
     for leaf in leaves:
-        style = leaf_style(leaf)
-        key = (_arrival(well), Style.GOOD) if style in WELL else (_failure(leaf), style)
-        shares[key] = shares.get(key, Fraction(0)) + leaf.probability
+        failing = _failing(leaf)
+        if failing:
+            add((_failure(leaf), Style.BAD), leaf.probability * failing)
+        if failing < 1:
+            style = fate_style(leaf.end.fate)
+            key = (_arrival(well), Style.GOOD) if style in WELL else (_failure(leaf), style)
+            add(key, leaf.probability * (1 - failing))
     said = f"{'delivered' if all(leaf.end.fate is Fate.DELIVERED for leaf in well) else 'goes on'} "
     reasons = [
         Reason(share=share, text=f"{said if style is Style.GOOD and len(shares) > 1 else ''}{text}", style=style)
         for (text, style), share in shares.items()
     ]
     return tuple(sorted(reasons, key=lambda each: each.style is Style.GOOD))
+
+
+def _failing(leaf: PathLeaf) -> Fraction:
+    """Return the share of the packets of a branch that fail, or whose replies do."""
+    return Fraction(1) if leaf.end.fate in FAILED else lost_replies(leaf)
 
 
 def _arrival(leaves: Sequence[PathLeaf]) -> str:
@@ -125,7 +140,7 @@ def _arrival(leaves: Sequence[PathLeaf]) -> str:
 
 def _failure(leaf: PathLeaf) -> str:
     end = leaf.end
-    if end.reply is None or not reply_fails(leaf):
+    if end.reply is None or not lost_replies(leaf):
         return end.reason or fate_text(end.fate)
     lost = next(each for each in branch_ends(end.reply) if each.fate in FAILED)
     return f"the reply is {fate_text(lost.fate)}" + (f": {lost.reason}" if lost.reason else "")

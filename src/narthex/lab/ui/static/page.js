@@ -29,8 +29,12 @@ function draw() {
   drawing.light(walk.at === document.activeElement?.dataset?.id ? walk.at : null);
   $("empty").hidden = picture.nodes.length + picture.services.length > 0;
   const problems = shown.left ? [...picture.problems, `${shown.left} more are not drawn: narrow it down with Show`] : picture.problems;
-  $("problems").hidden = problems.length === 0;
-  $("problems").replaceChildren(...problems.map(text => option("li", text)));
+  list("problems", problems);
+}
+
+function list(name, texts) {
+  $(name).hidden = texts.length === 0;
+  $(name).replaceChildren(...texts.map(text => option("li", text)));
 }
 
 function option(kind, text) {
@@ -157,6 +161,7 @@ function look(id) {
   drawing.light(id);
   const item = drawing.byId.get(id);
   if (!item) return;
+  $("about").hidden = false;
   $("about-title").textContent = `About ${item.key}`;
   $("facts").replaceChildren(...factsOf(item).flatMap(([name, value]) => [option("dt", name), option("dd", value)]));
 }
@@ -192,6 +197,10 @@ function listen() {
   stream.addEventListener("counts", event => {
     count(JSON.parse(event.data));
     draw();
+  });
+  stream.addEventListener("faults", event => {
+    list("faults", JSON.parse(event.data));
+    if (found) askSoon();
   });
   stream.addEventListener("trouble", event => live(JSON.parse(event.data).message, false));
 }

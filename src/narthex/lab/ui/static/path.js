@@ -57,6 +57,9 @@ function made(kind, {text = undefined, name = "", parts = []} = {}) {
   return element;
 }
 
+// A text in which commands are between backticks.
+const withCode = text => text.split("`").map((part, number) => number % 2 ? made("code", {text: part}) : part);
+
 // The verdict, its reasons and causes, and the command whose output is missing.
 export function answer(found, $) {
   const {verdict} = found;
@@ -78,7 +81,7 @@ export function answer(found, $) {
     return [
       made("h3", {text: `${word}: ${each.sentence}`}),
       made("ul", {name: "seen", parts: each.evidence.map(text => made("li", {text}))}),
-      ...(each.advice ? [made("p", {text: each.advice})] : []),
+      ...(each.advice ? [made("p", {parts: withCode(each.advice)})] : []),
       made("p", {text: `More in ${each.page}`, name: "hint"}),
     ];
   }));
