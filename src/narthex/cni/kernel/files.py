@@ -12,7 +12,8 @@ import errno
 import fcntl
 import posix
 
-from narthex.linux.failpoints import FILE_REMOVED, FILE_UNFINISHED, FILE_WRITTEN, failpoint
+from narthex.linux import failpoints
+from narthex.linux.failpoints import failpoint
 
 _DIRECTORY_MODE, _FILE_MODE = 0o755, 0o600
 _KIND, _DIRECTORY = 0o170000, 0o040000
@@ -78,9 +79,9 @@ def write(directory: str, name: str, data: bytes, unfinished: str = "") -> None:
         raise
     finally:
         posix.close(descriptor)
-    failpoint(FILE_UNFINISHED)
+    failpoint(failpoints.FILE_UNFINISHED)
     posix.rename(unfinished, f"{directory}/{name}")
-    failpoint(FILE_WRITTEN)
+    failpoint(failpoints.FILE_WRITTEN)
 
 
 def remove(path: str) -> bool:
@@ -93,7 +94,7 @@ def remove(path: str) -> bool:
         if error.errno == errno.ENAMETOOLONG:
             return False
         raise
-    failpoint(FILE_REMOVED)
+    failpoint(failpoints.FILE_REMOVED)
     return True
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from narthex.linux.failpoints import IPTABLES_GIVEN, IPTABLES_RESTORED, failpoint
+from narthex.linux import failpoints
+from narthex.linux.failpoints import failpoint
 from narthex.linux.iptables_variants import default_variant
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.nfnetlink import NfNetlink
@@ -142,7 +143,7 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
             for block in itertools.chain((first,), blocks):
                 yield block
                 if block == COMMIT:
-                    failpoint(IPTABLES_GIVEN)
+                    failpoint(failpoints.IPTABLES_GIVEN)
 
         argv = [f"{self._command}-restore", "--noflush", "--wait", _LOCK_SECONDS]
         try:
@@ -150,7 +151,7 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
                 feed(argv, noted(), namespace=self._namespace, timeout=_MOST_SECONDS)
         except ApplyError as error:
             raise ApplyError(f"{error}{_quoted_line(script(), str(error))}") from error
-        failpoint(IPTABLES_RESTORED)
+        failpoint(failpoints.IPTABLES_RESTORED)
 
     def _run(self, argv: list[str]) -> str:
         with _errors_named(argv):

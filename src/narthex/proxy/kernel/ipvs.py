@@ -7,15 +7,8 @@ from collections.abc import Iterator
 import msgspec
 from immutables import Map
 
-from narthex.linux.failpoints import (
-    IPVS_BOUND,
-    IPVS_DESTROYED,
-    IPVS_ENTRIES,
-    IPVS_SERVERS,
-    IPVS_SETS,
-    IPVS_TABLES,
-    failpoint,
-)
+from narthex.linux import failpoints
+from narthex.linux.failpoints import failpoint
 from narthex.linux.ipset import destroy_ipsets, read_ipsets, write_ipsets
 from narthex.model import IPFamily, in_any
 from narthex.model.kernel_setting import KernelSetting
@@ -85,22 +78,22 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
             changes = self._differences(changes)
         namespace = self._namespace
         ipvs_link.bind(changes.bind, namespace)
-        failpoint(IPVS_BOUND)
+        failpoint(failpoints.IPVS_BOUND)
         remade = sorted({each.name for each in changes.sets_added}.intersection(changes.sets_removed))
         if remade:
             self._tables.clean()
             destroy_ipsets(remade, namespace)
         write_ipsets(changes.sets_added, {name: each.added for name, each in changes.entries.items()}, {}, namespace)
-        failpoint(IPVS_SETS)
+        failpoint(failpoints.IPVS_SETS)
         if changes.tables:
             self._tables.apply(changes.tables)
-        failpoint(IPVS_TABLES)
+        failpoint(failpoints.IPVS_TABLES)
         self._servers.change(changes.servers_added, changes.servers_edited, changes.servers_removed, changes.reals)
-        failpoint(IPVS_SERVERS)
+        failpoint(failpoints.IPVS_SERVERS)
         write_ipsets((), {}, {name: each.removed for name, each in changes.entries.items()}, namespace)
-        failpoint(IPVS_ENTRIES)
+        failpoint(failpoints.IPVS_ENTRIES)
         destroy_ipsets([name for name in changes.sets_removed if name not in remade], namespace)
-        failpoint(IPVS_DESTROYED)
+        failpoint(failpoints.IPVS_DESTROYED)
         ipvs_link.unbind(changes.unbind, namespace)
 
     def tend(self) -> float | None:

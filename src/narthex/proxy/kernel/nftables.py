@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from narthex.linux.failpoints import NFT_ELEMENTS, NFT_REMOVED, NFT_SCRIPT, failpoint
+from narthex.linux import failpoints
+from narthex.linux.failpoints import failpoint
 from narthex.linux.libnftables import NftError, run_nft
 from narthex.linux.netlink import DumpInterrupted, NetlinkError, attribute, payloads, text_attribute
 from narthex.linux.nfnetlink import (
@@ -160,11 +161,11 @@ class NftablesTarget(Target[NftRules, NftChanges]):
         known, self._seen = self._seen, None
         structure, self._structure = self._structure, None
         self._run(first, "rules")
-        failpoint(NFT_SCRIPT)
+        failpoint(failpoints.NFT_SCRIPT)
         self._commit(changes, messages)
-        failpoint(NFT_ELEMENTS)
+        failpoint(failpoints.NFT_ELEMENTS)
         self._remove(last)
-        failpoint(NFT_REMOVED)
+        failpoint(failpoints.NFT_REMOVED)
         # Each of our transactions raises the generation by one; if it is higher, others have written, too.
         if known is not None and self._generation() == known + changes.transactions:
             self._structure = structure if changes.elements_only else self._read_structure()
