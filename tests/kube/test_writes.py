@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import socket
+import threading
 
 import pytest
 
+from narthex.kube import client
 from narthex.kube.access import Access
 from narthex.kube.client import AlreadyExistsError, ApiError, ConflictError, NoResponseError, NotFoundError, writing
 from narthex.testing.apiserver import DropConnection, FaultyApiServer, Refuse
@@ -175,3 +178,40 @@ def test_lists_of_one_namespace(server):
     server.put(service("other/web", "10.110.0.2"))
     found = do(server, lambda writer: writer.get("/api/v1/namespaces/other/services"))
     assert [each["metadata"]["namespace"] for each in json.loads(json.dumps(found))["items"]] == ["other"]
+
+
+def test_a_warning_of_the_server_is_shown_once(caplog, monkeypatch):
+    monkeypatch.setattr(client, "_shown_warnings", set())
+    endpoints = '299 - "v1 Endpoints is deprecated in v1.33+; use \\"EndpointSlice\\""'
+    client.show_warnings(
+        [endpoints, f'{endpoints}, 299 kube "spec.externalIPs is deprecated"', '199 - "not ours"', "nonsense"]
+    )
+    client.show_warnings([endpoints])
+    assert caplog.messages == [
+        'the API server warns: v1 Endpoints is deprecated in v1.33+; use "EndpointSlice"',
+        "the API server warns: spec.externalIPs is deprecated",
+    ]
+    client.show_warnings([f'299 - "{number}"' for number in range(1000)])
+    assert len(caplog.messages) == 100, "a server cannot fill the log"
+
+
+def test_warnings_of_reads_and_writes_are_shown(caplog, monkeypatch):
+    monkeypatch.setattr(client, "_shown_warnings", set())
+    said = b'HTTP/1.1 200 OK\r\nWarning: 299 - "v1 Thing is deprecated"\r\nContent-Length: 2\r\n\r\n{}'
+
+    def answer():
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(said)
+
+    async def read():
+        async with writing(Access(master=f"http://127.0.0.1:{listener.getsockname()[1]}"), 30) as writer:
+            return await writer.get(WEB)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert asyncio.run(read()) == {}
+        thread.join(30)
+    assert caplog.messages == ["the API server warns: v1 Thing is deprecated"]

@@ -256,6 +256,10 @@ def test_bind_addresses(text, healthz):
         ("showHiddenMetricsForVersion: v1", "showHiddenMetricsForVersion: 'v1' is not 1.35: only the previous minor"),
         ("featureGates: {Some: 1}", "featureGates.Some: 1 is a number, must be true or false"),
         ("featureGates: {'a b': true}", "featureGates: 'a b' is not the name of a feature gate"),
+        (
+            "mode: ipvs\nfeatureGates: {KubeProxyIPVS: false}",
+            "mode: 'ipvs' is switched off by the feature gate KubeProxyIPVS: choose nftables, or set the gate",
+        ),
         ("featureGates: []", "featureGates: is a list, must be a mapping"),
         ("clientConnection: {burst: -1}", "clientConnection.burst: -1 is not a number in range"),
         ("clientConnection: {qps: fast}", "clientConnection.qps: 'fast' is text, must be a number"),
@@ -529,6 +533,18 @@ def test_durations_as_go_writes_them(given_seconds, text):
                 bind_address="10.20.0.11",
                 allow_service_external_ips=False,
             ),
+        ),
+        (
+            "nodePortAddresses: [localhost]\nfeatureGates: {KubeProxyNFTablesLocalhostNodePorts: true, KubeProxyIPVS: false}",
+            "nftables",
+            NodeConfig(
+                node_name="a", node_port_addresses=("localhost",), relayed_node_ports=True, bind_address="0.0.0.0"
+            ),
+        ),
+        (
+            "featureGates: {KubeProxyNFTablesLocalhostNodePorts: true}",
+            "iptables",
+            NodeConfig(node_name="a", localhost_node_ports=True, bind_address="0.0.0.0"),
         ),
     ],
 )

@@ -143,7 +143,7 @@ FLAGS = (
     Flag("--conntrack-udp-timeout-stream", fields=((_CONNTRACK, "udpStreamTimeout"),), metavar="TIME", help="Default: unchanged."),
     Flag("--config-sync-period", fields=(("configSyncPeriod",),), metavar="TIME", help="Interval of full lists of all objects. Default: 15m."),
     Flag("--oom-score-adj", fields=(("oomScoreAdj",),), kind=int, metavar="NUMBER", help="-1000 to 1000. Default: -999."),
-    Flag("--feature-gates", fields=(("featureGates",),), read=_gates, metavar="NAME=BOOL,...", help="Only AllowServiceExternalIPs has an effect."),
+    Flag("--feature-gates", fields=(("featureGates",),), read=_gates, metavar="NAME=BOOL,...", help="With an effect: AllowServiceExternalIPs, KubeProxyIPVS, KubeProxyNFTablesLocalhostNodePorts."),
     Flag("--profiling", fields=(("enableProfiling",),), kind=bool),
     Flag("--show-hidden-metrics-for-version", fields=(("showHiddenMetricsForVersion",),)),
     Flag("--proxy-port-range", fields=(("portRange",),)),

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,7 @@ from narthex.kube.access import Access, AccessError, ServerConnection, open_conn
 from narthex.kube.messages import ApiStatus, WatchRequest, read_status
 from narthex.model import quoted
 from narthex.runtime.files import file_stamp
+from narthex.runtime.logs import LOGGER, printable
 
 if TYPE_CHECKING:
     from httpx2 import Response
@@ -34,6 +36,23 @@ _LONGEST_REFUSAL = 65536
 
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 """TCP keepalive detects a vanished peer within a minute, even on an idle watch."""
+
+
+_WARNING = re.compile(r'299 \S+ "((?:[^"\\]|\\.)*)"')
+"""A warning of an API server in the header `Warning` (RFC 7234, section 5.5)."""
+_MOST_WARNINGS, _MOST_TEXT = 100, 500
+"""Distinct warnings that are shown by one process, and characters of each: a server may say something else each time."""
+_shown_warnings: set[str] = set()
+
+
+def show_warnings(headers: Iterable[str]) -> None:
+    """Log warnings of an API server, such as those about deprecated fields, each text once in this process."""
+    for header in headers:
+        for found in _WARNING.finditer(header):
+            text = re.sub(r"\\(.)", r"\1", found[1])[:_MOST_TEXT]
+            if text not in _shown_warnings and len(_shown_warnings) < _MOST_WARNINGS:
+                _shown_warnings.add(text)
+                LOGGER.warning("the API server warns: %s", printable(text))
 
 
 class Unreachable(Exception):
@@ -105,6 +124,7 @@ class ApiClient:
             fields["extensions"] = way.extensions
             async with way.client.stream(method, path, **fields) as response:
                 _keep_alive(response)
+                show_warnings(response.headers.get_list("Warning"))
                 yield StreamedResponse(response)
         except (AccessError, ConfigError) as error:
             raise Unreachable(str(error)) from error

@@ -150,6 +150,7 @@ def _pod(obj: Pod) -> Manifest:
         nodeSelector=dict(obj.spec.node_selector),
         hostNetwork=obj.spec.host_network,
         hostname=obj.spec.hostname,
+        hostnameOverride=obj.spec.hostname_override,
         subdomain=obj.spec.subdomain,
         containers=[_container(container) for container in obj.spec.containers],
     )

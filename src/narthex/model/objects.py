@@ -194,6 +194,8 @@ class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
     node_selector: Labels = ()
     host_network: bool = False
     hostname: str = ""
+    hostname_override: str = ""
+    """Host name inside the pod. The pod's DNS names follow `hostname` and `subdomain` all the same."""
     subdomain: str = ""
     containers: tuple[Container, ...] = ()
 

@@ -252,6 +252,7 @@ class WirePodSpec(msgspec.Struct):
     nodeSelector: Any = None
     hostNetwork: bool | None = None
     hostname: str | None = None
+    hostnameOverride: str | None = None
     subdomain: str | None = None
     containers: list[WireContainer] | None = None
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from narthex.lab.kubelet.environment import hosts, resolver
+from narthex.lab.kubelet.environment import hostname, hosts, resolver
 
 POD = {"metadata": {"name": "web-1", "namespace": "shop"}, "spec": {}}
 
@@ -54,3 +54,13 @@ def test_hosts_has_its_name_in_a_subdomain_and_aliases():
 )
 def test_resolv_conf(spec, expected):
     assert resolver(pod(**spec)) == expected
+
+
+def test_a_pod_has_the_host_name_that_overrides_others():
+    spec = {"hostname": "web-0", "subdomain": "web", "hostnameOverride": "db.example.com"}
+    pod = {"metadata": {"name": "a", "namespace": "shop"}, "spec": spec}
+    assert hostname(pod) == "db.example.com"
+    assert hosts(pod, ["10.244.1.2"]).endswith("10.244.1.2\tdb.example.com\n")
+    del spec["hostnameOverride"]
+    assert hostname(pod) == "web-0"
+    assert hosts(pod, ["10.244.1.2"]).endswith("10.244.1.2\tweb-0.web.shop.svc.cluster.local\tweb-0\n")

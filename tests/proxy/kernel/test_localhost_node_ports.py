@@ -224,3 +224,35 @@ def test_no_socket_holds_a_node_port(make, mode):
     cluster.answers.open(cluster.world.node, "0.0.0.0", NODE_PORT)
     assert tried(cluster.from_outside(4)).startswith("10.64.")
     assert tried(cluster.from_outside(4, "10.20.1.11")) == f"0.0.0.0:{NODE_PORT}"
+
+
+LOCALHOST_FLAGS = (
+    *("--nodeport-addresses", "primary,localhost"),
+    *("--feature-gates", "KubeProxyNFTablesLocalhostNodePorts=true"),
+)
+
+
+@pytest.mark.row("9.13")
+def test_nftables_mode_answers_on_localhost_through_the_relay(make):
+    """TCP and UDP, both families; the rules open nothing, and the setting stays off."""
+    cluster = make("nftables", *LOCALHOST_FLAGS)
+    for address, endpoints in (("127.0.0.1", ENDPOINTS[:2]), ("::1", ENDPOINTS[2:])):
+        cluster.wait(lambda address=address: answered(localhost(cluster, address)), f"a relay on {address}")
+        met = {tried(localhost(cluster, address)) for _ in range(20)}
+        assert len(met) == 2 and {one.rpartition(":")[0].strip("[]") for one in met} == set(endpoints)
+    assert answered(cluster.from_outside(4)) and answered(cluster.from_outside(6))
+    assert tried(to_localhost(cluster, NODE_PORT), SILENCE) in ("silence", "refused"), "nobody else"
+    assert route_localnet(cluster) == "0"
+    metric = 'kubeproxy_nftables_localhost_nodeport_listeners{ip_family="IPv4"} 1.0'
+    cluster.wait(lambda: metric in cluster.get(10249, "/metrics")[1], "the metric of listeners")
+    process = cluster.process.pid
+    cluster.put("web", *slices({}))
+    cluster.wait(lambda: tried(localhost(cluster)) == "refused", "a closed port without endpoints")
+    assert cluster.process.pid == process
+
+
+@pytest.mark.row("9.13")
+def test_localhost_needs_the_gate_in_nftables_mode(make):
+    cluster = make("nftables", *LOCALHOST_FLAGS[:2])
+    assert answered(cluster.from_outside(4))
+    assert tried(localhost(cluster)) == "refused"

@@ -206,6 +206,17 @@ def _pod_spec(at: str, spec: Raw) -> Iterator[FieldError]:
     for field in ("hostname", "subdomain"):
         if spec.get(field):
             yield from dns_label(f"{at}.{field}", spec[field])
+    if override := spec.get("hostnameOverride"):
+        field = f"{at}.hostnameOverride"
+        yield from subdomain(field, override)
+        if len(str(override)) > _MOST_HOSTNAME:
+            yield bad(field, override, f"must be no more than {_MOST_HOSTNAME} characters")
+        if spec.get("hostNetwork") or spec.get("setHostnameAsFQDN"):
+            yield forbidden(field, "may not be set with hostNetwork or setHostnameAsFQDN")
+
+
+_MOST_HOSTNAME = 64
+"""Longest host name of Linux."""
 
 
 def _container(at: str, given: Raw, volumes: set[Any]) -> Iterator[FieldError]:

@@ -81,7 +81,9 @@ def command_line(
 
 
 def hostname(pod: Object) -> str:
-    """Return the pod's host name, at most 63 characters; with hostNetwork, the node's."""
+    """Return the pod's host name: `hostnameOverride`, with hostNetwork the node's, or at most 63 characters of others."""
+    if pod["spec"].get("hostnameOverride"):
+        return str(pod["spec"]["hostnameOverride"])
     if pod["spec"].get("hostNetwork") and pod["spec"].get("nodeName"):
         return str(pod["spec"]["nodeName"])
     return str(pod["spec"].get("hostname") or pod["metadata"]["name"])[:63].rstrip("-.")
@@ -201,7 +203,7 @@ def _text(kind: str, value: Any) -> str:
 def hosts(pod: Object, addresses: Iterable[str]) -> str:
     """Return /etc/hosts."""
     spec, name = pod["spec"], hostname(pod)
-    if spec.get("subdomain"):
+    if spec.get("subdomain") and not spec.get("hostnameOverride"):
         name = f"{name}.{spec['subdomain']}.{pod['metadata'].get('namespace', '')}.svc.{DOMAIN}\t{name}"
     lines = [f"{address}\t{name}\n" for address in addresses]
     aliases = spec.get("hostAliases") or ()

@@ -84,7 +84,9 @@ def _pod(pod: Pod, running: PodLifecycle | None, parts: LabComponents, unschedul
         ready=pod.ready and not terminating,
         terminating=terminating,
         uid=pod.uid,
-        hostname="" if pod.spec.host_network else (pod.spec.hostname or pod.name)[:63].rstrip("-."),
+        hostname=""
+        if pod.spec.host_network
+        else (pod.spec.hostname_override or pod.spec.hostname or pod.name)[:63].rstrip("-."),
         containers={name: run.container.pid if run.container is not None else 0 for name, run in containers},
         problem=running.problem if running is not None else "" if finished else unscheduled,
     )

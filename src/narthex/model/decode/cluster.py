@@ -177,6 +177,7 @@ def _pod_spec(field: str, raw: WirePodSpec | None, report: ProblemCollector) -> 
         for name, of_api, text, syntax in (
             ("node_name", "nodeName", raw.nodeName, DNS_SUBDOMAIN),
             ("hostname", "hostname", raw.hostname, DNS_LABEL),
+            ("hostname_override", "hostnameOverride", raw.hostnameOverride, DNS_SUBDOMAIN),
             ("subdomain", "subdomain", raw.subdomain, DNS_LABEL),
         )
     }

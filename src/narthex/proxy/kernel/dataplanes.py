@@ -33,7 +33,7 @@ from narthex.proxy.backends.userspace.names import USERSPACE_CHAINS
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.runtime.configuration.file import ProxyConfiguration
-from narthex.runtime.configuration.values import IpvsConfiguration
+from narthex.runtime.configuration.values import LOCALHOST_GATE, IpvsConfiguration
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.process import StartError
 
@@ -96,6 +96,8 @@ class Dataplane(ABC):
     """Node ports can answer on 127.0.0.1 (row 9.9)."""
     route_localnet: ClassVar[bool] = False
     """Node ports on 127.0.0.1 depend on the kernel setting route_localnet and its guard (row 9.11)."""
+    relays_localhost: ClassVar[bool] = False
+    """Node ports answer on loopback through a relay, behind a feature gate (row 9.13)."""
     primary_node_ports: ClassVar[bool] = False
     """Without nodePortAddresses, node ports answer on the node's primary addresses only (row 9.1)."""
     needs_node_addresses: ClassVar[bool] = False
@@ -194,6 +196,7 @@ class NftablesDataplane(Dataplane):
 
     mode = "nftables"
     owned = OwnedObjects(tables=frozenset((TABLE,)))
+    relays_localhost = True
     primary_node_ports = True
     uses_iptables = False
     failure_metric = "sync_proxy_rules_nftables_sync_failures"
@@ -449,8 +452,9 @@ def node_config(configuration: ProxyConfiguration, mode: str, node_name: str) ->
         masquerade_bit=section.masquerade_bit,
         node_port_addresses=unset if given is None else given,
         localhost_node_ports=plane.localhost_node_ports and configuration.iptables.localhost_node_ports,
+        relayed_node_ports=plane.relays_localhost and configuration.feature_gate(LOCALHOST_GATE),
         bind_address=configuration.bind_address,
-        allow_service_external_ips=configuration.feature_gate("AllowServiceExternalIPs", True),
+        allow_service_external_ips=configuration.feature_gate("AllowServiceExternalIPs"),
         strict_source_ranges=configuration.own.strict_source_ranges,
         strict_node_port_addresses=configuration.own.strict_node_port_addresses,
     )

@@ -13,7 +13,7 @@ from immutables import Map
 
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import ApplyError
-from narthex.model import IPFamily, NamespacedName, Protocol, ServicePortName
+from narthex.model import IPFamily, Protocol
 from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.backends.userspace.names import USERSPACE_CHAINS
@@ -25,19 +25,10 @@ from narthex.proxy.backends.userspace.rules import (
     UserspaceRules,
 )
 from narthex.proxy.kernel.iptables import IptablesTarget
-from narthex.proxy.plan.ir import Scope
-from narthex.proxy.relay.process import RelayGoneError, RelayProcess, RelaySetup
+from narthex.proxy.kernel.kept_relay import KeptRelay, listener_of
+from narthex.proxy.relay.process import RelaySetup
 from narthex.proxy.relay.relay import UDP_IDLE_SECONDS
-from narthex.proxy.relay.wire import (
-    ADDRESS_FAMILIES,
-    RELAY_TABLES,
-    RelayAnswer,
-    RelayCounts,
-    RelayOrder,
-    RelayPort,
-    receive,
-    shown_at,
-)
+from narthex.proxy.relay.wire import ADDRESS_FAMILIES, RELAY_TABLES, PortFailure, RelayCounts, receive, shown_at
 
 TEND_SECONDS = 2.0
 """Interval of the relay's liveness check."""
@@ -57,33 +48,26 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
     ) -> None:
         self._family = family
         self._namespace = namespace
-        self._udp_idle_seconds = udp_idle_seconds
         self._tables = IptablesTarget(family, namespace, owner=USERSPACE_CHAINS)
-        self._relay: RelayProcess | None = None
-        self._listeners: RelayListeners = Map()
-        """What the relay serves."""
-        self._lost: RelayListeners = Map()
-        """The listeners of a relay that has died, until they are served again."""
-        self._died = False
-        """The last relay has, and there is no other yet."""
+        setup = RelaySetup(ADDRESS_FAMILIES[family.value], udp_idle_seconds=udp_idle_seconds)
+        self._relay = KeptRelay(family.label, setup, namespace)
         self._mark = 0
         self._taken: set[ListenKey] = set()
-        self._short_of_files = 0
 
     @property
     def counts(self) -> RelayCounts:
         """Counters of the relay since it started."""
-        return self._ask(RelayOrder()).counts if self._alive() else RelayCounts()
+        return self._relay.counts
 
     def read(self) -> UserspaceRules | None:
         """Return our rules in the kernel and the relay's table. Raises ApplyError if they cannot be read."""
-        self._alive()
+        self._relay.alive()
         tables = self._tables.read()
-        if tables is None and not self._listeners and not self._taken:
+        if tables is None and not self._relay.listeners and not self._taken:
             return None
         return UserspaceRules(
             tables=tables or XtablesRules(self._family, {}, Map()),
-            listeners=self._listeners,
+            listeners=self._relay.listeners,
             mark=self._mark,
             taken=frozenset(self._taken),
         )
@@ -106,113 +90,40 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         if changes.tables:
             self._tables.apply(changes.tables)
         desired = {one.key for one in changes.listen}
-        undesired = tuple(key for key in self._listeners if key not in desired) if changes.replace else ()
-        self._close((*changes.close, *undesired))
+        undesired = tuple(key for key in self._relay.listeners if key not in desired) if changes.replace else ()
+        self._relay.stop_listening((*changes.close, *undesired))
 
     def tend(self) -> float:
         """Check the relay, and restart it with the same ports if it has died. Returns the seconds until the next check."""
         try:
-            self._tend()
+            self._note(self._relay.tend(self._mark))
         except ApplyError as error:
             # The next sync reads back what is there, and repairs it.
             _LOGGER.warning("%s", error)
         return TEND_SECONDS
 
-    def _tend(self) -> None:
-        if not self._alive() and self._lost:
-            self._listen(tuple(self._lost.values()))
-        if self._alive():
-            short = self.counts.short_of_files
-            if short > self._short_of_files:
-                _LOGGER.warning(
-                    "the %s relay was short of open files %d times: connections wait for others to end; "
-                    "raise the limit (LimitNOFILE of the unit, or ulimit -n)",
-                    self._family.label,
-                    short - self._short_of_files,
-                )
-            self._short_of_files = short
-
     def clean(self) -> None:
         """Remove all rules of ours, end all connections, and forget all clients."""
         self._tables.clean()
-        if self._alive():
-            self._ask(RelayOrder(forget=True))
-        self._listeners = self._lost = Map()
+        self._relay.forget()
         self._taken.clear()
 
     def close(self) -> None:
         """End the relay. The rules stay and lead nowhere until the next relay starts."""
-        if self._relay is not None:
-            self._relay.close()
-            self._relay = None
-            self._listeners = Map()
-
-    # ---- the relay -------------------------------------------------------------------------------------------------
-
-    def _alive(self) -> bool:
-        """Return True if a relay runs. A relay that has died serves nothing."""
-        if self._relay is None:
-            return False
-        if self._relay.alive:
-            return True
-        self._gone()
-        return False
-
-    def _gone(self) -> None:
-        """Log why the relay ended, and continue without it."""
-        if self._relay is not None:
-            self._relay.close()
-            _LOGGER.warning(
-                "the %s relay (process %d) has died: %s; the connections through it are lost",
-                self._family.label,
-                self._relay.pid,
-                self._relay.end,
-            )
-            self._died = True
-        self._relay = None
-        self._lost, self._listeners = self._listeners or self._lost, Map()
-        self._short_of_files = 0
+        self._relay.close()
 
     def _listen(self, listeners: tuple[RelayListener, ...]) -> None:
-        if not listeners and self._relay is None:
-            return
-        answer = self._ask(RelayOrder(mark=self._mark, listen=tuple(map(entry_of, listeners))))
-        failed = {(Protocol(one.protocol.upper()), one.port): one for one in answer.failed}
-        with self._listeners.mutate() as mutation:
-            mutation.update({one.key: one for one in listeners if one.key not in failed})
-            self._listeners = mutation.finish()
-        self._lost = Map()
-        if failed:
-            self._taken.update(key for key, one in failed.items() if one.taken)
-            said = ", ".join(f"{one.port}/{one.protocol}: {one.reason}" for one in answer.failed[:3])
-            raise ApplyError(
-                f"the relay cannot listen on {len(failed)} ports ({said}); ports of other programs are avoided "
-                f"from now on"
-            )
+        self._note(self._relay.listen(listeners, self._mark))
 
-    def _close(self, keys: tuple[ListenKey, ...]) -> None:
-        if not keys or self._relay is None:
+    def _note(self, failed: tuple[PortFailure, ...]) -> None:
+        """Avoid the ports of other programs. Raises ApplyError if there are any."""
+        if not failed:
             return
-        self._ask(RelayOrder(close=tuple((protocol.lower, port) for protocol, port in keys)))
-        with self._listeners.mutate() as mutation:
-            for key in keys:
-                mutation.pop(key, None)
-            self._listeners = mutation.finish()
-
-    def _ask(self, order: RelayOrder) -> RelayAnswer:
-        try:
-            if self._relay is None:
-                setup = RelaySetup(ADDRESS_FAMILIES[self._family.value], udp_idle_seconds=self._udp_idle_seconds)
-                self._relay = RelayProcess(setup, self._namespace)
-                if self._died:
-                    _LOGGER.warning("the %s relay is started again (process %d)", self._family.label, self._relay.pid)
-                self._died = False
-            return self._relay.ask(order)
-        except RelayGoneError as error:
-            self._gone()
-            raise ApplyError(f"the {self._family.label} {error}; it is started again soon") from error
-        except OSError as error:
-            raise ApplyError(f"the {self._family.label} relay could not be started: {error}") from error
+        self._taken.update((Protocol(one.protocol.upper()), one.port) for one in failed if one.taken)
+        said = ", ".join(f"{one.port}/{one.protocol}: {one.reason}" for one in failed[:3])
+        raise ApplyError(
+            f"the relay cannot listen on {len(failed)} ports ({said}); ports of other programs are avoided from now on"
+        )
 
 
 _PATIENCE = 5.0
@@ -230,28 +141,3 @@ def shown(family: IPFamily, namespace: str | None) -> RelayListeners:
         except (OSError, EOFError):
             return Map()
     return Map({one.key: one for one in map(listener_of, table.entries)})
-
-
-def entry_of(listener: RelayListener) -> RelayPort:
-    """Return a listener as the relay's protocol has it."""
-    service, port, protocol = listener.name
-    return RelayPort(
-        protocol=protocol.lower,
-        port=listener.port,
-        service=(*service, port),
-        endpoints=listener.endpoints,
-        affinity_seconds=listener.affinity_seconds,
-        scope=listener.scope.value,
-    )
-
-
-def listener_of(entry: RelayPort) -> RelayListener:
-    """Return an entry of the relay's protocol as a listener."""
-    namespace, name, port = entry.service
-    return RelayListener(
-        name=ServicePortName(NamespacedName(namespace, name), port, Protocol(entry.protocol.upper())),
-        scope=Scope(entry.scope),
-        port=entry.port,
-        endpoints=entry.endpoints,
-        affinity_seconds=entry.affinity_seconds,
-    )

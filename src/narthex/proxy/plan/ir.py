@@ -201,7 +201,9 @@ class NodePorts(msgspec.Struct, frozen=True, kw_only=True):
     cidrs: tuple[str, ...] | None = None
     """Own addresses in one of these networks, evaluated when the packet arrives; None: all own addresses; (): none."""
     localhost: bool = False
-    """127.0.0.0/8 as well, always masqueraded (row 9.9). Otherwise loopback never answers; `::1` never does."""
+    """127.0.0.0/8 as well, always masqueraded (row 9.9). Otherwise rules never answer on loopback, and on `::1` in no case."""
+    relayed: bool = False
+    """A relay listens on 127.0.0.1 and `::1`, and treats clients like senders outside of the cluster (row 9.13)."""
 
 
 class ServiceHealthCheck(msgspec.Struct, frozen=True):

@@ -59,6 +59,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     strict_node_port_addresses: bool = False
     """A family that `node_port_addresses` does not name opens no node port (row 29.17)."""
     localhost_node_ports: bool = False
+    relayed_node_ports: bool = False
+    """Node ports answer on loopback through a relay if `node_port_addresses` names loopback (row 9.13)."""
     node_addresses: tuple[str, ...] = ()
     """See `Plan.node_addresses`, of both families; (): those of the Node object."""
     bind_address: str = ""
@@ -291,7 +293,18 @@ def _node_ports(config: NodeConfig, family: IPFamily, node_ip: str) -> NodePorts
     localhost = config.localhost_node_ports and family is IPFamily.IPV4
     if localhost and cidrs is not None:
         localhost = any(contains(cidr, "127.0.0.1") or contains("127.0.0.0/8", cidr.split("/")[0]) for cidr in cidrs)
-    return NodePorts(cidrs=cidrs, localhost=localhost)
+    return NodePorts(
+        cidrs=cidrs, localhost=localhost, relayed=config.relayed_node_ports and _names_loopback(config, family)
+    )
+
+
+def _names_loopback(config: NodeConfig, family: IPFamily) -> bool:
+    """Return True if `nodePortAddresses` names loopback itself, not only a larger network that contains it."""
+    words = config.node_port_addresses or ()
+    networks = [word for word in words if word not in NODE_PORT_WORDS and family_of(word) is family]
+    return "localhost" in words or any(
+        not is_zero_prefix(word) and contains(family.loopback, word.partition("/")[0]) for word in networks
+    )
 
 
 def _node_port_networks(config: NodeConfig, family: IPFamily, node_ip: str) -> tuple[str, ...] | None:

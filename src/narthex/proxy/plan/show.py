@@ -112,7 +112,8 @@ def _node_ports(plan: Plan) -> str:
         where = "on every address of the node"
     else:
         where = f"on the node's addresses in {', '.join(ports.cidrs)}" if ports.cidrs else "on no address"
-    return f"{where}, and on loopback" if ports.localhost else where
+    relayed = ", and through the relay on loopback" if ports.relayed else ""
+    return f"{where}, and on loopback" if ports.localhost else f"{where}{relayed}"
 
 
 def counted(number: int, thing: str, things: str = "") -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from narthex.linux.addresses import usable_families
 from narthex.linux.monitor import ForeignChanges
@@ -12,9 +12,15 @@ from narthex.model import IPFamily
 from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.backends.base import Target
 from narthex.proxy.kernel.dataplanes import DATAPLANES, Dataplane, DataplaneOptions, dataplane
+from narthex.proxy.kernel.localhost import LocalhostRelay
 from narthex.proxy.program.settings import ProxySettings
+from narthex.proxy.program.sync import SyncResult
 from narthex.runtime.logs import LOGGER
+from narthex.runtime.metrics import counter, gauge
 from narthex.runtime.process import StartError
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 R = TypeVar("R")
 C = TypeVar("C")
@@ -35,9 +41,20 @@ class RunningDataplane:
         self.dataplane = plane = dataplane_of(settings)
         self.backend = plane.backend
         self.foreign: ForeignChanges = plane.foreign_changes(families)
-        self.targets: dict[IPFamily, Target[Any, Any]] = {
-            family: AnnouncedTarget(plane.target(family), self.foreign, plane.transactions) for family in families
+        self.localhost = {
+            family: LocalhostRelay(family, udp_idle_seconds=settings.own.udp_idle_timeout)
+            for family in families
+            if plane.relays_localhost
         }
+        self.targets: dict[IPFamily, Target[Any, Any]] = {
+            family: AnnouncedTarget(plane.target(family), self.foreign, plane.transactions, self.localhost.get(family))
+            for family in families
+        }
+
+    def follow(self, done: SyncResult) -> None:
+        """Serve node ports on loopback after a sync."""
+        if done.plan.family in self.localhost:
+            self.localhost[done.plan.family].follow(done.plan)
 
     def close(self) -> None:
         """End relays and stop watching for changes by other programs. The rules stay."""
@@ -46,14 +63,41 @@ class RunningDataplane:
         self.foreign.close()
 
 
+class LocalhostCollector:
+    """Collects kube-proxy's metrics of node ports on loopback. There are none unless the plan asks for such node ports."""
+
+    def __init__(self, relays: Mapping[IPFamily, LocalhostRelay]) -> None:
+        self._relays = relays
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics for prometheus-client."""
+        asked = {family.label: relay for family, relay in self._relays.items() if relay.asked}
+        if not asked:
+            return
+        prefix = "kubeproxy_nftables_localhost_nodeport_listener"
+        text = "Listeners of the relay for node ports on loopback."
+        yield gauge(f"{prefix}s", text, {label: relay.listening for label, relay in asked.items()}, "ip_family")
+        text = "Listeners for node ports on loopback that could not be opened."
+        failures = {label: relay.failures for label, relay in asked.items()}
+        yield counter(f"{prefix}_creation_failures", text, failures, "ip_family")
+
+
 class AnnouncedTarget(Target[R, C], Generic[R, C]):
     """A Target that announces its writes to the monitor, so that they do not count as changes by other programs.
 
     Changes without transactions need no announcement: they are small and go through sockets that the monitor knows.
     """
 
-    def __init__(self, target: Target[R, C], foreign: ForeignChanges, transactions: Callable[[C], int]) -> None:
+    def __init__(
+        self,
+        target: Target[R, C],
+        foreign: ForeignChanges,
+        transactions: Callable[[C], int],
+        localhost: LocalhostRelay | None = None,
+    ) -> None:
+        """Wrap a Target. `localhost` is the relay that is tended and ends with it."""
         self._target = target
+        self._localhost = localhost
         self._foreign = foreign
         self._transactions = transactions
 
@@ -85,10 +129,13 @@ class AnnouncedTarget(Target[R, C], Generic[R, C]):
 
     def tend(self) -> float | None:
         """Do the work that is due between syncs."""
-        return self._target.tend()
+        delays = self._target.tend(), self._localhost.tend() if self._localhost is not None else None
+        return min((delay for delay in delays if delay is not None), default=None)
 
     def close(self) -> None:
         """Release what the Target holds; the rules stay."""
+        if self._localhost is not None:
+            self._localhost.close()
         self._target.close()
 
 

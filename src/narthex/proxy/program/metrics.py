@@ -22,6 +22,7 @@ from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.ir import Drop, FrontendKind, Plan
 from narthex.proxy.plan.stale import StaleReason
 from narthex.proxy.program.sync import PHASES, FamilySync, SyncResult
+from narthex.runtime.configuration.values import FEATURE_GATES
 from narthex.runtime.metrics import Collector, counter, gauge
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ _SECONDS = tuple(0.001 * 2**step for step in range(15))
 _WAITED = (0.25, 0.5, *map(float, range(1, 60)), *map(float, range(60, 120, 5)), *map(float, range(120, 301, 30)))
 _FAMILY = "ip_family"
 _PREFIX = "kubeproxy_"
-_GATES = ("AllowServiceExternalIPs",)
-"""Feature gates with an effect here; all default to on."""
 
 
 def indicators(alive: bool) -> bytes:
@@ -102,7 +101,7 @@ class ProxyMetrics:
         self._mode = mode
         self._dataplane = DATAPLANES.get(mode)
         self._more = tuple(more)
-        self._gates = {**dict.fromkeys(_GATES, True), **{name: on for name, on in gates.items() if name in _GATES}}
+        self._gates = FEATURE_GATES | {name: on for name, on in gates.items() if name in FEATURE_GATES}
         self._families: dict[IPFamily, _FamilyMetrics] = {}
         self._pending: Counter[str] = Counter()
         self._total: Counter[str] = Counter()

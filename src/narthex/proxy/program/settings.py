@@ -30,6 +30,7 @@ from narthex.runtime.configuration.file import (
     written,
 )
 from narthex.runtime.configuration.values import (
+    LOCALHOST_GATE,
     ClientConnection,
     ConntrackConfiguration,
     IpvsConfiguration,
@@ -187,8 +188,11 @@ def family_warnings(settings: ProxySettings, families: tuple[IPFamily, ...]) -> 
             "nodePortAddresses is not set: node ports answer on every address of this node; "
             "`--nodeport-addresses primary` keeps them to the node's own"
         )
-    if "localhost" in words and not settings.node.localhost_node_ports:
-        said.append("nodePortAddresses names localhost: node ports do not answer on loopback with these settings")
+    if "localhost" in words and not (settings.node.localhost_node_ports or settings.node.relayed_node_ports):
+        help_ = f"; --feature-gates {LOCALHOST_GATE}=true serves them in mode nftables"
+        said.append(
+            f"nodePortAddresses names localhost: node ports do not answer on loopback with these settings{help_}"
+        )
     if settings.healthz and family_of(settings.healthz[0]) not in families:
         said.append(f"healthzBindAddress {settings.healthz[0]} is of a family that this node does not serve")
     return tuple(said)

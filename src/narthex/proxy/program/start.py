@@ -34,7 +34,7 @@ from narthex.proxy.plan.ir import Deviation
 from narthex.proxy.plan.planner import Planner, plan_once
 from narthex.proxy.program.cleanup import LeftoverRemover
 from narthex.proxy.program.connections import ConnectionCollector, DroppedPacketCollector
-from narthex.proxy.program.dataplane import RunningDataplane, check_machine, dataplane_of
+from narthex.proxy.program.dataplane import LocalhostCollector, RunningDataplane, check_machine, dataplane_of
 from narthex.proxy.program.explain_service import ServiceExplainer
 from narthex.proxy.program.flows import StaleFlowRemover
 from narthex.proxy.program.health import ProxyHealth
@@ -80,7 +80,8 @@ def assemble(
     readers = {family: reader for family in families if (reader := plane.counter_reader(family))}
     connections = ConnectionCollector(readers, lambda: proxy.plans, clock, settings.own)
     drops = {family: read for family in families if (read := plane.invalid_drop_reader(family))}
-    collectors: tuple[Collector, ...] = (connections, DroppedPacketCollector(drops, clock), *origin.collectors)
+    dropped, localhost = DroppedPacketCollector(drops, clock), LocalhostCollector(running.localhost)
+    collectors: tuple[Collector, ...] = (connections, dropped, localhost, *origin.collectors)
     metrics = ProxyMetrics(settings.mode, collectors, dict(settings.feature_gates))
     explainer = ServiceExplainer(settings.own.explain_service, lambda: proxy.snapshot)
     # Files are the user's own: what is not there was deleted.
@@ -114,6 +115,7 @@ def assemble(
             ).after,
             explainer.after,
             unserved.after,
+            running.follow,
         ),
         record=events.record,
     )

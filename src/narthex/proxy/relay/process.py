@@ -31,6 +31,8 @@ class RelaySetup(msgspec.Struct, frozen=True):
 
     family: int
     udp_idle_seconds: float = UDP_IDLE_SECONDS
+    host: str = ""
+    """Address to listen on; empty: any."""
 
 
 _ORDERS, _ANSWERS = msgspec.msgpack.Decoder(RelayOrder), msgspec.msgpack.Decoder(RelayAnswer)
@@ -106,7 +108,7 @@ async def serve(control: socket.socket, setup: RelaySetup) -> None:
     """Run a relay until the other side of `control` closes."""
     loop = asyncio.get_running_loop()
     control.setblocking(False)
-    relay = Relay(loop, setup.family, udp_idle_seconds=setup.udp_idle_seconds)
+    relay = Relay(loop, setup.family, host=setup.host, udp_idle_seconds=setup.udp_idle_seconds)
     reader, writer = await asyncio.open_connection(sock=control)
     showing = await _show(relay, setup.family)
     try:

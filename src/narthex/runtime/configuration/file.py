@@ -36,7 +36,9 @@ from narthex.runtime.configuration.fields import Fields, camel_case
 from narthex.runtime.configuration.sections import announcer, client_connection, dns, ipvs, logging, overlay, rules
 from narthex.runtime.configuration.values import (
     DEFAULT_MODE,
+    FEATURE_GATES,
     HEALTHZ_PORT,
+    IPVS_GATE,
     METRICS_PORT,
     CniConfiguration,
     OwnConfiguration,
@@ -258,7 +260,6 @@ def _mode(top: Fields) -> str:
     return top.word("mode", MODES, DEFAULT_MODE)
 
 
-_KNOWN_GATES = frozenset(("AllowServiceExternalIPs",))
 _GATE_NAME = re.compile(r"[A-Za-z0-9]{1,100}")
 
 
@@ -271,8 +272,12 @@ def _feature_gates(top: Fields) -> tuple[tuple[str, bool], ...]:
             continue
         on = gates.flag(name)
         found.append((name, on))
-        if name not in _KNOWN_GATES:
+        if name not in FEATURE_GATES:
             gates.warning(name, "has no effect here")
+    if (IPVS_GATE, False) in found and top.raw("mode") == "ipvs":
+        top.error(
+            "mode", f"'ipvs' is switched off by the feature gate {IPVS_GATE}: choose {DEFAULT_MODE}, or set the gate"
+        )
     return tuple(sorted(found))
 
 

@@ -10,6 +10,9 @@ import msgspec
 DEFAULT_MODE = "nftables"
 HEALTHZ_PORT = 10256
 METRICS_PORT = 10249
+IPVS_GATE, LOCALHOST_GATE = "KubeProxyIPVS", "KubeProxyNFTablesLocalhostNodePorts"
+FEATURE_GATES = {"AllowServiceExternalIPs": True, IPVS_GATE: True, LOCALHOST_GATE: False}
+"""Feature gates with an effect here, with their defaults in Kubernetes 1.37."""
 
 
 class ModeConfiguration(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +229,6 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
         """Return the section with the sync periods of a mode."""
         return {"ipvs": self.ipvs}.get(mode) or self.rules_section(mode)
 
-    def feature_gate(self, name: str, default: bool) -> bool:
-        """Return the state of a feature gate."""
-        return next((on for gate, on in self.feature_gates if gate == name), default)
+    def feature_gate(self, name: str) -> bool:
+        """Return the state of a feature gate, one of `FEATURE_GATES`."""
+        return {**FEATURE_GATES, **dict(self.feature_gates)}[name]

@@ -320,7 +320,8 @@ def _node_port(scene: DiagnosisContext) -> Iterator[CauseFinding]:
             f"node port {packet.port} of {front.name} is not open on {packet.destination}",
             evidence=(f"{localnet} = {view.sysctl(localnet)}",) if view.sysctl(localnet) is not None else (),
             advice="Ask an address of the node instead. Only kube-proxy's iptables mode, and Narthex's, can open node ports "
-            "on localhost, for IPv4 (iptables.localhostNodePorts).",
+            "on localhost with rules, for IPv4 (iptables.localhostNodePorts); in nftables mode, a relay does so, behind "
+            "the gate KubeProxyNFTablesLocalhostNodePorts (1.37).",
             node=scene.node,
         )
         return

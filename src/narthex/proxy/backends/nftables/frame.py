@@ -83,7 +83,7 @@ class NftSettings(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, plan: Plan) -> NftSettings:
         """Return the settings of a plan.
 
-        `node_ports.localhost` has no effect: mode nftables never answers on loopback (row 9.9).
+        `node_ports.localhost` has no effect: rules of mode nftables never answer on loopback (rows 9.9, 9.13).
         """
         cidrs = plan.node_ports.cidrs
         return cls(
