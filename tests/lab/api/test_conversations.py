@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import socket
 import ssl
 import threading
 
@@ -16,6 +17,8 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap, Namespace, Pod, Service
 from lightkube.types import PatchType
 
+from narthex.runtime.http.connection import HttpConnection
+
 from .bare_server import TOKEN, bare
 
 
@@ -23,6 +26,23 @@ from .bare_server import TOKEN, bare
 def server(tmp_path):
     with bare(tmp_path) as running:
         yield running
+
+
+def test_a_response_is_one_write_that_does_not_wait(server, monkeypatch):
+    """A second write would wait for the client's delayed ACK, 40 ms on each request."""
+    written, write = [], HttpConnection.write
+
+    async def recorded(connection, data):
+        delays = connection.writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 0
+        written.append((data.partition(b" ")[0], delays))
+        await write(connection, data)
+
+    monkeypatch.setattr(HttpConnection, "write", recorded)
+    context = ssl.create_default_context(cafile=str(server.certificate))
+    with httpx2.Client(base_url=server.url, verify=context, timeout=60) as client:
+        for _ in range(3):
+            assert client.get("/api/v1/pods", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert written == [(b"HTTP/1.1", False)] * 3
 
 
 def pod(name):

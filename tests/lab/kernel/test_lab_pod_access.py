@@ -104,6 +104,8 @@ def test_nodes_have_mirror_pods_and_their_configuration(cluster):
     cluster.kubectl("delete", "pod", "-n", "kube-system", "kube-proxy-node-1", "--timeout=60s")
     found = eventually(lambda: pods("kube-proxy").get("kube-proxy-node-1"))
     assert found["metadata"]["uid"] != before and found["status"]["phase"] == "Running"
+    assert "node-2" in cluster.kubectl("logs", "-n", "kube-system", "coredns-node-2")
+    assert len(cluster.kubectl("logs", "-n", "kube-system", "kube-proxy-node-2", "--tail=1").splitlines()) == 1
     texts = {name: cluster.get("cm", "-n", "kube-system", name)["data"] for name in ("kube-proxy-config", "coredns")}
     assert "mode: nftables" in texts["kube-proxy-config"]["config"] and "cluster.local" in texts["coredns"]["Corefile"]
 

@@ -178,6 +178,9 @@ class _Listener:
                 # None waits, the client has left, or file descriptors have run out: try again in the next round.
                 return
             sock.setblocking(False)
+            if self.protocol == "TCP":
+                # Otherwise, responses to requests that follow each other closely wait for the client's delayed ACK (40 ms).
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.used_at = time.monotonic()
             connection = _Connection(self, sock, self._prefix, _printed(peer))
             self.connections.add(connection)

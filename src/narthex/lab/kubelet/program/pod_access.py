@@ -10,7 +10,9 @@ import struct
 import termios
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -30,6 +32,7 @@ from narthex.lab.kubelet.program.containers import (
 )
 from narthex.lab.kubelet.program.kubelet import Kubelet
 from narthex.lab.kubelet.program.pod import PodLifecycle
+from narthex.lab.kubelet.static_pods import is_mirror
 from narthex.lab.kubelet.status import ContainerFacts, Running
 from narthex.lab.server.pods import DIAL_SECONDS
 from narthex.linux.namespaces import in_namespace
@@ -48,7 +51,9 @@ class PodAccess:
         self._deps = deps
 
     def logs(self, request: LogRequest) -> Iterator[bytes]:
-        """Yield the log of a container. Raises StatusError."""
+        """Yield the log of a container; of a mirror pod, that of its node. Raises StatusError."""
+        if (node := self._mirrored_node(request)) is not None:
+            return _node_log(self._deps.files.node_log(node), request)
         lifecycle, facts = self._find(request.namespace, request.pod, request.container)
         number = facts.restarts - (1 if request.previous else 0)
         if request.previous and number < 0:
@@ -58,6 +63,12 @@ class PodAccess:
         if run is not None and run.container is None and not request.previous:
             return self._echo_log(lifecycle, facts, run, request)
         return self._program_log(lifecycle, facts, number, request)
+
+    def _mirrored_node(self, request: LogRequest) -> str | None:
+        """Return the node of a mirror pod, None if the pod is none."""
+        with self._deps.registry.held() as registry:
+            pod = registry.get("Pod", request.namespace, request.pod)
+        return str(pod["spec"]["nodeName"]) if pod is not None and is_mirror(pod) else None
 
     def _program_log(
         self, lifecycle: PodLifecycle, facts: ContainerFacts, number: int, request: LogRequest
@@ -254,6 +265,15 @@ def _pipes(stdin: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
         os.close(to)
         to = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     return (to, out, err), (its_in, its_out, its_err)
+
+
+def _node_log(path: Path, request: LogRequest) -> Iterator[bytes]:
+    """Yield the log of a node, whose lines have times of their own."""
+    with path.open("rb") as file:
+        lines = deque(file, maxlen=request.tail)
+        yield b"".join(lines)
+        if request.follow:
+            yield from _follow(file.read, lambda: not path.exists())
 
 
 def _follow(more: Callable[[], bytes], is_over: Callable[[], bool]) -> Iterator[bytes]:

@@ -32,6 +32,7 @@ class PodFiles:
         self._certificate = directory.certificate
         self._token = directory.token
         self._registry = registry
+        self._node_logs = directory.logs
 
     def directory(self, pod: Mapping[str, Any]) -> Path:
         """Return the pod's directory."""
@@ -40,6 +41,10 @@ class PodFiles:
     def log(self, pod: Mapping[str, Any], container: str, number: int) -> Path:
         """Return the log of a container after `number` restarts."""
         return self.directory(pod) / "log" / container / f"{number}.log"
+
+    def node_log(self, node: str) -> Path:
+        """Return the log of a node's own process."""
+        return self._node_logs / f"{node}.log"
 
     def resolver(self, pod: Mapping[str, Any]) -> Path:
         """Return the pod's resolv.conf, which exists only if the pod does not use the machine's."""
