@@ -45,11 +45,11 @@ def imports(path: Path):
 def test_only_linux_run_waits_for_programs():
     """One place starts programs and waits, so that quoting, namespaces and errors are handled once.
 
-    The other, `exec_plugin`, runs programs of others that must not outlive this process.
+    The other, `supervised`, runs programs of others that must not outlive this process.
     """
     for path in MODULES:
         allowed = (
-            path.name in ("run.py", "exec_plugin.py")
+            path.name in ("run.py", "supervised.py")
             or room(path) == "testing"
             or "program" in path.parts
             or "ui" in path.parts
