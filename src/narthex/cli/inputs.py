@@ -197,7 +197,7 @@ def _name_live(views: Iterable[NodeView], cluster: ClusterObjects) -> None:
 
 def _of_lab(options: dict[str, Any]) -> tuple[tuple[NodeView, ...], ClusterObjects]:
     """Return the views of all nodes of a lab, or of the one that --node names, and its objects."""
-    from narthex.lab.program.trace import known_of
+    from narthex.lab.program.trace import faults_of, known_of
     from narthex.trace.program.places import TraceError
 
     given = ("bundles", "dumps", "live", "netns", "manifests", "kubeconfig", "master")
@@ -205,9 +205,11 @@ def _of_lab(options: dict[str, Any]) -> tuple[tuple[NodeView, ...], ClusterObjec
         raise click.UsageError("a lab has its own nodes and objects: omit other sources of rules and objects")
     try:
         with working(f"reading the nodes of lab {options['lab']}"):
-            known = known_of(options["lab"])
+            known, faults = known_of(options["lab"]), faults_of(options["lab"])
     except (TraceError, InputError) as error:
         raise click.ClickException(str(error)) from error
+    for fault in faults:
+        click.echo(f"note: {fault}", err=True)
     node = str(options.get("node", ""))
     views = tuple(view for view in known.views if node in ("", view.name))
     if not views:

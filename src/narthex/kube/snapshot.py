@@ -76,6 +76,7 @@ _RAW_PATHS = {
     "networkpolicies": "/apis/networking.k8s.io/v1/networkpolicies",
 }
 _RAW_SECONDS = 60.0
+UNKNOWN_KIND = "the server does not know this kind of object"
 
 
 def read_lists(access: Access) -> dict[str, dict[str, Any] | str]:
@@ -92,6 +93,8 @@ async def _raw_list(api: ApiClient, path: str) -> dict[str, Any] | str:
     try:
         async with asyncio.timeout(_RAW_SECONDS):
             status, body = await api.exchange("GET", path, None, "application/json")
+        if status == 404:
+            return UNKNOWN_KIND
         if status != 200:
             return f"the server answers {status}"
         found = json.loads(body)

@@ -84,6 +84,12 @@ def trace_lab(name: str, request: TraceRequest) -> LabTrace:
     return LabTrace(path=path, findings=find(path, views, known.snapshot, broken), node=node.name)
 
 
+def faults_of(name: str) -> tuple[str, ...]:
+    """Return what is broken in a lab, each in one line. Raises TraceError."""
+    lab = _open(name)
+    return tuple(dict.fromkeys(each.text for each in impairments(lab, running_nodes(lab), time.time())))
+
+
 def running_nodes(lab: LabState) -> frozenset[str]:
     """Return the names of the nodes whose process runs."""
     return frozenset(each.node for each in lab.processes if is_alive(each.process))

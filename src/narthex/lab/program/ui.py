@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from narthex.lab.program import node_client as ask
-from narthex.lab.program.impairments import impairments
 from narthex.lab.program.labs import access_of, open_lab
-from narthex.lab.program.state import LabError, LabState
-from narthex.lab.program.trace import running_nodes, trace_lab
+from narthex.lab.program.state import LabState
+from narthex.lab.program.trace import faults_of, trace_lab
 from narthex.lab.ui.board import Board, ConnectionCounts
 from narthex.lab.ui.path import TracedPath, Tracer, source_of
+from narthex.trace.program.places import TraceError
 from narthex.trace.program.travel import TraceRequest
 
 _AT_ONCE = 16
@@ -37,10 +36,9 @@ def _trace(name: str, source: str, destination: str) -> TracedPath:
 def faults(name: str) -> tuple[str, ...]:
     """Return what is broken in a lab, each in one line; nothing once the lab is gone."""
     try:
-        lab = open_lab(name)
-    except LabError:
+        return faults_of(name)
+    except TraceError:
         return ()
-    return tuple(dict.fromkeys(each.text for each in impairments(lab, running_nodes(lab), time.time())))
 
 
 def connections(lab: LabState) -> ConnectionCounts | None:

@@ -300,7 +300,7 @@ def take(node: str = "", namespace: str | None = None, kubeconfig: str = "", mas
     if not (kubeconfig or master):
         return gathered
     from narthex.kube.access import Access
-    from narthex.kube.snapshot import read_lists
+    from narthex.kube.snapshot import UNKNOWN_KIND, read_lists
     from narthex.runtime.configuration.values import ClientConnection
 
     lists = read_lists(Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master))
@@ -309,7 +309,8 @@ def take(node: str = "", namespace: str | None = None, kubeconfig: str = "", mas
     for path, plural in OBJECTS.items():
         found = lists[plural]
         if isinstance(found, str):
-            taken.append(PartStatus(path=path, status=FAILED, command=f"list {plural}", remark=found))
+            status = ABSENT if found == UNKNOWN_KIND else FAILED
+            taken.append(PartStatus(path=path, status=status, command=f"list {plural}", remark=found))
             continue
         parts[path] = json.dumps(scrubbed(plural, found))
         taken.append(PartStatus(path=path, status=TAKEN, command=f"list {plural}", bytes=len(parts[path])))

@@ -107,6 +107,14 @@ def _put(into: ET.Element, tag: str, text: str, kind: str = "") -> ET.Element:
     return made
 
 
+def _with_code(into: ET.Element, text: str) -> None:
+    """Write a paragraph in which commands are between backticks."""
+    words = text.split("`")
+    paragraph = _put(into, "p", words[0])
+    for command, rest in zip(words[1::2], [*words[2::2], ""], strict=False):
+        _put(paragraph, "code", command).tail = visible(rest)
+
+
 def _summary(main: ET.Element, path: PacketPath, title: str, findings: Sequence[CauseFinding]) -> None:
     header = ET.SubElement(main, "header")
     _put(header, "h1", title)
@@ -129,7 +137,7 @@ def _cause(main: ET.Element, finding: CauseFinding, word: str) -> None:
     if finding.evidence:
         _put(section, "pre", "\n".join(finding.evidence))
     if finding.advice:
-        _put(section, "p", finding.advice)
+        _with_code(section, finding.advice)
     certain = "This is certain." if finding.certain else "This is likely."
     where = f" On node {finding.node}." if finding.node else ""
     _put(section, "p", f"{certain}{where} More in {finding.cause.page}.", "dim")
