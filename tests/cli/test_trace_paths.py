@@ -349,3 +349,10 @@ def test_what_an_overlay_lacks_is_said(tmp_path: Path, number: int, changes: dic
 def bundles_in(path: Path, *nodes: dict[str, str]) -> list[str]:
     path.mkdir()
     return bundles(path, *nodes)
+
+
+def test_a_bundle_among_the_rules_gives_all_its_parts(tmp_path: Path) -> None:
+    _, path = bundles(tmp_path, node(1))
+    said = trace("outside", "10.0.0.1:30080", "--rules", path)
+    assert "10.0.0.1:30080 becomes the endpoint (DNAT)" in said
+    assert "the endpoint: over cni0, straight to it" in said and f"{path}:net/routes-4.json" in said

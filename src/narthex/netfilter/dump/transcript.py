@@ -18,6 +18,13 @@ _LOG_PREFIX = re.compile(
 )
 """`kubectl logs --timestamps` and `--prefix`, the log files of container runtimes, and journald, short and with ISO time."""
 _QUOTE = re.compile(r"^> ?", re.MULTILINE)
+_COLOR = re.compile(r"\x1b(?:\[[0-9;?]*+[A-Za-z]|\][^\x07\x1b\n]{0,200}+(?:\x07|\x1b\\)|[()][A-B0])")
+"""Escape sequences of terminals: colors, bracketed paste, the title of the window."""
+_NUMBER = re.compile(r"^(?: *+\d++\t|\d++:(?=-|\*|#|:[A-Z]|\[\d++:|\t|table |chain |\}|COMMIT|$))", re.MULTILINE)
+"""Line numbers of `cat -n` and `grep -n`."""
+_TYPOGRAPHIC = str.maketrans("“”„", '"""')
+_DASH = re.compile(r"(?<=\s)[–—](?=[a-z])")
+"""Two hyphens that a program for texts made one dash."""
 _HEAD = 4000
 """Characters that show whether lines have a prefix."""
 _MAX_PROMPT = 160
@@ -67,7 +74,15 @@ def clean_lines(text: str) -> list[str]:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.startswith("\ufeff"):
         text = text[1:]
+    if "\x1b" in text:
+        text = _COLOR.sub("", text)
     head = text[:_HEAD]
+    if 2 * len(_NUMBER.findall(head)) > head.count("\n"):
+        text = _NUMBER.sub("", text)
+        head = text[:_HEAD]
+    if "“" in text or "–" in text or "—" in text:
+        text = _DASH.sub("--", text.translate(_TYPOGRAPHIC))
+        head = text[:_HEAD]
     if _LOG_PREFIX.search(head):
         text = _LOG_PREFIX.sub("", text)
         head = text[:_HEAD]
