@@ -158,3 +158,23 @@ def test_readiness_changes_with_the_last_results_only(results, successes, failur
             assert not seen[end - 1]
         else:
             assert seen[end - 1] == (seen[end - 2] if end > 1 else False)
+
+
+def test_a_readiness_probe_that_came_too_early_is_repeated_soon():
+    """Only within the first period, and only until the container was ready once."""
+    (probe,) = probes_of(container(readinessProbe={"tcpSocket": {"port": 80}, "initialDelaySeconds": 5}))
+    state = ProbeState((probe,), START)
+    for second, ok, due in (
+        (5, False, 6),
+        (6, False, 7),
+        (14, False, 15),
+        (15, False, 25),
+        (25, True, 35),
+        (35, False, 45),
+    ):
+        state.record_result(probe, ok, at(second))
+        assert state.next_due() == at(due)
+    (slow,) = probes_of(container(livenessProbe={"tcpSocket": {"port": 80}}))
+    state = ProbeState((slow,), START)
+    state.record_result(slow, False, at(0))
+    assert state.next_due() == at(10)

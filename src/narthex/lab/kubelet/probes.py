@@ -136,9 +136,14 @@ def is_http_success(status: int) -> bool:
     return 200 <= status < 400
 
 
+_EARLY_SECONDS = 1
+"""Time between readiness probes that fail within the first period. A kubelet waits for a whole period, which is 10 s by default."""
+
+
 class _ProbeTally:
     def __init__(self, probe: ContainerProbe, started: datetime) -> None:
         self.due = started + timedelta(seconds=probe.initial_delay)
+        self._first_period_ends = self.due + timedelta(seconds=probe.period)
         # Until the first result a container counts as alive, but not as ready.
         self.passed = probe.purpose == "liveness"
         self.last: bool | None = None
@@ -149,7 +154,9 @@ class _ProbeTally:
         self.last = ok
         if self.count >= (probe.successes if ok else probe.failures):
             self.passed = ok
-        self.due = now + timedelta(seconds=probe.period)
+        # A program that is not listening yet is soon.
+        early = probe.purpose == "readiness" and not self.passed and now < self._first_period_ends
+        self.due = now + timedelta(seconds=min(probe.period, _EARLY_SECONDS) if early else probe.period)
 
 
 class ProbeState:
