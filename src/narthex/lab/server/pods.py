@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, Protocol
 
 from narthex.lab.api.requests import LogRequest
@@ -64,6 +65,8 @@ class PodRuntime(Protocol):
 
 DIAL_SECONDS = 30.0
 """Time to connect to a server in a pod, as upstream."""
+DIALERS = ThreadPoolExecutor(64, thread_name_prefix="api-dial")
+"""Connects to pods, which may take DIAL_SECONDS, while the loop's own threads start programs. They begin with the first connections."""
 
 
 _AHEAD = 16

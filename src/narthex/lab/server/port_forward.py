@@ -15,7 +15,7 @@ from typing import Protocol
 from narthex.lab.api.errors import StatusError, bad_request, not_implemented
 from narthex.lab.api.requests import ApiRequest, PortForwardRequest
 from narthex.lab.server.channels import BadFrame, accept_spdy, is_spdy
-from narthex.lab.server.pods import PodRuntime
+from narthex.lab.server.pods import DIALERS, PodRuntime
 from narthex.lab.server.spdy import BadSpdyFrame, SpdyData, SpdyFraming, SpdyReset, SpdyStream
 from narthex.lab.server.websocket import MessageSocket
 from narthex.runtime.http.connection import HttpConnection
@@ -149,7 +149,7 @@ class _Connections:
             return self._pods.connect(self._to.namespace, self._to.pod, port)
 
         try:
-            sock = await asyncio.get_running_loop().run_in_executor(None, connect)
+            sock = await asyncio.get_running_loop().run_in_executor(DIALERS, connect)
             reader, writer = await asyncio.open_connection(sock=sock)
         except (OSError, StatusError) as error:
             why = error.message if isinstance(error, StatusError) else error.strerror or str(error)

@@ -19,7 +19,7 @@ import h11
 from narthex.lab.api.errors import StatusError, not_implemented
 from narthex.lab.api.proxy_path import ProxyRequest
 from narthex.lab.api.requests import ApiRequest
-from narthex.lab.server.pods import DIAL_SECONDS, PodRuntime
+from narthex.lab.server.pods import DIAL_SECONDS, DIALERS, PodRuntime
 from narthex.model import join_port
 from narthex.runtime.http.connection import HttpConnection
 
@@ -74,7 +74,7 @@ async def _connect(pods: PodRuntime, to: ProxyRequest) -> tuple[asyncio.StreamRe
         return pods.dial(to.node, to.host, to.port)
 
     try:
-        sock = await asyncio.get_running_loop().run_in_executor(None, dial)
+        sock = await asyncio.get_running_loop().run_in_executor(DIALERS, dial)
         if not to.tls:
             return await asyncio.open_connection(sock=sock)
         # As upstream: certificates of pods are not verified.

@@ -46,11 +46,15 @@ class Console:
 
     def start(self) -> None:
         """Close the container's ends of the files, which it has by now, and begin to read."""
-        self.release()
+        self._release()
         threading.Thread(target=self._pump, name="console", daemon=True).start()
 
-    def release(self) -> None:
-        """Close the container's ends of the files."""
+    def discard(self) -> None:
+        """Close all files of a container that could not be started."""
+        self._release()
+        self._end()
+
+    def _release(self) -> None:
         for handle in set(self.files):
             os.close(handle)
         self.files = ()
@@ -90,6 +94,9 @@ class Console:
                 clients = tuple(self._clients[stream])
             for client in clients:
                 self._pass_on(stream, client, data)
+        self._end()
+
+    def _end(self) -> None:
         self._log.close()
         with self._lock:
             for client in (each for clients in self._clients.values() for each in clients):

@@ -118,7 +118,7 @@ def start_program(
     try:
         run = ContainerRun(facts, deps.containers.run(program, console.files, ended), spec, known)
     except BaseException:
-        console.release()
+        console.discard()
         raise
     console.start()
     run.console = console
