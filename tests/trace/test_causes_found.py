@@ -345,3 +345,11 @@ def test_a_cause_of_a_packet_that_arrives_is_a_remark() -> None:
     )
     for found in told(rules):
         assert (found.cause.id, found.certain, found.explains) == ("mark-clash", False, False)
+
+
+def test_lines_that_a_terminal_cut_show_no_cause() -> None:
+    narrow = FLUSHED.replace(
+        "-A POSTROUTING -s 192.0.2.9/32 -j RETURN",
+        '-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG'[:44],
+    )
+    assert not [each for each in told(narrow) if each.cause.id in ("chain-not-called", "old-iptables")]

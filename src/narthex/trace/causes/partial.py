@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from narthex.model import Disposition, Host, IPFamily, Packet
-from narthex.netfilter.ast import NOT_DECODED, Table
+from narthex.netfilter.ast import NOT_DECODED, Table, Unknown
 from narthex.netfilter.walk.ipvs import BEFORE_INPUT
 from narthex.netfilter.walk.walk import HookPoint, HookWalk
 from narthex.trace.causes.catalogue import CauseFinding
@@ -110,6 +110,10 @@ def _log(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 
 
 def _undecoded(scene: DiagnosisContext) -> Iterator[CauseFinding]:
+    rules = scene.rules()
+    if rules is not None and rules.unread:
+        # Lines that a terminal or a mail cut look the same.
+        return
     for leaf in scene.leaves:
         if leaf.end.fate is Fate.UNKNOWN and NOT_DECODED in leaf.end.reason:
             last = scene.last_rule(leaf)
@@ -154,6 +158,8 @@ def _is_copied(scene: DiagnosisContext, view: NodeView) -> bool:
 
 def _lacks_call(table: Table, needed: _NeededChain) -> bool:
     if table.name != needed.table or table.partial or not {needed.base, needed.chain} <= set(table.chains):
+        return False
+    if any(isinstance(each, Unknown) for rule in table.chains[needed.base].rules for each in rule.expressions):
         return False
     callers = {needed.base, *table.chains[needed.base].targets} & set(table.chains)
     return not any(needed.chain in table.chains[name].targets for name in callers)

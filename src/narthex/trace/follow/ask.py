@@ -20,6 +20,7 @@ _BY_WORDS = (
     ("is an address of this node", _OWN),
     ("is taken not to be an address of this node", _OWN),
     ("no rules of a Service proxy", "{tables}-save; nft list ruleset"),
+    ("no routes of IPv", _ROUTES),
     (NOT_DECODED, "nft list ruleset"),
 )
 """Words of a reason, and the command that prints what it lacks."""
