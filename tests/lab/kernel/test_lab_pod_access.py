@@ -177,3 +177,18 @@ def test_an_ephemeral_container_starts_beside_the_others(cluster):
     assert eventually(ended)["exitCode"] == 5
     assert cluster.kubectl("logs", "sick", "-c", "doctor") == "well\n"
     assert cluster.get("pod", "sick")["status"]["phase"] == "Running"
+
+
+def test_a_readiness_gate_opens_and_closes(cluster):
+    gate = "example.com/open"
+    cluster.kubectl(
+        "apply",
+        "-f",
+        "-",
+        stdin=(ECHO % "gated").replace("spec: {", f"spec: {{readinessGates: [{{conditionType: {gate}}}], "),
+    )
+    cluster.kubectl("wait", "--for=condition=ContainersReady", "pod/gated", "--timeout=60s")
+    for state in ("True", "False"):
+        patch = f'{{"status": {{"conditions": [{{"type": "{gate}", "status": "{state}"}}]}}}}'
+        cluster.kubectl("patch", "pod", "gated", "--subresource=status", "-p", patch, program=cluster.newest)
+        cluster.kubectl("wait", f"--for=condition=Ready={state}", "pod/gated", "--timeout=60s")

@@ -217,6 +217,9 @@ class PodLifecycle:
             self.terminate(float(pod["metadata"].get("deletionGracePeriodSeconds") or 0))
         elif self.facts.networked:
             self._add_ephemeral()
+            if pod["spec"].get("readinessGates"):
+                # Another component may have changed the condition of a gate.
+                self.write_status()
 
     def _add_ephemeral(self) -> None:
         """Start ephemeral containers that were added."""
