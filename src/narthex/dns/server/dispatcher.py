@@ -61,6 +61,11 @@ class BlockPlugins(msgspec.Struct, frozen=True):
     transfer: TransferPlugin | None = None
     bufsize: int | None = None
 
+    @property
+    def plain(self) -> bool:
+        """True without plugins that concern queries before the zones are asked."""
+        return self.filters is None and self.transfer is None and self.bufsize is None
+
 
 class PendingQuery(msgspec.Struct, frozen=True):
     """A query that a resolver must answer or complete."""
@@ -130,11 +135,12 @@ class Dispatcher:
         if query.edns_version:
             # Only EDNS version 0 exists (row S4).
             return _local(build_response(query, wire.BADVERS, limit), query, DROPPED)
-        if query.qtype in _TRANSFERS and transport == "tcp":
-            block, zone = self._block(query.name)
-            if block is not None and block.transfer is not None:
-                labels = AnswerLabels(zone, type_label(query.qtype), rcode_label(wire.NOERROR), "transfer")
-                return PendingTransfer(query, block.transfer, labels)
+        block, zone = self._block(query.name)
+        if block is not None and block.plain and query.qclass == wire.IN:
+            return answer_in_block(query, block, zone, limit)
+        if query.qtype in _TRANSFERS and transport == "tcp" and block is not None and block.transfer is not None:
+            labels = AnswerLabels(zone, type_label(query.qtype), rcode_label(wire.NOERROR), "transfer")
+            return PendingTransfer(query, block.transfer, labels)
         return self.answer(query, limit)
 
     def answer(self, query: Query, limit: int) -> LocalAnswer | PendingQuery:
