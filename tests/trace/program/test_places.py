@@ -109,6 +109,11 @@ def test_what_cannot_be_meant_is_answered_with_what_could(source: str, destinati
     assert message in str(error.value)
 
 
+def test_a_sender_has_no_port() -> None:
+    with pytest.raises(TraceError, match="'client:80' has a port: a sender is a pod"):
+        asked("client:80", "shop/web")
+
+
 def test_two_of_one_name_must_be_named_in_full() -> None:
     twice = OwnerIndex(snapshot(service("a/web", "10.110.0.1"), service("b/web", "10.110.0.2")))
     with pytest.raises(TraceError, match="a/web, b/web"):

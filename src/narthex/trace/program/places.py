@@ -112,7 +112,12 @@ class OwnerIndex:
 
     def sender(self, text: str) -> AddressOwner:
         """Return an address, a pod, a node or `outside`. Raises TraceError."""
-        return self._literal(text) or self._one(text, [place for place in self._places if _is(place, text)])
+        found = [place for place in self._places if _is(place, text)]
+        if not found and as_address(text) is None and _split_port(text)[1]:
+            raise TraceError(
+                f"{text!r} has a port: a sender is a pod, a node, an address, or `outside`; --sport names its port"
+            )
+        return self._literal(text) or self._one(text, found)
 
     def destination(self, text: str) -> AddressOwner:
         """Return a sender or a Service; a Service wins over a pod of the same name. Raises TraceError."""
