@@ -17,6 +17,7 @@ from narthex.proxy.program.schedule import FamilySchedule
 from narthex.proxy.program.sync import FamilySync
 from narthex.testing.simulation import writes as kernel_writes
 from narthex.testing.simulation.command import main
+from narthex.testing.simulation.kernel import SimulatedKernel
 from narthex.testing.simulation.schedule import simulate
 
 SEEDS = 1000
@@ -72,6 +73,12 @@ def test_it_finds_a_proxy_that_starts_and_obeys_an_empty_list(monkeypatch):
 def test_it_finds_a_contest_that_goes_on_since_repairs_take_long(monkeypatch):
     monkeypatch.setattr(sync_schedule, "CONTEST_SHARE", 0)
     assert finds("the proxy does not settle")
+
+
+def test_it_finds_a_monitor_that_does_not_wait_for_transactions_under_way(monkeypatch):
+    """The kernel counts a transaction before it notifies of it."""
+    monkeypatch.setattr(SimulatedKernel, "wait_for_transactions", lambda _: None)
+    assert finds("has no rules")
 
 
 def test_it_finds_endpoints_that_leave_before_others_come(monkeypatch):

@@ -338,6 +338,25 @@ def test_a_change_that_is_under_way_when_we_begin_to_write_is_noticed(namespace)
     assert all(seen), f"{seen.count(False)} of {len(seen)} flushes went unnoticed"
 
 
+def test_writing_waits_for_a_change_that_is_counted_and_not_notified_yet(namespace, monkeypatch):
+    """The same with a transaction that the kernel ends when the monitor waits for it, or only while we write."""
+    monitor, foreign = NftablesMonitor(RuleScope(tables=frozenset(("narthex",))), FAMILIES, namespace), []
+    generation = NfNetlink.generation
+
+    def end():
+        if not foreign:
+            foreign.append("add table ip narthex")
+            run(["nft", *foreign], namespace=namespace)
+
+    monkeypatch.setattr(NfNetlink, "generation", lambda link: generation(link) + (not foreign))
+    monkeypatch.setattr(NfNetlink, "wait_for_transaction", lambda _: end())
+    with monitor.writing():
+        end()
+    monitor._drain()
+    assert monitor.look() == {IPFamily.IPV4: 1}
+    monitor.close()
+
+
 def test_sizes_of_legacy_tables_tell_of_changes(namespace):
     run(["iptables-legacy", "-t", "nat", "-N", "KUBE-SERVICES"], namespace=namespace)
     sizes = LegacyTableSizes(FAMILIES, namespace)

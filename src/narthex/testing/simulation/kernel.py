@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from narthex.linux.monitor import OwnTransactions
 from narthex.linux.run import ApplyError
@@ -36,6 +38,17 @@ class KernelFaults:
         """Duration of a transaction."""
         self.meanwhile = 0.0
         """Probability that another program changes our rules between two of our transactions."""
+        self.notify_seconds = 0.0
+        """Time from the moment when a transaction is counted and in force to its notification."""
+
+
+class Notification(NamedTuple):
+    """A notification that the kernel has not sent yet."""
+
+    family: IPFamily
+    due: float
+    """When it is sent."""
+    listeners: set[SimulatedMonitor]
 
 
 class SimulatedKernel:
@@ -58,8 +71,10 @@ class SimulatedKernel:
         self.observe: Callable[[IPFamily, object], None] = lambda *_: None
         self.interfere: Callable[[IPFamily], None] = lambda _: None
         """Changes rules between two writes of a proxy, when `faults.meanwhile` says so."""
-        self.listeners: list[tuple[object, Callable[[IPFamily], None]]] = []
-        """Called at once after writes of others, as by a thread of their own, even while the proxy is busy."""
+        self.listeners: list[SimulatedMonitor] = []
+        """Notified of writes of others, as by a thread of their own, even while the proxy is busy."""
+        self.notifications: deque[Notification] = deque()
+        """Those under way, first ones first."""
 
     def commit(self, family: IPFamily, rules: Any, *, writer: object = None, is_notified: bool = True) -> None:
         """Put rules in force in one write."""
@@ -70,10 +85,26 @@ class SimulatedKernel:
         else:
             self.rules[family] = rules
         self.observe(family, writer)
-        if is_notified:
-            for listening, listener in tuple(self.listeners):
-                if listening is not writer:
-                    listener(family)
+        if not is_notified:
+            return
+        due = self.loop.time() + self.faults.notify_seconds
+        self.notifications.append(
+            Notification(family, due, {each for each in self.listeners if each.writer is not writer})
+        )
+        if self.faults.notify_seconds:
+            self.loop.call_at(due, self._notify, due)
+        self._notify(self.loop.time())
+
+    def wait_for_transactions(self) -> None:
+        """Notify of all transactions that are counted, as the kernel has done when it answers an empty transaction."""
+        self._notify(math.inf)
+
+    def _notify(self, until: float) -> None:
+        while self.notifications and self.notifications[0].due <= until:
+            notification = self.notifications.popleft()
+            for listener in self.listeners:
+                if listener in notification.listeners:
+                    listener.hear(notification.family)
 
     def happens(self, probability: float) -> bool:
         """Draw whether a fault happens. Draws nothing when it cannot, so that runs without it stay the same."""
@@ -152,11 +183,11 @@ class SimulatedMonitor:
     def __init__(self, kernel: SimulatedKernel, writer: object) -> None:
         """Subscribe for a process."""
         self._kernel = kernel
-        self._writer = writer
+        self.writer = writer
+        """The process."""
         self._found: dict[IPFamily, int] = {}
         self._notice: Callable[[], None] = lambda: None
-        self._writing = False
-        kernel.listeners.append((writer, self._heard))
+        kernel.listeners.append(self)
 
     def look(self) -> Mapping[IPFamily, int]:
         """Return the number of foreign changes since the last call, by family."""
@@ -171,13 +202,22 @@ class SimulatedMonitor:
     @contextmanager
     def writing(self) -> Iterator[OwnTransactions]:
         """Return a context for the proxy's own writes, after which the generation shows writes by others."""
+        # What others change at this moment is counted, and they are notified of it once the proxy has begun to write.
+        for family in tuple(self._kernel.rules):
+            if self._kernel.happens(self._kernel.faults.meanwhile):
+                self._kernel.interfere(family)
         own, before = OwnTransactions(), self._kernel.generation
+        self._kernel.wait_for_transactions()
         try:
             yield own
         finally:
+            # Meanwhile there was no subscription.
+            for notification in self._kernel.notifications:
+                if notification.due <= self._kernel.loop.time():
+                    notification.listeners.discard(self)
             if self._kernel.generation - before > own.transactions:
                 for family in tuple(self._kernel.rules) or (IPFamily.IPV4,):
-                    self._heard(family)
+                    self.hear(family)
 
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
         """Return a context in which `notice` is called after changes by others."""
@@ -193,8 +233,9 @@ class SimulatedMonitor:
 
     def close(self) -> None:
         """End the subscription."""
-        self._kernel.listeners.remove((self._writer, self._heard))
+        self._kernel.listeners.remove(self)
 
-    def _heard(self, family: IPFamily) -> None:
+    def hear(self, family: IPFamily) -> None:
+        """Receive a notification."""
         self._found[family] = self._found.get(family, 0) + 1
         self._notice()

@@ -92,6 +92,8 @@ class Simulation:
         slowest = 4 if self.files is None else 2
         self.kernel.faults.read_seconds = random.choice((0.001, 0.02, 0.3, 1.2)[:slowest])
         self.kernel.faults.write_seconds = random.choice((0.001, 0.001, 0.05)[:slowest])
+        # Not from `random`: the runs of known seeds stay the same.
+        self.kernel.faults.notify_seconds = Random(f"notifications of {seed}").choice((0.0, 0.001, 0.05))
         self.server.faults.latency = random.choice((0.0, 0.01, 0.2))
         self.process: SimulatedProcess | None = None
         self.competitor: SimulatedProcess | None = None
