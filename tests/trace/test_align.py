@@ -93,6 +93,12 @@ def test_tables_of_one_hook_may_run_in_another_order(kernel: str, predicted: str
     assert bool(found.notes) is noted
 
 
+def test_only_the_first_pass_of_a_routing_loop_is_compared() -> None:
+    stages = (Stage.PREROUTING, Stage.FORWARD) * 2
+    steps = tuple(PathStep(stage=each, node="a", table="t", chain="c", verdict="accept", what="x") for each in stages)
+    assert align(path(LOST, steps=steps), traced(("t", "accept"), ("t", "accept")), "a").agrees
+
+
 def test_a_relay_accepts_what_it_cannot_pass_on() -> None:
     relayed = (PathStep(stage=Stage.RELAY, node="a", what="accepts"),)
     assert with_answer(Alignment(agrees=True, pairs=()), path(LOST, steps=relayed), "connected").agrees

@@ -138,7 +138,7 @@ def _kernel_text(step: KernelStep) -> str:
 
 
 def _predicted(leaf: PathLeaf, node: str) -> Iterator[_Move]:
-    sent = False
+    sent = passed = False
     for step in leaf.steps:
         if step.stage is Stage.RELAY:
             # What the relay sends is another packet.
@@ -147,9 +147,10 @@ def _predicted(leaf: PathLeaf, node: str) -> Iterator[_Move]:
             continue
         if step.stage in (Stage.OUTPUT, Stage.POSTROUTING):
             sent = True
-        elif sent:
-            # Over loopback the packet comes in once more, and the kernel has forgotten that it was to be traced.
+        elif sent or (step.stage is Stage.PREROUTING and passed):
+            # The packet comes in once more, over loopback or in a loop of routes; the kernel traces that as another packet.
             return
+        passed = passed or step.stage is not Stage.PREROUTING
         what = _predicted_move(step.verdict)
         if what:
             rewrites = step.verdict.startswith(_AFTER_REWRITING)
