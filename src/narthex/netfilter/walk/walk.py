@@ -188,7 +188,8 @@ class HookWalk:
         """
         last = branch.last_step()
         if (
-            disposition is Disposition.DROPPED
+            self._index.copied
+            and disposition is Disposition.DROPPED
             and last is not None
             and last.chain == EXTERNAL_SERVICES
             and not (branch.stranded or self._absent[0])
