@@ -1,7 +1,7 @@
 """Objects as protobuf, which Go's typed clients and newer kubectl send.
 
-`numbers.txt` has a line for each message: its name and `number=field`, after k8s.io/api's generated.proto files. `*` after the
-number marks a pointer in Go, of which zero is a value. Go writes all other fields, so their zero means that they are unset.
+`protobuf_fields.txt` has a line for each message: its name and `number=field`, after k8s.io/api's generated.proto files. `*` after
+the number marks a pointer in Go, of which zero is a value. Go writes all other fields, so their zero means that they are unset.
 `number=(NAME)` is a message whose fields the object has itself. The types of fields are those of types.txt.
 
 Clients that accept JSON get JSON, which is stored encoded. A field that is unknown is an error, so that nothing is lost (ADR 0012).
@@ -43,7 +43,7 @@ class _Field(NamedTuple):
 @cache
 def _messages() -> Mapping[str, tuple[_Field, ...]]:
     found = {}
-    for line in resources.files("narthex.lab.api").joinpath("numbers.txt").read_text().splitlines():
+    for line in resources.files("narthex.lab.api").joinpath("protobuf_fields.txt").read_text().splitlines():
         name, *words = line.split(" ")
         found[name] = tuple(_field(word) for word in words)
     return found

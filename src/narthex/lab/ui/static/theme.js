@@ -1,4 +1,4 @@
-// Before anything is drawn: the colours that were chosen last, else the system's.
+// Before anything is drawn: the theme that was chosen last, or the system's.
 "use strict";
 (() => {
   const system = matchMedia("(prefers-color-scheme: dark)");
