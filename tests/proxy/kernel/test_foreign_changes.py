@@ -238,7 +238,7 @@ def test_a_storm_in_chains_of_others_is_passed_over(iptables):
 
 
 def test_a_storm_among_our_own_rules_is_looked_at_seldom(iptables):
-    """Reading back takes a twentieth of the time at most, however often somebody changes the built-in chains."""
+    """Many changes to the built-in chains by others share one read-back."""
     node = iptables.world.node
     run(["iptables", "-A", "INPUT", "-p", "tcp", "-m", "tcp", "--dport", "22", "-j", "ACCEPT"], namespace=node)
     reads = read_backs(iptables)

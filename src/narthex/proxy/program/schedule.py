@@ -17,8 +17,8 @@ FIRST_RETRY = 1.0
 """Seconds from the first failed sync to the next; the delay doubles up to the sync period."""
 READ_BACK_SHARE = 20
 """Periodic read-backs take at most one part in this many of the time, however many rules there are."""
-LONGEST_DEFERRAL = 1.0
-"""Seconds by which a check is deferred after one that found nothing: as long as that one took, up to this."""
+SHORTEST_DEFERRAL, LONGEST_DEFERRAL = 0.05, 1.0
+"""Seconds by which a check is deferred after one that found nothing: as long as that one took, within these limits."""
 CONTEST_REPAIRS = 5
 """So many repairs within `CONTEST_SECONDS` mean that another program competes for our rules."""
 CONTEST_SECONDS = 10.0
@@ -111,7 +111,7 @@ class FamilySchedule:
                 self._repaired(now, max(CONTEST_SECONDS, CONTEST_SHARE * done.total))
             elif not done.first:
                 # Others change what stands next to our rules; a storm of that must not take all of the processor.
-                self.settled_at = now + min(done.seconds["read"], LONGEST_DEFERRAL)
+                self.settled_at = now + min(max(done.seconds["read"], SHORTEST_DEFERRAL), LONGEST_DEFERRAL)
 
     def deferred(self, now: float, periods: SyncPeriods, snapshot: Snapshot, until: float) -> None:
         """Note a sync that wrote nothing, since the snapshot is doubted until a time."""

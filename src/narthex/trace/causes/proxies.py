@@ -153,6 +153,8 @@ def _marks(scene: DiagnosisContext) -> Iterator[CauseFinding]:
                 continue
             if written is by_proxy or (written and not leaf.end.masqueraded):
                 continue
+            # Without the proxy's mark, the reply takes another path; a mark too many only hides the sender.
+            cleared = by_proxy and not leaf.end.masqueraded
             yield finding(
                 "mark-clash",
                 f"chain {step.chain} writes bit {MASQUERADE_BIT:#x} of the packet mark, by which the Service proxy remembers "
@@ -160,8 +162,8 @@ def _marks(scene: DiagnosisContext) -> Iterator[CauseFinding]:
                 evidence=(rule_text(step),),
                 advice="Give that program other bits, or the proxy another one (iptables.masqueradeBit of its configuration).",
                 node=step.node,
-                certain=scene.undecided,
-                explains=scene.undecided,
+                certain=cleared or scene.undecided,
+                explains=cleared or scene.undecided,
             )
             return
     yield from _mark_routes(scene)
