@@ -1,6 +1,7 @@
 """Settings for all tests."""
 
 import gc
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -108,3 +109,13 @@ def golden() -> Callable[[str, str], None]:
         assert text == path.read_text(), f"{name} differs; look at the change, then run with UPDATE_GOLDEN=1"
 
     return check
+
+
+@pytest.fixture(autouse=True)
+def usual_log():
+    """Undo what a test did to the log: pytest attaches its handler once more to a logger that does not propagate."""
+    yield
+    logger = logging.getLogger("narthex")
+    logger.handlers.clear()
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True

@@ -1,7 +1,5 @@
 """From flags to the parts of a node; nothing is started here."""
 
-import logging
-
 import msgspec
 import pytest
 from click.testing import CliRunner
@@ -17,13 +15,10 @@ OWN = "---\napiVersion: narthex/v1alpha1\nkind: NarthexConfiguration\n"
 
 @pytest.fixture
 def served(monkeypatch):
-    """Catches what would be served; restores the log."""
+    """Catches what would be served."""
     caught = []
     monkeypatch.setattr(node_process, "serve_node", lambda settings, origin, _: caught.append((settings, origin)))
-    logger = logging.getLogger("narthex")
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield caught
-    logger.handlers[:], logger.level, logger.propagate = before
+    return caught
 
 
 def call(*arguments):

@@ -1,7 +1,5 @@
 """From flags to settings; nothing is started here."""
 
-import logging
-
 import msgspec
 import pytest
 from click.testing import CliRunner
@@ -18,13 +16,10 @@ from narthex.runtime.configuration.values import (
 
 @pytest.fixture
 def served(monkeypatch):
-    """Catches what would be served; restores the log."""
+    """Catches what would be served."""
     caught = []
     monkeypatch.setattr(start, "serve", lambda settings, origin, _file: caught.append((settings, origin.source)))
-    logger = logging.getLogger("narthex")
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield caught
-    logger.handlers[:], logger.level, logger.propagate = before[0], before[1], before[2]
+    return caught
 
 
 def call(*arguments):

@@ -12,10 +12,7 @@ from narthex.runtime.configuration.values import LoggingConfiguration
 
 @pytest.fixture
 def log():
-    logger = logging.getLogger("narthex")
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield logger
-    logger.handlers[:], logger.level, logger.propagate = before[0], before[1], before[2]
+    return logging.getLogger("narthex")
 
 
 def written(style="text", verbosity=0):

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import logging
 import os
 import resource
 import socket
@@ -154,8 +153,7 @@ def test_half_a_request_is_silence(http, silent):
     assert is_open(other)
 
 
-def test_one_line_on_many_closed_connections(ports, silent, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
+def test_one_line_on_many_closed_connections(ports, silent, caplog):
     silent(ports["health"], 1)
     assert probe(ports["health"], OTHER)
     lines = [line for line in caplog.messages if f"port {ports['health'][1]} has too many connections" in line]
@@ -164,7 +162,6 @@ def test_one_line_on_many_closed_connections(ports, silent, caplog, monkeypatch)
 
 
 def test_a_silent_connection_leaves_when_files_run_out(http, silent, monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
     monkeypatch.setattr(http_server, "ACCEPT_RETRY_SECONDS", 10 * PATIENCE)
     port = small(http, HttpResponse(200, b""))
     first, second = silent(port, 2, 2)
