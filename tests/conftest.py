@@ -4,7 +4,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ def golden() -> Callable[[str, str], None]:
 
 
 @pytest.fixture(autouse=True)
-def usual_log():
+def usual_log() -> Iterator[None]:
     """Undo what a test did to the log: pytest attaches its handler once more to a logger that does not propagate."""
     yield
     logger = logging.getLogger("narthex")
