@@ -126,7 +126,7 @@ def test_every_built_in_kind_has_a_message(kind):
 
 
 def test_numbers_are_unique_and_their_fields_have_types():
-    lines = resources.files("narthex.lab.api").joinpath("numbers.txt").read_text().splitlines()
+    lines = resources.files("narthex.lab.api").joinpath("protobuf_fields.txt").read_text().splitlines()
     for line in lines:
         name, *words = line.split(" ")
         numbers = [word.partition("=")[0].rstrip("*") for word in words]
