@@ -127,7 +127,8 @@ def test_beside_it_runs_another_program(runtime, tmp_path):
     container, _ = shell(runtime, tmp_path, "touch /tmp/mine; while :; do sleep 1; done")
     reader, writer = os.pipe()
     entry = ExecSpec(
-        target_pid=container.pid, argv=("sh", "-c", "hostname; echo $$; until ls /tmp/mine 2>/dev/null; do :; done; exit 3")
+        target_pid=container.pid,
+        argv=("sh", "-c", "hostname; echo $$; until ls /tmp/mine 2>/dev/null; do :; done; exit 3"),
     )
     entry = ExecSpec(target_pid=entry.target_pid, argv=entry.argv, environment=ENVIRONMENT)
     other = containers.enter(entry, (writer, writer, writer))
