@@ -85,7 +85,7 @@ def command(
     """Serve the cluster's DNS: names of Services and pods, and those that upstreams resolve.
 
     Answers over UDP and TCP until SIGTERM or SIGINT, with the objects of an API server or of manifests. It reads the Corefile
-    of CoreDNS; without one, it serves the zone of the cluster with kubeadm's settings.
+    of CoreDNS, which may also ask for TLS and HTTPS. Without one, it serves the zone of the cluster with kubeadm's settings.
     """
     from narthex.dns.program.configuration import CorefileSource, DnsConfigurationError, DnsFlags
     from narthex.dns.program.listeners import ListenError
