@@ -13,7 +13,8 @@ from pathlib import Path
 HERE = Path(__file__).parents[1] / "src/narthex/lab/api/types.txt"
 ROOTS = (
     "core_v1: ConfigMap Endpoints Event Namespace Node Pod Secret Service ServiceAccount Binding PodTemplateSpec",
-    "apps_v1: Deployment ReplicaSet",
+    "apps_v1: Deployment ReplicaSet DaemonSet StatefulSet ControllerRevision",
+    "batch_v1: Job CronJob",
     "coordination_v1: Lease",
     "discovery_v1: EndpointSlice",
     "events_v1: Event",
@@ -27,6 +28,7 @@ OPAQUE = {
     "apiextensions_v1.JSONSchemaProps": "any",
     "apiextensions_v1.CustomResourceSubresourceStatus": "any",
     "meta_v1.FieldsV1": "any",
+    "batch_v1.JobSchedulingConfiguration": "any",
 }
 SCALARS = {
     "str": "str",
@@ -72,6 +74,8 @@ core_v1.NamespaceStatus conditions type
 core_v1.ServiceAccount secrets name
 apps_v1.DeploymentStatus conditions type
 apps_v1.ReplicaSetStatus conditions type
+apps_v1.DaemonSetStatus conditions type
+apps_v1.StatefulSetStatus conditions type
 networking_v1.ServiceCIDRStatus conditions type
 apiextensions_v1.CustomResourceDefinitionStatus conditions type
 meta_v1.ObjectMeta ownerReferences uid

@@ -206,3 +206,40 @@ def service(name: str = "web", *, namespace: str = "shop", ports: Any = None, **
             **spec,
         },
     }
+
+
+def daemon_set(name: str = "agent", *, image: str = "echo:1", pod: Any = None, **spec: Any) -> dict[str, Any]:
+    labels = {"app": name}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"selector": {"matchLabels": labels}, "template": template(labels, image, **(pod or {})), **spec},
+    }
+
+
+def stateful_set(replicas: int = 3, name: str = "db", *, image: str = "echo:1", **spec: Any) -> dict[str, Any]:
+    made = deployment(replicas, name, image=image, **{"serviceName": name, **spec})
+    return {**made, "kind": "StatefulSet"}
+
+
+def job_spec(restart: str = "Never", **spec: Any) -> dict[str, Any]:
+    return {"template": {"spec": {"restartPolicy": restart, **template()["spec"]}}, **spec}
+
+
+def job(name: str = "work", restart: str = "Never", **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": job_spec(restart, **spec),
+    }
+
+
+def cron_job(name: str = "tick", schedule: str = "*/5 * * * *", **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "CronJob",
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"schedule": schedule, "jobTemplate": {"spec": job_spec()}, **spec},
+    }

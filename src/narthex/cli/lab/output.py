@@ -11,7 +11,7 @@ import msgspec
 from narthex.cli.lab import name_argument
 from narthex.lab.cluster import DNS_SERVICE
 from narthex.lab.program.labs import LabNodeStatus, LabStatus, StartedLab
-from narthex.lab.program.state import LabState, ServiceRecord
+from narthex.lab.program.state import LabState, PodRecord, ServiceRecord
 from narthex.model import join_port
 from narthex.runtime.logs import printable
 
@@ -141,15 +141,16 @@ def pods(state: LabState) -> str:
     if not state.pods:
         return "There are no pods."
     rows = [
-        (
-            f"{pod.namespace}/{pod.name}",
-            "terminating" if pod.terminating else "ready" if pod.ready else "NOT READY",
-            pod.node or "-",
-            ", ".join(pod.addresses) or "-",
-        )
+        (f"{pod.namespace}/{pod.name}", _pod_state(pod), pod.node or "-", ", ".join(pod.addresses) or "-")
         for pod in state.pods
     ]
     return table(("POD", "STATE", "NODE", "ADDRESS"), rows)
+
+
+def _pod_state(pod: PodRecord) -> str:
+    if pod.terminating:
+        return "terminating"
+    return "ready" if pod.ready else "completed" if pod.completed else "NOT READY"
 
 
 def _nodes(state: LabState, health: dict[str, str] | None = None) -> str:

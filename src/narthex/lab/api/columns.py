@@ -250,6 +250,37 @@ def _ingress_parameters(raw: Raw, _: datetime) -> str:
     return f"{found.get('kind', '')}{group}/{found.get('name', '')}"
 
 
+def _controller(raw: Raw, _: datetime) -> str:
+    owner = next((each for each in raw["metadata"].get("ownerReferences") or () if each.get("controller")), None)
+    if owner is None:
+        return NONE
+    group = str(owner.get("apiVersion", "")).rpartition("/")[0]
+    return f"{owner.get('kind', '').lower()}{'.' * bool(group)}{group}/{owner.get('name', '')}"
+
+
+def _job_status(raw: Raw, _: datetime) -> str:
+    words = ("Complete", "Failed", "Terminating", "Suspended", "FailureTarget", "SuccessCriteriaMet")
+    for word in words:
+        if word == "Terminating" and raw["metadata"].get("deletionTimestamp"):
+            return word
+        if _condition(raw, word).get("status") == "True":
+            return word
+    return "Running"
+
+
+def _job_completions(raw: Raw, _: datetime) -> str:
+    succeeded, desired = _of(raw, "status.succeeded") or 0, _of(raw, "spec.completions")
+    if desired is not None:
+        return f"{succeeded}/{desired}"
+    parallel = _of(raw, "spec.parallelism") or 0
+    return f"{succeeded}/1 of {parallel}" if parallel > 1 else f"{succeeded}/1"
+
+
+def _job_duration(raw: Raw, now: datetime) -> str:
+    began, ended = _of(raw, "status.startTime"), _of(raw, "status.completionTime")
+    return age(began, datetime.fromisoformat(ended) if ended else now) if began else ""
+
+
 def _parent(raw: Raw, _: datetime) -> str:
     of = _of(raw, "spec.parentRef") or {}
     return "/".join(filter(None, (of.get(field) for field in ("resource", "namespace", "name"))))
@@ -470,6 +501,35 @@ _COLUMNS: Mapping[str, Mapping[str, Cell]] = {
         }
     )
     | _WORKLOAD,
+    "DaemonSet": _common(
+        {
+            "#Desired": _at("status.desiredNumberScheduled", 0),
+            "#Current": _at("status.currentNumberScheduled", 0),
+            "#Ready": _at("status.numberReady", 0),
+            "#Up-to-date": _at("status.updatedNumberScheduled", 0),
+            "#Available": _at("status.numberAvailable", 0),
+            "Node Selector": lambda raw, _: ",".join(_pairs(_of(raw, "spec.template.spec.nodeSelector"))) or NONE,
+        }
+    )
+    | _WORKLOAD,
+    "StatefulSet": _common({"Ready": _deployment_ready})
+    | {name: _WORKLOAD[name] for name in ("*Containers", "*Images")},
+    "ControllerRevision": _common({"Controller": _controller, "Revision": _at("revision", 0)}),
+    "Job": _common({"Status": _job_status, "Completions": _job_completions, "Duration": _job_duration}) | _WORKLOAD,
+    "CronJob": _common(
+        {
+            "Schedule": _at("spec.schedule"),
+            "Timezone": _at("spec.timeZone", NONE),
+            "Suspend": lambda raw, _: UNSET if (of := _of(raw, "spec.suspend")) is None else str(bool(of)),
+            "#Active": lambda raw, _: len(_of(raw, "status.active") or ()),
+            "Last Schedule": lambda raw, now: age(of, now) if (of := _of(raw, "status.lastScheduleTime")) else NONE,
+        }
+    )
+    | {
+        "*Containers": _joined("spec.jobTemplate.spec.template.spec.containers", "name"),
+        "*Images": _joined("spec.jobTemplate.spec.template.spec.containers", "image"),
+        "*Selector": lambda raw, _: selector_text(_of(raw, "spec.jobTemplate.spec.selector")) or NONE,
+    },
     "Endpoints": _common({"Endpoints": _endpoints}),
     "EndpointSlice": _common({"AddressType": _at("addressType"), "Ports": _slice_ports, "Endpoints": _slice_addresses}),
     "ConfigMap": _common({"#Data": _count("data", "binaryData")}),

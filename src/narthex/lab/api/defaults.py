@@ -14,6 +14,9 @@ Raw = dict[str, Any]
 
 _MODE = {"defaultMode": 420}
 _FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "apps_v1.DaemonSet": {"spec": {}},
+    "apps_v1.DaemonSetSpec": {"revisionHistoryLimit": 10, "updateStrategy": {}},
+    "apps_v1.DaemonSetUpdateStrategy": {"type": "RollingUpdate"},
     "apps_v1.Deployment": {"spec": {}},
     "apps_v1.DeploymentSpec": {
         "replicas": 1,
@@ -24,6 +27,24 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "apps_v1.DeploymentStrategy": {"type": "RollingUpdate"},
     "apps_v1.ReplicaSet": {"spec": {}},
     "apps_v1.ReplicaSetSpec": {"replicas": 1},
+    "apps_v1.StatefulSet": {"spec": {}},
+    "apps_v1.StatefulSetPersistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
+    "apps_v1.StatefulSetSpec": {
+        "replicas": 1,
+        "podManagementPolicy": "OrderedReady",
+        "revisionHistoryLimit": 10,
+        "updateStrategy": {},
+        "persistentVolumeClaimRetentionPolicy": {},
+    },
+    "apps_v1.StatefulSetUpdateStrategy": {"type": "RollingUpdate"},
+    "batch_v1.CronJob": {"spec": {}},
+    "batch_v1.CronJobSpec": {
+        "concurrencyPolicy": "Allow",
+        "suspend": False,
+        "successfulJobsHistoryLimit": 3,
+        "failedJobsHistoryLimit": 1,
+    },
+    "batch_v1.Job": {"spec": {}},
     "core_v1.ConfigMapVolumeSource": _MODE,
     "core_v1.Container": {
         "terminationMessagePath": "/dev/termination-log",
@@ -64,6 +85,7 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
 """Defaults of fields, by the type that has them."""
 _NULLS_ARE_ABSENT = frozenset(
     {"apps_v1.DeploymentSpec", "apps_v1.DeploymentStrategy", "apps_v1.ReplicaSetSpec", "core_v1.EndpointPort"}
+    | {"apps_v1.DaemonSetSpec", "apps_v1.StatefulSetSpec", "batch_v1.CronJobSpec", "batch_v1.JobSpec"}
     | {"core_v1.PodSpec", "core_v1.ServicePort", "core_v1.ServiceSpec", "discovery_v1.EndpointPort"}
 )
 """Types of which null fields are dropped. Elsewhere, null is a value, except in place of an object."""
@@ -131,11 +153,46 @@ def _service_port(port: Raw) -> Raw:
     return port
 
 
-def _strategy(strategy: Raw) -> Raw:
-    if strategy["type"] != "RollingUpdate":
-        return strategy
-    rolling = {"maxUnavailable": "25%", "maxSurge": "25%", **_without_nulls(strategy.get("rollingUpdate") or {})}
-    return {**strategy, "rollingUpdate": rolling}
+def _strategy(**defaults: Any) -> Callable[[Raw], Raw]:
+    """Return a function that completes an update strategy with these defaults of `rollingUpdate`."""
+
+    def complete(strategy: Raw) -> Raw:
+        if strategy["type"] != "RollingUpdate":
+            return strategy
+        return {**strategy, "rollingUpdate": {**defaults, **_without_nulls(strategy.get("rollingUpdate") or {})}}
+
+    return complete
+
+
+def _job(raw: Raw) -> Raw:
+    """Return a Job with its defaults, which the template in a CronJob does not have."""
+    spec: Raw = {**raw["spec"]}
+    if spec.get("completions") is None and spec.get("parallelism") is None:
+        spec["completions"] = 1
+    replaced = "Failed" if spec.get("podFailurePolicy") else "TerminatingOrFailed"
+    unset = {"parallelism": 1, "backoffLimit": 6, "completionMode": "NonIndexed", "suspend": False}
+    spec = {**unset, "podReplacementPolicy": replaced, "manualSelector": False, **spec}
+    labels = ((spec.get("template") or {}).get("metadata") or {}).get("labels")
+    meta = raw["metadata"] if raw["metadata"].get("labels") or not labels else {**raw["metadata"], "labels": labels}
+    return {**raw, "metadata": meta, "spec": spec}
+
+
+JOB_UID, JOB_NAME = "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name"
+"""Labels of a Job's pods. They have them without the prefix, too."""
+
+
+def _begin_job(raw: Raw, _: str) -> Raw:
+    """Return a new Job with the selector and the labels that identify its pods."""
+    spec, meta = raw["spec"], raw["metadata"]
+    if not spec.get("manualSelector"):
+        names = {JOB_UID: meta["uid"], "controller-uid": meta["uid"]}
+        names |= {JOB_NAME: meta.get("name", ""), "job-name": meta.get("name", "")}
+        template = spec.get("template") or {}
+        inner = template.get("metadata") or {}
+        template = {**template, "metadata": {**inner, "labels": {**(inner.get("labels") or {}), **names}}}
+        labels = {**((spec.get("selector") or {}).get("matchLabels") or {}), JOB_UID: meta["uid"]}
+        spec = {**spec, "selector": {**(spec.get("selector") or {}), "matchLabels": labels}, "template": template}
+    return {**raw, "spec": spec, "status": {}}
 
 
 def _namespace(raw: Raw) -> Raw:
@@ -251,7 +308,10 @@ def _quality(spec: Raw) -> str:
 
 _COMPUTED: Mapping[str, Callable[[Raw], Raw]] = {
     "apiextensions_v1.CustomResourceDefinition": _definition,
-    "apps_v1.DeploymentStrategy": _strategy,
+    "apps_v1.DaemonSetUpdateStrategy": _strategy(maxUnavailable=1, maxSurge=0),
+    "apps_v1.DeploymentStrategy": _strategy(maxUnavailable="25%", maxSurge="25%"),
+    "apps_v1.StatefulSetUpdateStrategy": _strategy(partition=0),
+    "batch_v1.Job": _job,
     "core_v1.Container": _container,
     "core_v1.EphemeralContainer": _container,
     "core_v1.Namespace": _namespace,
@@ -264,9 +324,15 @@ _COMPUTED: Mapping[str, Callable[[Raw], Raw]] = {
 """Defaults that depend on other fields, by type. The functions may modify what they get."""
 
 
+_DAEMON_NUMBERS = ("currentNumberScheduled", "desiredNumberScheduled", "numberMisscheduled", "numberReady")
+"""Numbers in a DaemonSet's status that are present if they are 0."""
 _BEGIN: Mapping[str, Callable[[Raw, str], Raw]] = {
     "Service": lambda raw, _: {**raw, "status": {"loadBalancer": {}}},
     "Deployment": lambda raw, _: {**raw, "status": {}},
+    "DaemonSet": lambda raw, _: {**raw, "status": dict.fromkeys(_DAEMON_NUMBERS, 0)},
+    "StatefulSet": lambda raw, _: {**raw, "status": {"replicas": 0, "availableReplicas": 0}},
+    "Job": _begin_job,
+    "CronJob": lambda raw, _: {**raw, "status": {}},
     "Ingress": lambda raw, _: {**raw, "status": {"loadBalancer": {}}},
     "ReplicaSet": lambda raw, _: {**raw, "status": {"replicas": 0}},
     "Pod": lambda raw, _: admitted_pod(raw),

@@ -34,6 +34,7 @@ _VALUE_TEXT = (
     f"with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', {_USED} '({_QUALIFIED})?')"
 )
 _ANNOTATIONS = 256 * 1024
+IMMUTABLE = "field is immutable"
 
 
 def bad(field: str, value: Any, text: str) -> FieldError:

@@ -113,6 +113,11 @@ KINDS: Mapping[str, ApiResource] = {
             "Deployment", "deployments", "deploy", "status scale", group="apps", categories=_ALL, generation=True
         ),
         _built_in("ReplicaSet", "replicasets", "rs", "status scale", group="apps", categories=_ALL, generation=True),
+        _built_in("DaemonSet", "daemonsets", "ds", "status", group="apps", categories=_ALL, generation=True),
+        _built_in("StatefulSet", "statefulsets", "sts", "status scale", group="apps", categories=_ALL, generation=True),
+        _built_in("ControllerRevision", "controllerrevisions", group="apps"),
+        _built_in("Job", "jobs", "", "status", group="batch", categories=_ALL, generation=True),
+        _built_in("CronJob", "cronjobs", "cj", "status", group="batch", categories=_ALL, generation=True),
         _built_in("Lease", "leases", group="coordination.k8s.io", unconditional=False),
         _built_in("EndpointSlice", "endpointslices", group="discovery.k8s.io", generation=True),
         _built_in("Ingress", "ingresses", "ing", "status", group="networking.k8s.io", generation=True),

@@ -1,4 +1,4 @@
-"""Validation of objects: names, Services, EndpointSlices, pods, workloads, and definitions.
+"""Validation of objects: names, pods, workloads, and definitions; `network_validation.py` has Services and their kin.
 
 Messages are kube-apiserver's (pkg/apis/*/validation).
 """
@@ -6,20 +6,19 @@ Messages are kube-apiserver's (pkg/apis/*/validation).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from narthex.lab.api import network_validation
 from narthex.lab.api.errors import FieldError
 from narthex.lab.api.field_errors import (
-    address,
+    IMMUTABLE,
     at_least_zero,
     bad,
-    check_each,
     dns_label,
     duplicate,
     forbidden,
     labels,
-    network,
     not_found,
     notes,
     one_of,
@@ -29,13 +28,9 @@ from narthex.lab.api.field_errors import (
     subdomain,
 )
 from narthex.lab.api.kinds import ApiResource
+from narthex.lab.api.schedules import schedule_error, zone_error
 
 Raw = Mapping[str, Any]
-_PROTOCOLS = ("TCP", "UDP", "SCTP")
-_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
-_FAMILY_POLICIES = ("SingleStack", "PreferDualStack", "RequireDualStack")
-_DISTRIBUTIONS = ("PreferClose", "PreferSameZone", "PreferSameNode")
-_IMMUTABLE = "field is immutable"
 
 
 def field_errors_of(kind: ApiResource, held: Raw | None, new: Raw) -> list[FieldError]:
@@ -50,6 +45,15 @@ def field_errors_of(kind: ApiResource, held: Raw | None, new: Raw) -> list[Field
     return found
 
 
+def warnings_of(kind: ApiResource, new: Raw) -> tuple[str, ...]:
+    """Return warnings about what the lab accepts and does differently."""
+    claims = (new.get("spec") or {}).get("volumeClaimTemplates") if kind.name == "StatefulSet" else None
+    return (_CLAIMS,) if claims else ()
+
+
+_CLAIMS = "spec.volumeClaimTemplates: a lab has no persistent volumes; each pod gets an empty directory for each claim"
+
+
 def _name(kind: ApiResource, meta: Raw) -> Iterator[FieldError]:
     name = meta.get("name")
     if not name or not isinstance(name, str):
@@ -59,100 +63,6 @@ def _name(kind: ApiResource, meta: Raw) -> Iterator[FieldError]:
     check = dns_label if kind.name in ("Namespace", "Service") else subdomain
     if kind.name != "IPAddress":
         yield from check("metadata.name", name)
-
-
-def _service(new: Raw) -> Iterator[FieldError]:
-    spec = new.get("spec") or {}
-    type, ports = spec.get("type"), spec.get("ports") or []
-    yield from one_of("spec.type", type, _TYPES)
-    headless = spec.get("clusterIP") == "None"
-    if not ports and not headless and type != "ExternalName":
-        yield required("spec.ports")
-    if type == "ExternalName":
-        name = str(spec.get("externalName") or "").removesuffix(".")
-        yield from subdomain("spec.externalName", name) if name else [required("spec.externalName")]
-    for index, each in enumerate(ports):
-        yield from _service_port(f"spec.ports[{index}]", each, len(ports) > 1)
-    yield from _twice(ports)
-    yield from labels("spec.selector", spec.get("selector"))
-    yield from one_of("spec.sessionAffinity", spec.get("sessionAffinity"), ("ClientIP", "None"))
-    ips = spec.get("clusterIPs") or ([spec["clusterIP"]] if spec.get("clusterIP") else [])
-    yield from check_each(_cluster_ip, "spec.clusterIPs", ips)
-    yield from check_each(address, "spec.externalIPs", spec.get("externalIPs"))
-    yield from check_each(network, "spec.loadBalancerSourceRanges", spec.get("loadBalancerSourceRanges"))
-    for field in ("externalTrafficPolicy", "internalTrafficPolicy"):
-        yield from one_of(f"spec.{field}", spec.get(field), ("Cluster", "Local"), optional=True)
-    yield from one_of("spec.ipFamilyPolicy", spec.get("ipFamilyPolicy"), _FAMILY_POLICIES, optional=True)
-    yield from check_each(_family, "spec.ipFamilies", spec.get("ipFamilies"))
-    yield from one_of("spec.trafficDistribution", spec.get("trafficDistribution"), _DISTRIBUTIONS, optional=True)
-
-
-def _cluster_ip(at: str, ip: Any) -> Iterable[FieldError]:
-    return () if ip == "None" else address(at, ip)
-
-
-def _family(at: str, family: Any) -> Iterable[FieldError]:
-    return one_of(at, family, ("IPv4", "IPv6"))
-
-
-def _service_port(at: str, port: Any, named: bool) -> Iterator[FieldError]:
-    if not isinstance(port, Mapping):
-        yield bad(at, port, "must be an object")
-        return
-    if named and not port.get("name"):
-        yield required(f"{at}.name")
-    elif port.get("name"):
-        yield from dns_label(f"{at}.name", port["name"])
-    yield from port_number(f"{at}.port", port.get("port"))
-    yield from one_of(f"{at}.protocol", port.get("protocol"), _PROTOCOLS)
-    target = port.get("targetPort")
-    if isinstance(target, str):
-        yield from port_name(f"{at}.targetPort", target)
-    elif target != port.get("port"):
-        yield from port_number(f"{at}.targetPort", target)
-    if port.get("nodePort"):
-        yield from port_number(f"{at}.nodePort", port["nodePort"])
-
-
-def _twice(ports: list[Any]) -> Iterator[FieldError]:
-    names: set[Any] = set()
-    pairs: set[Any] = set()
-    for index, port in enumerate(each for each in ports if isinstance(each, Mapping)):
-        name, pair = port.get("name"), (port.get("protocol"), port.get("port"))
-        if name and name in names:
-            yield duplicate(f"spec.ports[{index}].name", name)
-        if pair in pairs:
-            yield duplicate(f"spec.ports[{index}]", {"protocol": pair[0], "port": pair[1]})
-        names.add(name)
-        pairs.add(pair)
-
-
-def _slice(new: Raw) -> Iterator[FieldError]:
-    type = new.get("addressType")
-    if not type:
-        yield required("addressType")
-    else:
-        yield from one_of("addressType", type, ("FQDN", "IPv4", "IPv6"))
-    for index, each in enumerate(new.get("endpoints") or ()):
-        addresses = each.get("addresses") or []
-        if not addresses:
-            yield required(f"endpoints[{index}].addresses", "must contain at least 1 address")
-        if type in ("IPv4", "IPv6"):
-            yield from check_each(address, f"endpoints[{index}].addresses", addresses)
-    for index, port in enumerate(new.get("ports") or ()):
-        yield from one_of(f"ports[{index}].protocol", port.get("protocol"), _PROTOCOLS)
-
-
-def _changed_slice(held: Raw, new: Raw) -> Iterator[FieldError]:
-    if held.get("addressType") != new.get("addressType"):
-        yield bad("addressType", new.get("addressType"), _IMMUTABLE)
-
-
-def _cidrs(new: Raw) -> Iterator[FieldError]:
-    found = (new.get("spec") or {}).get("cidrs") or []
-    if not found:
-        yield required("spec.cidrs", "at least one CIDR required")
-    yield from check_each(network, "spec.cidrs", found)
 
 
 def _definition(new: Raw) -> Iterator[FieldError]:
@@ -171,7 +81,7 @@ def _definition(new: Raw) -> Iterator[FieldError]:
 
 def _fixed_data(held: Raw, new: Raw) -> Iterator[FieldError]:
     if held.get("immutable") and any(held.get(name) != new.get(name) for name in ("data", "binaryData", "immutable")):
-        yield forbidden("data", f"{_IMMUTABLE} when `immutable` is set")
+        yield forbidden("data", f"{IMMUTABLE} when `immutable` is set")
 
 
 _RESTARTS = ("Always", "OnFailure", "Never")
@@ -233,7 +143,7 @@ def _container(at: str, given: Raw, volumes: set[Any]) -> Iterator[FieldError]:
         yield from port_number(f"{here}.containerPort", port.get("containerPort"))
         if port.get("hostPort"):
             yield from port_number(f"{here}.hostPort", port["hostPort"])
-        yield from one_of(f"{here}.protocol", port.get("protocol"), _PROTOCOLS)
+        yield from one_of(f"{here}.protocol", port.get("protocol"), network_validation.PROTOCOLS)
     for index, each in enumerate(given.get("env") or ()):
         if not each.get("name"):
             yield required(f"{at}.env[{index}].name")
@@ -262,29 +172,6 @@ def _probe(at: str, probe: Raw) -> Iterator[FieldError]:
             yield from port_number(f"{at}.{name}.port", port)
     if at.endswith(("livenessProbe", "startupProbe")) and probe.get("successThreshold", 1) != 1:
         yield bad(f"{at}.successThreshold", probe["successThreshold"], "must be 1")
-
-
-_PATH_TYPES = ("Exact", "ImplementationSpecific", "Prefix")
-
-
-def _ingress(new: Raw) -> Iterator[FieldError]:
-    spec = new.get("spec") or {}
-    if not spec.get("rules") and not spec.get("defaultBackend"):
-        yield FieldError(
-            "spec", "FieldValueInvalid", "Invalid value: either `defaultBackend` or `rules` must be specified"
-        )
-    for index, rule in enumerate(spec.get("rules") or ()):
-        at = f"spec.rules[{index}]"
-        if rule.get("host"):
-            yield from subdomain(f"{at}.host", str(rule["host"]).removeprefix("*."))
-        for number, path in enumerate((rule.get("http") or {}).get("paths") or ()):
-            here = f"{at}.http.paths[{number}]"
-            if not path.get("pathType"):
-                yield required(f"{here}.pathType", "pathType must be specified")
-            else:
-                yield from one_of(f"{here}.pathType", path["pathType"], _PATH_TYPES)
-            if path.get("pathType") in ("Exact", "Prefix") and not str(path.get("path") or "").startswith("/"):
-                yield bad(f"{here}.path", path.get("path") or "", "must be an absolute path")
 
 
 def _changed_pod(held: Raw, new: Raw) -> Iterator[FieldError]:
@@ -323,63 +210,191 @@ def _deployment(new: Raw) -> Iterator[FieldError]:
         text = "may not be specified when strategy `type` is 'Recreate'"
         yield forbidden("spec.strategy.rollingUpdate", text)
     rolling = rolling if isinstance(rolling, Mapping) else {}
-    for field in ("maxUnavailable", "maxSurge"):
-        value = rolling.get(field)
-        if isinstance(value, str) and not _PERCENT.fullmatch(value):
-            text = "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')"
-            yield bad(f"spec.strategy.rollingUpdate.{field}", value, text)
-        yield from at_least_zero("spec.strategy.rollingUpdate", rolling, field)
-    if all(rolling.get(field) in (0, "0%") for field in ("maxUnavailable", "maxSurge")):
+    yield from _update_limits("spec.strategy.rollingUpdate", rolling)
+    if all(rolling.get(field) in (0, "0%") for field in _LIMITS):
         text = "may not be 0 when `maxSurge` is 0"
         yield bad("spec.strategy.rollingUpdate.maxUnavailable", rolling["maxUnavailable"], text)
 
 
-def _workload(new: Raw) -> Iterator[FieldError]:
+_LIMITS = ("maxUnavailable", "maxSurge")
+
+
+def _update_limits(at: str, rolling: Raw) -> Iterator[FieldError]:
+    for field in _LIMITS:
+        value = rolling.get(field)
+        if isinstance(value, str) and not _PERCENT.fullmatch(value):
+            text = "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')"
+            yield bad(f"{at}.{field}", value, text)
+        yield from at_least_zero(at, rolling, field)
+
+
+def _daemon_set(new: Raw) -> Iterator[FieldError]:
+    yield from _workload(new)
     spec = new.get("spec") or {}
+    if ((spec.get("template") or {}).get("spec") or {}).get("activeDeadlineSeconds") is not None:
+        text = "activeDeadlineSeconds in DaemonSet is not Supported"
+        yield forbidden("spec.template.spec.activeDeadlineSeconds", text)
+    strategy, at = spec.get("updateStrategy") or {}, "spec.updateStrategy.rollingUpdate"
+    yield from one_of("spec.updateStrategy.type", strategy.get("type"), ("OnDelete", "RollingUpdate"))
+    rolling = strategy.get("rollingUpdate") or {}
+    yield from _update_limits(at, rolling)
+    unavailable, surge = (rolling.get(field) not in (0, "0%", None) for field in _LIMITS)
+    if unavailable and surge:
+        yield bad(f"{at}.maxSurge", rolling["maxSurge"], "may not be set when maxUnavailable is non-zero")
+    elif strategy.get("type") == "RollingUpdate" and not unavailable and not surge:
+        yield required(f"{at}.maxUnavailable", "cannot be 0 when maxSurge is 0")
+
+
+def _stateful_set(new: Raw) -> Iterator[FieldError]:
+    yield from _workload(new)
+    spec = new.get("spec") or {}
+    if spec.get("podManagementPolicy") not in ("OrderedReady", "Parallel"):
+        text = "must be 'OrderedReady' or 'Parallel'"
+        yield bad("spec.podManagementPolicy", spec.get("podManagementPolicy"), text)
+    strategy, at = spec.get("updateStrategy") or {}, "spec.updateStrategy"
+    if strategy.get("type") not in ("RollingUpdate", "OnDelete"):
+        yield bad(at, strategy, "must be 'RollingUpdate' or 'OnDelete'")
+    rolling = strategy.get("rollingUpdate") or {}
+    if strategy.get("type") == "OnDelete" and rolling:
+        yield bad(f"{at}.rollingUpdate", rolling, "only allowed for updateStrategy 'RollingUpdate'")
+    yield from at_least_zero(f"{at}.rollingUpdate", rolling, "partition")
+    yield from at_least_zero("spec.ordinals", spec.get("ordinals") or {}, "start")
+
+
+_STATEFUL_MAY_CHANGE = (
+    *("replicas", "ordinals", "template", "updateStrategy", "revisionHistoryLimit"),
+    *("persistentVolumeClaimRetentionPolicy", "minReadySeconds"),
+)
+
+
+def _changed_stateful_set(held: Raw, new: Raw) -> Iterator[FieldError]:
+    before, after = (
+        {name: value for name, value in each["spec"].items() if name not in _STATEFUL_MAY_CHANGE}
+        for each in (held, new)
+    )
+    if before != after:
+        *names, last = (f"'{name}'" for name in _STATEFUL_MAY_CHANGE)
+        text = f"updates to statefulset spec for fields other than {', '.join(names)} and {last} are forbidden"
+        yield forbidden("spec", text)
+
+
+def _workload(new: Raw) -> Iterator[FieldError]:
+    """Check what controllers of pods that run forever have in common."""
+    spec = new.get("spec") or {}
+    yield from at_least_zero("spec", spec, "replicas", "minReadySeconds", "revisionHistoryLimit")
+    yield from _template("spec", new["kind"], spec)
+    if template := spec.get("template"):
+        restart = (template.get("spec") or {}).get("restartPolicy")
+        if restart in _RESTARTS:
+            yield from one_of("spec.template.spec.restartPolicy", restart, ("Always",))
+
+
+def _template(at: str, kind: str, spec: Raw) -> Iterator[FieldError]:
+    """Check the selector and the template of pods."""
     selector, template = spec.get("selector") or {}, spec.get("template") or {}
     own = (template.get("metadata") or {}).get("labels") or {}
-    yield from at_least_zero("spec", spec, "replicas", "minReadySeconds")
     if not selector:
-        yield required("spec.selector")
+        yield required(f"{at}.selector")
     elif not selector.get("matchLabels") and not selector.get("matchExpressions"):
-        yield bad("spec.selector", selector, "empty selector is invalid for deployment")
+        named = "deployment" if kind == "ReplicaSet" else kind.lower()
+        yield bad(f"{at}.selector", selector, f"empty selector is invalid for {named}")
     expected = selector.get("matchLabels") or {}
-    yield from labels("spec.selector.matchLabels", expected)
+    yield from labels(f"{at}.selector.matchLabels", expected)
     if any(own.get(key) != value for key, value in expected.items()):
-        yield bad("spec.template.metadata.labels", own, "`selector` does not match template `labels`")
-    yield from labels("spec.template.labels", own)
+        yield bad(f"{at}.template.metadata.labels", own, "`selector` does not match template `labels`")
+    yield from labels(f"{at}.template.labels", own)
     if not template:
-        yield required("spec.template")
+        yield required(f"{at}.template")
         return
-    yield from _pod_spec("spec.template.spec", template.get("spec") or {})
-    restart = (template.get("spec") or {}).get("restartPolicy")
-    if restart in _RESTARTS:
-        yield from one_of("spec.template.spec.restartPolicy", restart, ("Always",))
+    pod = template.get("spec") or {}
+    claims = [{"name": (each.get("metadata") or {}).get("name")} for each in spec.get("volumeClaimTemplates") or ()]
+    yield from _pod_spec(f"{at}.template.spec", {**pod, "volumes": [*(pod.get("volumes") or ()), *claims]})
 
 
 def _changed_workload(held: Raw, new: Raw) -> Iterator[FieldError]:
     now = (new.get("spec") or {}).get("selector")
     if now != (held.get("spec") or {}).get("selector"):
-        yield bad("spec.selector", now, _IMMUTABLE)
+        yield bad("spec.selector", now, IMMUTABLE)
+
+
+_JOB_NUMBERS = ("parallelism", "completions", "activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished")
+
+
+def _job(new: Raw) -> Iterator[FieldError]:
+    spec = new.get("spec") or {}
+    yield from _template("spec", "Job", spec)
+    yield from _job_spec("spec", spec)
+
+
+def _job_spec(at: str, spec: Raw) -> Iterator[FieldError]:
+    yield from at_least_zero(at, spec, *_JOB_NUMBERS)
+    # The lab's Jobs have no indexes.
+    yield from one_of(f"{at}.completionMode", spec.get("completionMode"), ("NonIndexed",), optional=True)
+    restart = ((spec.get("template") or {}).get("spec") or {}).get("restartPolicy")
+    if restart in ("Always", "", None):
+        yield required(f"{at}.template.spec.restartPolicy", 'valid values: "OnFailure", "Never"')
+
+
+def _changed_job(held: Raw, new: Raw) -> Iterator[FieldError]:
+    before, after = held["spec"], new["spec"]
+    for name in ("completions", "selector", "template", "completionMode"):
+        if before.get(name) != after.get(name):
+            yield bad(f"spec.{name}", after.get(name), IMMUTABLE)
+
+
+def _cron_job(new: Raw) -> Iterator[FieldError]:
+    spec, template = new.get("spec") or {}, ((new.get("spec") or {}).get("jobTemplate") or {}).get("spec") or {}
+    if len(str(new["metadata"].get("name") or "")) > _MOST_CRON_NAME:
+        yield bad("metadata.name", new["metadata"]["name"], f"must be no more than {_MOST_CRON_NAME} characters")
+    schedule, zone = str(spec.get("schedule") or ""), spec.get("timeZone")
+    if not schedule:
+        yield required("spec.schedule")
+    elif "TZ" in schedule:
+        text = "cannot use TZ or CRON_TZ in schedule, use timeZone field instead"
+        yield bad("spec.schedule", schedule, text)
+    elif why := schedule_error(schedule):
+        yield bad("spec.schedule", schedule, why)
+    if zone is not None and (why := zone_error(zone)):
+        yield bad("spec.timeZone", zone, why)
+    policies = ("Allow", "Forbid", "Replace")
+    yield from one_of("spec.concurrencyPolicy", spec.get("concurrencyPolicy"), policies)
+    numbers = ("startingDeadlineSeconds", "successfulJobsHistoryLimit", "failedJobsHistoryLimit")
+    yield from at_least_zero("spec", spec, *numbers)
+    at = "spec.jobTemplate.spec"
+    yield from _job_spec(at, template)
+    yield from _pod_spec(f"{at}.template.spec", (template.get("template") or {}).get("spec") or {})
+
+
+_MOST_CRON_NAME = 52
+"""Names of Jobs add the minute of the schedule, 11 characters, and are names of hosts."""
 
 
 _CHECKS: Mapping[str, Callable[[Raw], Iterator[FieldError]]] = {
-    "Service": _service,
-    "EndpointSlice": _slice,
+    "Service": network_validation.service,
+    "EndpointSlice": network_validation.endpoint_slice,
     "Pod": lambda new: _pod_spec("spec", new.get("spec") or {}),
     "Deployment": _deployment,
     "ReplicaSet": _workload,
-    "Ingress": _ingress,
-    "ServiceCIDR": _cidrs,
+    "DaemonSet": _daemon_set,
+    "StatefulSet": _stateful_set,
+    "Job": _job,
+    "CronJob": _cron_job,
+    "Ingress": network_validation.ingress,
+    "IngressClass": network_validation.ingress_class,
+    "ServiceCIDR": network_validation.service_cidr,
     "CustomResourceDefinition": _definition,
 }
 
 
 _CHANGES: Mapping[str, Callable[[Raw, Raw], Iterator[FieldError]]] = {
-    "EndpointSlice": _changed_slice,
+    "EndpointSlice": network_validation.changed_slice,
     "Pod": _changed_pod,
     "Deployment": _changed_workload,
     "ReplicaSet": _changed_workload,
+    "DaemonSet": _changed_workload,
+    "StatefulSet": _changed_stateful_set,
+    "Job": _changed_job,
+    "IngressClass": network_validation.changed_ingress_class,
     "ConfigMap": _fixed_data,
     "Secret": _fixed_data,
 }

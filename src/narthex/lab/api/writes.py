@@ -21,6 +21,7 @@ from narthex.lab.api.requests import ApiPath, ApiRequest, as_object, decode_body
 from narthex.lab.api.store import Raw
 from narthex.lab.api.subresources import SUCCESS, bind, evict, read_scale, write_scale
 from narthex.lab.api.types import object_type, validate_fields
+from narthex.lab.api.validation import warnings_of
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
@@ -155,6 +156,7 @@ def _accepted(place: ApiPath, given: Raw, how: WriteOptions) -> tuple[Raw, tuple
     new, warnings = validate_fields(place.kind, place.version, _placed(place, given), how.validation)
     if place.kind.stored_as == "Event":
         return event_to_v1(new), warnings
+    warnings += warnings_of(place.kind, new)
     return {**new, "apiVersion": place.kind.api_version, "kind": place.kind.kind}, warnings
 
 

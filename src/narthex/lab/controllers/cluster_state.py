@@ -35,6 +35,10 @@ SERVICE_NAME = "kubernetes.io/service-name"
 """The label of an EndpointSlice with the name of its Service."""
 
 
+_POD_OWNERS = ("ReplicaSet", "DaemonSet", "StatefulSet", "Job")
+"""Kinds that adopt pods by their selector."""
+
+
 class ObjectChange(msgspec.Struct, frozen=True):
     """One object before and after a change."""
 
@@ -67,7 +71,7 @@ class ClusterState:
         self._orphans: dict[tuple[str, str], set[ObjectKey]] = {}
         self._by_node: dict[str, set[ObjectKey]] = {}
         self._slices_by_service: dict[ObjectKey, set[ObjectKey]] = {}
-        self._selectors = {kind: SelectorIndex() for kind in ("Service", "ReplicaSet", "Deployment")}
+        self._selectors = {kind: SelectorIndex() for kind in ("Service", "Deployment", *_POD_OWNERS)}
 
     def sync(self, registry: Registry) -> list[ObjectChange]:
         """Apply the changes since the last call and return them."""
@@ -125,7 +129,7 @@ class ClusterState:
     def _index_entries(self, kind: str, key: ObjectKey, obj: Object) -> Iterator[tuple[dict[Any, set[Any]], Any, Any]]:
         for reference in owners_of(obj):
             yield self._owned, reference.get("uid") or "", (kind, key)
-        if kind in ("ReplicaSet", "Pod") and controller_of(obj) is None:
+        if kind in ("ReplicaSet", "ControllerRevision", "Pod") and controller_of(obj) is None:
             yield self._orphans, (kind, key.namespace), key
         if kind == "Pod":
             for name, value in labels_of(obj).items():
@@ -159,7 +163,7 @@ class ClusterState:
         return [self._objects[kind][key] for found, key in self.dependents(uid_of(owner)) if found == kind]
 
     def orphans(self, kind: str, namespace: str) -> list[Object]:
-        """Return the ReplicaSets or Pods of a namespace that have no controller, sorted by name."""
+        """Return the ReplicaSets, ControllerRevisions, or Pods of a namespace without a controller, sorted by name."""
         return self._sorted(kind, self._orphans.get((kind, namespace), ()))
 
     def pods_on_node(self, node: str) -> list[Object]:
@@ -171,7 +175,7 @@ class ClusterState:
         return self._sorted("EndpointSlice", self._slices_by_service.get(service, ()))
 
     def selected_by(self, kind: str, namespace: str, *labels: Mapping[str, str]) -> set[ObjectKey]:
-        """Return the keys of Services, ReplicaSets, or Deployments whose selector matches any of the label sets."""
+        """Return the keys of Services or controllers of a kind whose selector matches any of the label sets."""
         return {
             key
             for some in labels
@@ -182,10 +186,11 @@ class ClusterState:
     def selected_pods(self, service: Object) -> list[Object]:
         """Return the pods that a Service selects, sorted by name."""
         selector = selector_of("Service", service)
-        if selector is None:
-            return []
-        namespace = key_of(service).namespace
-        sets = [self._by_label.get((namespace, *label), set()) for label in selector["matchLabels"].items()]
+        return [] if selector is None else self.labelled_pods(key_of(service).namespace, selector["matchLabels"])
+
+    def labelled_pods(self, namespace: str, labels: Mapping[str, str]) -> list[Object]:
+        """Return the pods of a namespace that have all of some labels, sorted by name."""
+        sets = [self._by_label.get((namespace, *label), set()) for label in labels.items()]
         smallest, *others = sorted(sets, key=len)
         return self._sorted("Pod", smallest.intersection(*others))
 
@@ -197,7 +202,7 @@ class ClusterState:
 def adopt_and_release(kind: str, owner: Object, state: ClusterState) -> Iterator[UpdateObject]:
     """Yield updates that release objects of a kind that `owner` no longer selects, and adopt those without a controller.
 
-    `owner` is a ReplicaSet or a Deployment.
+    `owner` has a selector of labels, as a Deployment has.
     """
     selector = spec_of(owner).get("selector")
     for each in state.dependents_of_kind(kind, owner):
@@ -213,7 +218,7 @@ def adopt_and_release(kind: str, owner: Object, state: ClusterState) -> Iterator
 
 
 def selector_of(kind: str, obj: Object) -> Mapping[str, Any] | None:
-    """Return the selector of a Service, ReplicaSet, or Deployment as a `metav1.LabelSelector`."""
+    """Return the selector of a Service, or of a controller, as a `metav1.LabelSelector`."""
     selector: Mapping[str, Any] | None = spec_of(obj).get("selector")
     if kind != "Service":
         return selector

@@ -17,12 +17,15 @@ from typing import NamedTuple, Protocol
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.registry import Registry
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange
+from narthex.lab.controllers.cronjob import CronJobController
+from narthex.lab.controllers.daemonset import DaemonSetController
 from narthex.lab.controllers.deployment.controller import DeploymentController
 from narthex.lab.controllers.endpoints import EndpointsController, EndpointSliceMirroringController
 from narthex.lab.controllers.endpointslice.controller import EndpointSliceController
 from narthex.lab.controllers.endpointslice.pod_endpoints import PodEndpoints
 from narthex.lab.controllers.events import EventTtlController
 from narthex.lab.controllers.garbage_collector import GarbageCollector
+from narthex.lab.controllers.job import JobController
 from narthex.lab.controllers.namespace_objects import NamespaceObjectsController
 from narthex.lab.controllers.node_lifecycle import NodeLifecycleController
 from narthex.lab.controllers.objects import (
@@ -38,6 +41,7 @@ from narthex.lab.controllers.objects import (
 from narthex.lab.controllers.replicaset import ReplicaSetController
 from narthex.lab.controllers.scheduler import Scheduler
 from narthex.lab.controllers.service.cidrs import ServiceCIDRController
+from narthex.lab.controllers.statefulset import StatefulSetController
 from narthex.model.backoff import Backoff
 
 _BACKOFF = Backoff(0.25, 30.0)
@@ -167,6 +171,10 @@ def lab_controllers() -> ControllerManager:
             NamespaceObjectsController(),
             DeploymentController(),
             ReplicaSetController(),
+            DaemonSetController(),
+            StatefulSetController(),
+            CronJobController(),
+            JobController(),
             Scheduler(),
             EndpointSliceController(endpoints),
             EndpointsController(endpoints),

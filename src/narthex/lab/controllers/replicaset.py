@@ -8,10 +8,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange, adopt_and_release
-from narthex.lab.controllers.events import event_about
 from narthex.lab.controllers.objects import (
-    CreateObject,
-    DeleteObject,
     Object,
     ObjectKey,
     ReconcileResult,
@@ -20,25 +17,18 @@ from narthex.lab.controllers.objects import (
     annotations_of,
     condition,
     controller_of,
-    hash_suffix,
     integer_or,
     is_pod_active,
     is_pod_finished,
     is_pod_ready,
     is_terminating,
-    key_of,
     labels_of,
     parse_time,
-    reference_to,
     replicas_of,
     spec_of,
     status_of,
 )
-
-BURST = 500
-"""Maximum number of pods created or deleted in one reconciliation, as upstream."""
-_LONGEST_PREFIX = 58
-"""Maximum length of a generateName prefix, as in the API server."""
+from narthex.lab.controllers.owned_pods import BURST, PodNames, available_at, created, deleted, keys_with_pods, pod_of
 
 
 class ReplicaSetController:
@@ -48,22 +38,11 @@ class ReplicaSetController:
     kinds = frozenset({"ReplicaSet", "Pod"})
 
     def __init__(self) -> None:
-        self._created: dict[ObjectKey, int] = {}
+        self._names = PodNames()
 
     def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
         """Return the ReplicaSet, the owner of a pod, or the ReplicaSets that could adopt a pod without an owner."""
-        if change.kind == "ReplicaSet":
-            return [change.key]
-        if change.kind != "Pod":
-            return []
-        found: set[ObjectKey] = set()
-        for pod in change.versions:
-            owner = controller_of(pod)
-            if owner is None:
-                found |= state.selected_by("ReplicaSet", change.key.namespace, labels_of(pod))
-            elif owner.get("kind") == "ReplicaSet":
-                found.add(ObjectKey(change.key.namespace, owner["name"]))
-        return found
+        return keys_with_pods("ReplicaSet", change, state)
 
     def reconcile(self, key: ObjectKey, state: ClusterState, now: datetime) -> Iterator[ReconcileResult]:
         """Adopt and release pods, create and delete pods, and update the status."""
@@ -81,37 +60,13 @@ class ReplicaSetController:
             missing = replicas_of(replica_set) - len(active)
             if missing > 0:
                 for _ in range(min(missing, BURST)):
-                    pod = self._new_pod(key, replica_set, state)
-                    yield CreateObject("Pod", pod)
-                    message = f"Created pod: {pod['metadata']['name']}"
-                    yield event_about(replica_set, "SuccessfulCreate", message, now, source=self.name)
+                    made = pod_of(replica_set, spec_of(replica_set).get("template") or {}, self._names.next(key, state))
+                    yield from created(replica_set, made, now, self.name)
             elif missing < 0:
                 related = _related(replica_set, state)
                 for pod in pods_to_delete(active, related, min(-missing, BURST), now):
-                    yield DeleteObject("Pod", key_of(pod))
-                    message = f"Deleted pod: {pod['metadata']['name']}"
-                    yield event_about(replica_set, "SuccessfulDelete", message, now, source=self.name)
+                    yield from deleted(replica_set, pod, now, self.name)
         yield from _status(replica_set, active, pods, now)
-
-    def _new_pod(self, key: ObjectKey, replica_set: Object, state: ClusterState) -> Object:
-        template = spec_of(replica_set).get("template") or {}
-        given = template.get("metadata") or {}
-        while True:
-            self._created[key] = self._created.get(key, 0) + 1
-            name = f"{key.name}-"[:_LONGEST_PREFIX] + hash_suffix(f"{key} {self._created[key]}", 5)
-            if state.get("Pod", ObjectKey(key.namespace, name)) is None:
-                break
-        kept = {field: given[field] for field in ("labels", "annotations", "finalizers") if given.get(field)}
-        return {
-            "metadata": {
-                "name": name,
-                "generateName": f"{key.name}-",
-                "namespace": key.namespace,
-                **kept,
-                "ownerReferences": [reference_to(replica_set)],
-            },
-            "spec": template.get("spec") or {},
-        }
 
 
 def _related(replica_set: Object, state: ClusterState) -> list[Object]:
@@ -146,14 +101,6 @@ def _status(replica_set: Object, active: list[Object], pods: list[Object], now: 
     later = [at for at in moments if at > now]
     if later:
         yield RequeueAt(min(later))
-
-
-def available_at(pod: Object, min_ready: timedelta, now: datetime) -> datetime:
-    """Return the time at which a ready pod becomes available: Ready for `min_ready`."""
-    if not min_ready:
-        return now
-    since = parse_time(condition(pod, "Ready").get("lastTransitionTime"))
-    return (since or now) + min_ready
 
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"

@@ -184,7 +184,7 @@ def rejection_reason(pod: Object, node: Object, pods: int, ports: Iterable[HostP
     for taint in spec_of(node).get("taints") or ():
         if taint.get("effect") in ("NoSchedule", "NoExecute") and not tolerates(pod, taint):
             return f"node(s) had untolerated taint {{{taint.get('key')}: {taint.get('value') or ''}}}"
-    if not _is_chosen(spec, node):
+    if not is_chosen(spec, node):
         return "node(s) didn't match Pod's node affinity/selector"
     if any(_collide(mine, other) for mine in host_ports(pod) for other in ports):
         return "node(s) didn't have free ports for the requested pod ports"
@@ -237,7 +237,8 @@ def _collide(one: HostPort, other: HostPort) -> bool:
     return one[1:] == other[1:] and (one[0] == other[0] or one[0] in _ANY_ADDRESS or other[0] in _ANY_ADDRESS)
 
 
-def _is_chosen(spec: Mapping[str, Any], node: Object) -> bool:
+def is_chosen(spec: Mapping[str, Any], node: Object) -> bool:
+    """Return True if a pod's node selector and required node affinity select the node."""
     labels = labels_of(node)
     if any(labels.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
         return False

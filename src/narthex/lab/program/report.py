@@ -82,6 +82,7 @@ def _pod(pod: Pod, running: PodLifecycle | None, parts: LabComponents, unschedul
         network_namespace=namespace,
         addresses=pod.ips,
         ready=pod.ready and not terminating,
+        completed=pod.phase == "Succeeded",
         terminating=terminating,
         uid=pod.uid,
         hostname=""

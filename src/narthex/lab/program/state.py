@@ -62,6 +62,8 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
     network_namespace: str = ""
     addresses: tuple[str, ...] = ()
     ready: bool = False
+    completed: bool = False
+    """All its containers have succeeded and are not restarted."""
     terminating: bool = False
     uid: str = ""
     """Also the name of the directory with its files."""

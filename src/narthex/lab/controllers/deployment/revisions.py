@@ -5,15 +5,11 @@ Kubernetes: `pkg/controller/deployment/util/deployment_util.go`.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import msgspec
-
+from narthex.lab.controllers.controller_revisions import template_hash, without_empty
 from narthex.lab.controllers.deployment.rolling import ReplicaSetSize, RolloutLimits
 from narthex.lab.controllers.objects import (
-    ALPHABET,
     Object,
     annotations_of,
     decimal,
@@ -39,28 +35,13 @@ _NOT_COPIED = frozenset(
 _HISTORY_LENGTH = 2000
 
 
-def template_hash(template: Mapping[str, Any], collisions: int) -> str:
-    """Return the value of pod-template-hash, derived from the template and the collision count."""
-    content = msgspec.json.encode([_without_empty(template), collisions], order="deterministic")
-    digits = int.from_bytes(hashlib.sha256(content).digest()[:4], "big")
-    return "".join(ALPHABET[int(digit)] for digit in str(digits))
-
-
 def is_of_template(replica_set: Object, deployment: Object) -> bool:
     """Return True if the ReplicaSet has the Deployment's current template."""
     mine = spec_of(replica_set).get("template") or {}
     metadata = mine.get("metadata") or {}
     labels = {name: value for name, value in (metadata.get("labels") or {}).items() if name != HASH_LABEL}
     mine = {**mine, "metadata": {**metadata, "labels": labels}}
-    return bool(_without_empty(mine) == _without_empty(spec_of(deployment).get("template") or {}))
-
-
-def _without_empty(value: Any) -> Any:
-    """Return the value without nulls and empty structures, which Go clients write for absent fields."""
-    if isinstance(value, dict):
-        kept = {name: _without_empty(each) for name, each in value.items()}
-        return {name: each for name, each in kept.items() if each is not None and each != {} and each != []}
-    return [_without_empty(each) for each in value] if isinstance(value, list) else value
+    return bool(without_empty(mine) == without_empty(spec_of(deployment).get("template") or {}))
 
 
 def creation_order(replica_set: Object) -> tuple[str, int, str]:

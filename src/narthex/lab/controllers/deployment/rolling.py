@@ -56,14 +56,15 @@ def rollout_limits(deployment: Object) -> RolloutLimits:
     if not is_rolling(deployment):
         return RolloutLimits(replicas, 0, 0)
     rolling: Mapping[str, Any] = (spec_of(deployment).get("strategy") or {}).get("rollingUpdate") or {}
-    surge = _part(rolling.get("maxSurge", "25%"), replicas, up=True)
-    unavailable = _part(rolling.get("maxUnavailable", "25%"), replicas, up=False)
+    surge = part_of(rolling.get("maxSurge", "25%"), replicas, up=True)
+    unavailable = part_of(rolling.get("maxUnavailable", "25%"), replicas, up=False)
     if not surge and not unavailable:
         unavailable = 1
     return RolloutLimits(replicas, surge, min(unavailable, replicas))
 
 
-def _part(value: object, whole: int, *, up: bool) -> int:
+def part_of(value: object, whole: int, *, up: bool) -> int:
+    """Return a number, or a percentage of `whole`, rounded up or down."""
     if isinstance(value, str) and _PERCENT.fullmatch(value):
         share = int(value[:-1]) * whole
         return -(-share // 100) if up else share // 100

@@ -1,0 +1,119 @@
+"""DaemonSets, StatefulSets, Jobs, and CronJobs in a lab, with kubectl."""
+
+import json
+
+import pytest
+from tests.lab.kernel.lab_cluster import eventually, running
+
+pytestmark = pytest.mark.kernel
+
+SERVER = {"name": "server", "image": "web:1", "ports": [{"containerPort": 8080}]}
+PATIENCE = "--timeout=120s"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with running("w") as made:
+        yield made
+
+
+@pytest.fixture
+def kubectl(cluster):
+    def call(*words, **more):
+        return cluster.kubectl(*words, program=cluster.newest, **more)
+
+    call.get = cluster.get
+    return call
+
+
+def apply(kubectl, version, kind, name, **spec):
+    made = {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+    kubectl("apply", "-f", "-", stdin=json.dumps(made))
+
+
+def selected(app):
+    """A selector, and a template that it selects."""
+    pod = {"terminationGracePeriodSeconds": 1, "containers": [SERVER]}
+    template = {"metadata": {"labels": {"app": app}}, "spec": pod}
+    return {"selector": {"matchLabels": {"app": app}}, "template": template}
+
+
+def program(script, restart="Never"):
+    """A template of pods that run a script."""
+    mount = {"name": "data", "mountPath": "/data"}
+    main = {"name": "main", "image": "sh", "command": ["sh", "-c", script], "volumeMounts": [mount]}
+    volumes = [{"name": "data", "emptyDir": {}}]
+    return {"spec": {"restartPolicy": restart, "containers": [main], "volumes": volumes}}
+
+
+def pods(kubectl, selector):
+    return {each["metadata"]["name"]: each for each in kubectl.get("pods", "-l", selector)["items"]}
+
+
+def images(kubectl, selector):
+    found = pods(kubectl, selector).values()
+    return sorted((each["spec"]["nodeName"], each["spec"]["containers"][0]["image"]) for each in found)
+
+
+def test_a_daemon_set_has_a_pod_on_each_node(kubectl):
+    apply(kubectl, "apps/v1", "DaemonSet", "agent", **selected("agent"))
+    assert "successfully rolled out" in kubectl("rollout", "status", "ds/agent", PATIENCE)
+    assert images(kubectl, "app=agent") == [("node-1", "web:1"), ("node-2", "web:1")]
+    kubectl("set", "image", "ds/agent", "server=web:2")
+    kubectl("rollout", "status", "ds/agent", PATIENCE)
+    kubectl("rollout", "undo", "ds/agent")
+    kubectl("rollout", "status", "ds/agent", PATIENCE)
+    eventually(lambda: images(kubectl, "app=agent") == [("node-1", "web:1"), ("node-2", "web:1")])
+    assert kubectl("get", "ds", "agent", "--no-headers").split()[1:6] == ["2"] * 5
+    kubectl("delete", "ds", "agent")
+    eventually(lambda: not pods(kubectl, "app=agent"))
+
+
+def test_pods_of_a_stateful_set_have_names_in_dns(kubectl):
+    apply(kubectl, "v1", "Service", "db", clusterIP="None", selector={"app": "db"}, ports=[{"port": 8080}])
+    apply(kubectl, "apps/v1", "StatefulSet", "db", serviceName="db", replicas=2, **selected("db"))
+    kubectl("rollout", "status", "sts/db", PATIENCE)
+    kubectl("scale", "sts/db", "--replicas=3")
+    kubectl("rollout", "status", "sts/db", PATIENCE)
+    found = pods(kubectl, "app=db")
+    assert sorted(found) == ["db-0", "db-1", "db-2"]
+
+    def answer():
+        return kubectl("exec", "db-0", "--", "sh", "-c", "getent ahostsv4 db-2.db || true").split()[:1]
+
+    eventually(lambda: answer() == [found["db-2"]["status"]["podIP"]], "db-2.db in DNS")
+    assert kubectl("exec", "db-1", "--", "hostname").strip() == "db-1"
+    kubectl("set", "image", "sts/db", "server=web:2")
+    assert "3 new pods have been updated" in kubectl("rollout", "status", "sts/db", PATIENCE)
+    assert kubectl("get", "sts", "db", "--no-headers").split()[:2] == ["db", "3/3"]
+
+
+def test_jobs_complete_restart_and_fail(kubectl):
+    apply(kubectl, "batch/v1", "Job", "work", completions=2, template=program("echo from $HOSTNAME"))
+    # The container fails once, then succeeds in the same pod.
+    script = "test -e /data/x || { touch /data/x; exit 1; }"
+    apply(kubectl, "batch/v1", "Job", "again", template=program(script, "OnFailure"))
+    apply(kubectl, "batch/v1", "Job", "fails", backoffLimit=0, template=program("exit 3"))
+    kubectl("wait", "--for=condition=complete", "job/work", "job/again", PATIENCE)
+    kubectl("wait", "--for=condition=failed", "job/fails", PATIENCE)
+    names = pods(kubectl, "job-name=work")
+    assert {each["status"]["phase"] for each in names.values()} == {"Succeeded"}
+    assert {kubectl("logs", name).strip() for name in names} == {f"from {name}" for name in names}
+    (pod,) = pods(kubectl, "job-name=again").values()
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 1
+    status = kubectl.get("job", "fails")["status"]
+    assert (status["failed"], status["conditions"][-1]["reason"]) == (1, "BackoffLimitExceeded")
+    kubectl("delete", "job", "work", "again", "fails")
+    eventually(lambda: not pods(kubectl, "job-name in (work,again,fails)"))
+
+
+def test_a_cron_job_starts_jobs(kubectl):
+    pytest.importorskip("cronsim")
+    template = {"spec": {"template": program("true")}}
+    apply(kubectl, "batch/v1", "CronJob", "tick", schedule="0 0 1 1 *", jobTemplate=template)
+    kubectl("create", "job", "by-hand", "--from=cronjob/tick")
+    kubectl("wait", "--for=condition=complete", "job/by-hand", PATIENCE)
+    kubectl("patch", "cj", "tick", "--type=merge", "-p", '{"spec": {"schedule": "@every 1s"}}')
+    eventually(lambda: kubectl.get("cj", "tick")["status"].get("lastSuccessfulTime"))
+    kubectl("delete", "cj", "tick")
+    eventually(lambda: not kubectl.get("jobs")["items"])
