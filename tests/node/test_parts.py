@@ -14,8 +14,7 @@ from narthex.testing.load import until
 
 
 @pytest.fixture(autouse=True)
-def log(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
+def log(caplog):
     caplog.set_level(logging.DEBUG, "narthex")
     return caplog
 

@@ -1,6 +1,5 @@
 """What the lab's file keeps: all of it after an end, a whole moment after a crash, and versions that go on."""
 
-import logging
 import random
 import shutil
 import threading
@@ -108,7 +107,6 @@ def test_a_crash_leaves_a_moment_that_was(tmp_path):
 
 def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path, caplog, monkeypatch):
     """A limit of pages stands for the disk. Changes that could not be written are tried again without another one."""
-    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
     monkeypatch.setattr(database, "_RETRY", 0.05)
     registry, lock = world(), threading.RLock()
     keeper = ObjectDatabase(tmp_path / "lab.sqlite")

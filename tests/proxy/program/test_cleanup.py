@@ -49,8 +49,7 @@ class Bench:
 
 
 @pytest.fixture(autouse=True)
-def log(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
+def log(caplog):
     caplog.set_level(logging.INFO, "narthex")
     return caplog
 

@@ -1,7 +1,5 @@
 """New connections: sums over counters that come and go."""
 
-import logging
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,8 +133,7 @@ def test_reading_is_a_small_part_of_the_time():
     assert kernel.reads == 2
 
 
-def test_a_reading_that_fails_is_said_once_and_changes_nothing(monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
+def test_a_reading_that_fails_is_said_once_and_changes_nothing(caplog):
     kernel = Kernel()
     kernel.connections.look()
     kernel.set("a", WEB, None, 4)

@@ -37,8 +37,7 @@ class Server:
 
 
 @pytest.fixture
-def log(monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
+def log(caplog):
     caplog.set_level(logging.INFO, "narthex")
     return caplog
 

@@ -12,8 +12,7 @@ from narthex.testing.build import endpoint, endpoint_slice, plan, service, snaps
 
 
 @pytest.fixture
-def log(monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
+def log(caplog):
     caplog.set_level(logging.INFO, "narthex")
     return caplog
 

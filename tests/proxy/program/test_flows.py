@@ -83,8 +83,7 @@ class Bench:
 
 
 @pytest.fixture(autouse=True)
-def log(monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
+def log(caplog):
     caplog.set_level(logging.INFO, "narthex")
     return caplog
 

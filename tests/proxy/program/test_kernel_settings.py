@@ -28,8 +28,7 @@ class Machine:
 
 
 @pytest.fixture
-def log(monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
+def log(caplog):
     caplog.set_level(logging.INFO, "narthex")
     return caplog
 

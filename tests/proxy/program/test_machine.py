@@ -31,7 +31,6 @@ def machine(monkeypatch, caplog):
     monkeypatch.setattr(checks, "usable_families", lambda: FAMILIES)
     take_tools(monkeypatch, lambda _: ())
     monkeypatch.setattr(dataplanes, "nft_release", lambda: (1, 0, 6))
-    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
     caplog.set_level(logging.INFO, "narthex")
     return monkeypatch
 

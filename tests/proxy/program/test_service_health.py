@@ -94,8 +94,7 @@ def bench():
 
 
 @pytest.fixture(autouse=True)
-def log(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
+def log(caplog):
     caplog.set_level(logging.INFO, "narthex")
     return caplog
 

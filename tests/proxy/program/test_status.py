@@ -2,7 +2,6 @@
 
 import errno
 import json
-import logging
 import os
 import socket
 import threading
@@ -146,7 +145,6 @@ def test_a_large_body_does_not_cost_the_client_the_answer(server):
 
 def test_without_file_descriptors_it_waits_and_continues(server, monkeypatch, caplog):
     monkeypatch.setattr(http_server, "ACCEPT_RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(logging.getLogger("narthex"), "propagate", True)
     accept, failures = socket.socket.accept, [errno.EMFILE, errno.ENFILE]
 
     def scarce(sock):
