@@ -28,7 +28,6 @@ from narthex.dns.corefile.settings import (
 from narthex.dns.message.wire import RCODES
 from narthex.model.duration import duration_text
 from narthex.model.problem import quoted
-from narthex.model.selector import selector_text
 
 _PLAIN = re.compile(r"[^\s\"#{}]+")
 _UNWRITABLE = re.compile(r"\{[$%]|\\(\"|$)|\r")
@@ -166,7 +165,7 @@ def _kubernetes(kubernetes: KubernetesSettings) -> Iterator[str]:
     options += [("namespaces", *kubernetes.namespaces)] if kubernetes.namespaces else []
     for name in ("namespace_labels", "labels"):
         if requirements := getattr(kubernetes, name):
-            options.append((name, selector_text(requirements)))
+            options.append((name, ",".join(map(str, requirements))))
     options += [("endpoint_pod_names",)] if kubernetes.endpoint_pod_names else []
     options += [] if kubernetes.endpoints else [("noendpoints",)]
     options += _fallthrough(kubernetes.fallthrough)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from narthex.dns.corefile.parse import CorefileError, parse
-from narthex.dns.program.worker_protocol import WorkerSetup, frame
+from narthex.dns.program.worker_protocol import WorkerSetup
 from narthex.dns.server.filters import QueryFilters
+from narthex.linux.module_process import frame
 
 ROOT = Path(__file__).parents[2]
 FILES = Path(__file__).parent / "clusters"

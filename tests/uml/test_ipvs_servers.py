@@ -9,7 +9,7 @@ from narthex.linux.namespaces import create_namespace, delete_namespace
 from narthex.linux.run import ApplyError, run
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter.ipvs import RealServer, VirtualServer, parse_ipvsadm
-from narthex.netfilter.netlink.ipvs import IpvsTimeouts
+from narthex.netfilter.netlink.ipvs import IpvsCommand, IpvsTimeouts, read_timeouts
 from narthex.proxy.backends.ipvs.rules import RealChanges
 from narthex.proxy.kernel import virtual_servers as ipvs_kernel
 from narthex.proxy.kernel.virtual_servers import IpvsServers
@@ -164,12 +164,20 @@ def test_a_server_that_has_the_scheduler_saves_the_trial(space):
     assert list(shown(space)) == [("198.51.100.0", Protocol.TCP, 20000)]
 
 
+def timeouts(space):
+    link = ipvs_kernel.connect(space)
+    try:
+        return read_timeouts(link.ask(IpvsCommand.GET_TIMEOUTS))
+    finally:
+        link.close()
+
+
 @pytest.mark.row("24.7")
 def test_timeouts_are_set_only_if_asked_for(space):
-    before = ipvs_kernel.timeouts(space)
+    before = timeouts(space)
     assert ipvs_kernel.set_timeouts(IpvsTimeouts(0, 0, 0), space) is None
-    assert ipvs_kernel.timeouts(space) == before
+    assert timeouts(space) == before
     assert ipvs_kernel.set_timeouts(IpvsTimeouts(0, 77, 0), space) == before
-    assert ipvs_kernel.timeouts(space) == IpvsTimeouts(before.tcp, 77, before.udp)
+    assert timeouts(space) == IpvsTimeouts(before.tcp, 77, before.udp)
     assert ipvs_kernel.set_timeouts(IpvsTimeouts(0, 77, 0), space) is None
     assert run(["ipvsadm", "-L", "--timeout"], namespace=space).split()[-3:] == [str(before.tcp), "77", str(before.udp)]

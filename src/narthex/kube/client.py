@@ -199,7 +199,6 @@ class ApiError(RuntimeError):
         super().__init__(f"{method} {path}: {why}")
         self.code = code
         """HTTP status; 0 without a response."""
-        self.path = path
 
 
 class NoResponseError(ApiError):

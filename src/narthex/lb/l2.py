@@ -10,9 +10,11 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Collection
-from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from socket import AF_INET, AF_INET6, inet_pton
 
 import msgspec
+
+from narthex.model.values import address_text
 
 ETHERTYPE_ARP, ETHERTYPE_IPV6 = 0x0806, 0x86DD
 BROADCAST = b"\xff" * 6
@@ -77,17 +79,19 @@ def _read_arp(frame: bytes, destination: bytes) -> tuple[NeighborMessage, ...]:
     claims = () if probes else (_claim(sender, mac, destination),)
     if operation != _REQUEST or target == sender:
         return claims
-    return *claims, _request(target, mac, "" if probes else _text(sender), destination, answerable=True)
+    return *claims, _request(target, mac, "" if probes else address_text(sender), destination, answerable=True)
 
 
 def _claim(address: bytes, mac: bytes, destination: bytes) -> NeighborMessage:
-    return NeighborMessage(kind=NeighborMessageKind.CLAIMS, address=_text(address), mac=mac, destination=destination)
+    return NeighborMessage(
+        kind=NeighborMessageKind.CLAIMS, address=address_text(address), mac=mac, destination=destination
+    )
 
 
 def _request(address: bytes, mac: bytes, sender: str, destination: bytes, *, answerable: bool) -> NeighborMessage:
     return NeighborMessage(
         kind=NeighborMessageKind.ASKS,
-        address=_text(address),
+        address=address_text(address),
         mac=mac,
         sender=sender,
         destination=destination,
@@ -115,7 +119,7 @@ def _read_nd(frame: bytes, destination: bytes, ethernet: bytes) -> tuple[Neighbo
         # Duplicate address detection: the sender will use the address unless another host objects.
         return (_claim(target, ethernet, destination),)
     known = options.get(_SOURCE_OPTION)
-    return (_request(target, known or ethernet, _text(sender), destination, answerable=known is not None),)
+    return (_request(target, known or ethernet, address_text(sender), destination, answerable=known is not None),)
 
 
 def _options(data: bytes) -> dict[int, bytes] | None:
@@ -178,7 +182,7 @@ def probe(address: str, mac: bytes, link_local: str) -> bytes | None:
 
 def solicited_node(address: str) -> str:
     """Return the solicited-node multicast group of an IPv6 address (RFC 4291 2.7.1)."""
-    return _text(_SOLICITED_NODE + _raw(address)[13:])
+    return address_text(_SOLICITED_NODE + _raw(address)[13:])
 
 
 def multicast_mac(group: str) -> bytes:
@@ -221,10 +225,6 @@ def _checksum(sender: bytes, receiver: bytes, body: bytes) -> int:
 
 def _raw(address: str) -> bytes:
     return inet_pton(AF_INET6 if ":" in address else AF_INET, address)
-
-
-def _text(raw: bytes) -> str:
-    return inet_ntop(AF_INET6 if len(raw) == 16 else AF_INET, raw)
 
 
 _LD_WORD, _LD_BYTE, _JUMP_EQUAL, _RETURN = 0x20, 0x30, 0x15, 0x06

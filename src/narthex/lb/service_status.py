@@ -20,8 +20,6 @@ ALLOCATED_FROM = "ip-allocated-from-pool"
 """Annotation written by the controller: the pool of the status addresses."""
 LOAD_BALANCER = "LoadBalancer"
 
-STRATEGIC = "strategic"
-
 
 def annotation(service: Service, name: str) -> str:
     """Return the value of an annotation under MetalLB's current or old prefix; empty if there is none."""
@@ -64,7 +62,7 @@ class ServiceCondition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def condition_patch(condition: ServiceCondition, since: str) -> dict[str, Any]:
-    """Return the strategic merge patch (STRATEGIC) for the `status` subresource; other conditions stay unchanged.
+    """Return the strategic merge patch for the `status` subresource; other conditions stay unchanged.
 
     `since` is the time of the last transition, in RFC 3339.
     """

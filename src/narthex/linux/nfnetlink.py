@@ -137,8 +137,14 @@ class NfNetlink(Netlink):
 
     def has_set(self, family: int, table: str, name: str) -> bool:
         """Return True if the set and its table exist."""
-        payload = _set_name(table, name)
-        return self._has(_GET_SET, family, payload)
+        sequence = self._request(_GET_SET, family, _set_name(table, name), 0)
+        try:
+            for _ in self.answers(sequence):
+                return True
+        except NetlinkError as error:
+            if error.errno != errno.ENOENT:
+                raise
+        return False
 
     def generation(self) -> int:
         """Return the generation of the ruleset, which every transaction in the namespace increases."""
@@ -170,17 +176,6 @@ class NfNetlink(Netlink):
         """Send one request for each payload; return the kernel's error for each, None for success."""
         head = struct.pack(">BBH", family, 0, 0)
         return self.each(subsystem << 8 | kind, [head + payload for payload in payloads])
-
-    def _has(self, kind: int, family: int, payload: bytes) -> bool:
-        sequence = self._request(kind, family, payload, 0)
-        try:
-            for _ in self.answers(sequence):
-                return True
-        except NetlinkError as error:
-            if error.errno == errno.ENOENT:
-                return False
-            raise
-        return False
 
     def _request(self, kind: int, family: int, payload: bytes, flags: int) -> int:
         return self.request(_SUBSYSTEM << 8 | kind, struct.pack(">BBH", family, 0, 0) + payload, flags)

@@ -259,7 +259,6 @@ class LinkChangeRefused(OSError):
 
     def __init__(self, change: LinkChange, error: NetlinkError) -> None:
         super().__init__(error.errno, f"{described(change)}: {error.strerror}")
-        self.change = change
 
 
 def described(change: LinkChange) -> str:

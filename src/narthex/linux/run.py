@@ -28,7 +28,6 @@ class CommandError(RuntimeError):
 
     def __init__(self, argv: Sequence[str], status: int, said: str) -> None:
         super().__init__(f"{' '.join(argv)}: exit status {status}: {said.strip() or 'no message'}")
-        self.argv = tuple(argv)
         self.status = status
         self.said = said
 

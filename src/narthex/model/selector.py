@@ -136,11 +136,6 @@ def parse_fields(text: str) -> Iterator[FieldRequirement]:
         yield FieldRequirement(path.rstrip("!"), value.removeprefix("="), not path.endswith("!"))
 
 
-def selector_text(requirements: Iterable[Requirement]) -> str:
-    """Return a label selector that `parse_selector` and the API server read as these requirements."""
-    return ",".join(str(requirement) for requirement in requirements)
-
-
 def matches(labels: Mapping[str, str], requirements: Iterable[Requirement]) -> bool:
     """Return True if labels meet all requirements."""
     return all(requirement.matches(labels) for requirement in requirements)

@@ -31,6 +31,6 @@ def is_cut_mark(line: str) -> bool:
     return line.rstrip().endswith(("...", "…")) or (begin >= 0 and any(word in line[begin:] for word in _OMITTED))
 
 
-def gap_rule(text: str = CUT) -> Rule:
+def gap_rule() -> Rule:
     """Return the rule that stands for those that are missing."""
-    return Rule((RuleGap(text),))
+    return Rule((RuleGap(CUT),))

@@ -1,9 +1,10 @@
 """Counting in bulk loses nothing."""
 
-from narthex.dns.program.worker_protocol import CountsReport, MessageReader, StartServing, frame
+from narthex.dns.program.worker_protocol import CountsReport, MessageReader, StartServing
 from narthex.dns.server import counters as tallies
 from narthex.dns.server.counters import SIZES, AnswerCounter, AnswerCounts, sum_of
 from narthex.dns.server.dispatcher import AnswerLabels
+from narthex.linux.module_process import frame
 
 LABELS = (".", "A", "NOERROR", "kubernetes")
 KEY = ("udp", 1, *LABELS)

@@ -42,14 +42,11 @@ class Records:
         self.drop_unfinished(kind, attachment)
         files.remove(f"{self.directory}/{kind}/{attachment}")
 
-    def all(self, kind: str, network: str = "") -> Iterator[tuple[str, dict[str, object]]]:
-        """Yield attachments and records of a kind, of one network or all. Raises OSError."""
+    def all(self, kind: str) -> Iterator[tuple[str, dict[str, object]]]:
+        """Yield attachments and records of a kind. Raises OSError."""
         for name in files.names(f"{self.directory}/{kind}"):
-            parts = split(name)
-            if parts is not None and network in ("", parts[0]):
-                found = self.get(kind, name)
-                if found is not None:
-                    yield name, found
+            if split(name) is not None and (found := self.get(kind, name)) is not None:
+                yield name, found
 
     def unfinished(self, kind: str) -> list[str]:
         """Return the attachments with a record that is not completely written. Raises OSError."""

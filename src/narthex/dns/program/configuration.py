@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from narthex.dns.corefile.parse import Corefile, CorefileError, parse
-from narthex.dns.corefile.settings import DEFAULT_PORT, ServerBlock
+from narthex.dns.corefile.settings import ServerBlock
 from narthex.model import Problem
 from narthex.runtime.files import file_stamp
 from narthex.runtime.logs import LOGGER
@@ -71,7 +71,7 @@ def cluster_corefile(
     return f".:{port} {{\n" + "".join(f"    {line}\n" for line in plugins) + "}\n"
 
 
-def read_corefile(path: Path, environment: Mapping[str, str], default_port: int = DEFAULT_PORT) -> Corefile:
+def read_corefile(path: Path, environment: Mapping[str, str]) -> Corefile:
     """Read a Corefile and its imports.
 
     Raises:
@@ -79,7 +79,7 @@ def read_corefile(path: Path, environment: Mapping[str, str], default_port: int 
         CorefileError: The file has errors; all are reported.
     """
     text = _text(path)
-    return parse(text, str(path), load=load_imports, environment=environment, default_port=default_port)
+    return parse(text, str(path), load=load_imports, environment=environment)
 
 
 def load_imports(pattern: str) -> tuple[tuple[str, str], ...]:

@@ -28,7 +28,6 @@ from narthex.dns.program.worker_protocol import (
     WorkerMessage,
     WorkerSetup,
     ZoneUpdate,
-    frame,
 )
 from narthex.dns.server.counters import AnswerCounter
 from narthex.dns.server.dispatcher import BlockPlugins, Dispatcher, Recursion, ServerContext, let_look_up, with_filters
@@ -37,6 +36,7 @@ from narthex.dns.server.resolv_conf import autopath_search_list
 from narthex.dns.server.tcp import TcpServer
 from narthex.dns.server.udp import UdpServer
 from narthex.dns.zone.zone import Zone
+from narthex.linux.module_process import frame
 from narthex.linux.privileges import go_first
 from narthex.runtime.connection_slots import ConnectionSlots
 from narthex.runtime.logs import LOGGER, LimitedLog, start_logging

@@ -12,6 +12,7 @@ from narthex.dns.corefile.settings import ServerBlock
 from narthex.dns.plugins.loop import LoopProbeSecrets
 from narthex.dns.server.counters import AnswerCounts, ResolverCounts
 from narthex.dns.zone.changes import ZoneChange
+from narthex.linux.module_process import LENGTH_BYTES
 
 
 class DnsListener(msgspec.Struct, frozen=True):
@@ -60,15 +61,7 @@ class CountsReport(msgspec.Struct, frozen=True):
 WorkerMessage = WorkerSetup | ZoneUpdate | StartServing | CountsRequest
 
 _DECODER = msgspec.msgpack.Decoder(WorkerMessage)
-_REPORT_DECODER = msgspec.msgpack.Decoder(CountsReport)
-_SIZE = 4
 _READ = 1 << 20
-
-
-def frame(message: object) -> bytes:
-    """Encode a message with its length."""
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(_SIZE, "big") + body
 
 
 class MessageReader:
@@ -90,25 +83,10 @@ class MessageReader:
             raise EOFError("the main process has ended")
         self._buffer += data
         at = 0
-        while at + _SIZE <= len(self._buffer):
-            end = at + _SIZE + int.from_bytes(self._buffer[at : at + _SIZE], "big")
+        while at + LENGTH_BYTES <= len(self._buffer):
+            end = at + LENGTH_BYTES + int.from_bytes(self._buffer[at : at + LENGTH_BYTES], "big")
             if end > len(self._buffer):
                 break
-            yield _DECODER.decode(memoryview(self._buffer)[at + _SIZE : end].tobytes())
+            yield _DECODER.decode(memoryview(self._buffer)[at + LENGTH_BYTES : end].tobytes())
             at = end
         del self._buffer[:at]
-
-
-def receive_report(sock: socket.socket) -> CountsReport:
-    """Receive the report of a worker. Raises EOFError and OSError."""
-    return _REPORT_DECODER.decode(_receive_exactly(sock, int.from_bytes(_receive_exactly(sock, _SIZE), "big")))
-
-
-def _receive_exactly(sock: socket.socket, size: int) -> bytes:
-    buffer = bytearray()
-    while len(buffer) < size:
-        data = sock.recv(size - len(buffer))
-        if not data:
-            raise EOFError("the worker has ended")
-        buffer += data
-    return bytes(buffer)

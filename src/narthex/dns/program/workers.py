@@ -17,58 +17,41 @@ from narthex.dns.program.worker_protocol import (
     StartServing,
     WorkerSetup,
     ZoneUpdate,
-    frame,
-    receive_report,
 )
 from narthex.dns.server.counters import AnswerCounts, ResolverCounts, sum_of
 from narthex.dns.zone.changes import ZoneChange
-from narthex.linux.run import StartedProgram, TimeoutExpired, start_module
+from narthex.linux.module_process import ModuleProcess
 from narthex.runtime.logs import LOGGER
 
 _MESSAGE_TIMEOUT = 20.0
 """Seconds that a worker has to receive or send a message; a slower one is replaced."""
 _MODULE = "narthex.dns.program.worker"
+_REPORTS = msgspec.msgpack.Decoder(CountsReport)
 _Sockets = tuple[socket.socket, ...]
 """The sockets of one address, by transport."""
 CurrentZones = Callable[[], dict[int, ZoneChange]]
 """Returns the whole zones by server block, for a new worker."""
 
 
-class _Process:
+class _Process(ModuleProcess):
     """One worker. Its sockets belong to the main process, so that queries waiting in them survive it."""
 
     def __init__(self, setup: WorkerSetup, sockets: Sequence[socket.socket]) -> None:
-        ours, theirs = socket.socketpair()
-        ours.settimeout(_MESSAGE_TIMEOUT)
-        with theirs:
-            self.program: StartedProgram[bytes] = start_module(
-                _MODULE, str(theirs.fileno()), keep=[theirs.fileno(), *(sock.fileno() for sock in sockets)]
-            )
-        self._socket = ours
+        super().__init__(_MODULE, timeout=_MESSAGE_TIMEOUT, keep=[sock.fileno() for sock in sockets])
         self._lock = threading.Lock()
         self.send(setup)
 
-    @property
-    def alive(self) -> bool:
-        return self.program.poll() is None
-
-    def send(self, *messages: object) -> None:
+    def send(self, *messages: msgspec.Struct) -> None:
         with self._lock:
-            self._socket.sendall(b"".join(map(frame, messages)))
+            super().send(*messages)
 
     def report(self) -> CountsReport:
         with self._lock:
-            self._socket.sendall(frame(CountsRequest()))
-            return receive_report(self._socket)
+            super().send(CountsRequest())
+            return self.receive(_REPORTS)
 
     def stop(self) -> None:
-        """Close the socket, which ends the worker, and kill it if it does not end."""
-        self._socket.close()
-        try:
-            self.program.wait(2.0)
-        except TimeoutExpired:
-            self.program.kill()
-            self.program.wait()
+        self.close(2.0)
 
 
 class WorkerPool:
@@ -155,7 +138,7 @@ class WorkerPool:
             if process is not None:
                 LOGGER.error(
                     "DNS worker (process %d) ended with status %s; a new one starts",
-                    process.program.pid,
+                    process.pid,
                     process.program.returncode,
                 )
                 process.stop()
@@ -168,7 +151,7 @@ class WorkerPool:
     @property
     def pids(self) -> list[int]:
         """Process IDs of the running workers."""
-        return [process.program.pid for process in self._processes if process is not None and process.alive]
+        return [process.pid for process in self._processes if process is not None and process.alive]
 
     def counts(self) -> tuple[AnswerCounts, dict[int, ResolverCounts]]:
         """Return the sums of all workers, and those of plugin chains by server block. May be called from any thread."""
@@ -179,7 +162,7 @@ class WorkerPool:
                 taken = process.report()
             except (OSError, EOFError) as error:
                 # A late report would be taken for the next one, so the worker is replaced by `check`.
-                LOGGER.error("DNS worker (process %d) does not report its counts: %s", process.program.pid, error)
+                LOGGER.error("DNS worker (process %d) does not report its counts: %s", process.pid, error)
                 process.stop()
                 continue
             with self._lock:
@@ -209,16 +192,16 @@ class WorkerPool:
                     *([StartServing()] if self._opened else []),
                 )
             except OSError as error:
-                LOGGER.error("DNS worker (process %d) does not receive its zones: %s", process.program.pid, error)
+                LOGGER.error("DNS worker (process %d) does not receive its zones: %s", process.pid, error)
 
-    def _send_all(self, *messages: object) -> None:
+    def _send_all(self, *messages: msgspec.Struct) -> None:
         for process in self._processes:
             if process is None:
                 continue
             try:
                 process.send(*messages)
             except OSError as error:
-                LOGGER.error("DNS worker (process %d) does not receive changes: %s", process.program.pid, error)
+                LOGGER.error("DNS worker (process %d) does not receive changes: %s", process.pid, error)
                 process.stop()
 
 

@@ -229,7 +229,7 @@ class HttpsConnection(TcpConnection):
             if request.status == 200:
                 self._answer_request(request, respond)
             else:
-                self._respond(request.stream, request.status, b"")
+                self._respond(request.stream, request.status)
         self._answering = False
         self._ended = self._ended or self._http.ends
         if answered:
@@ -248,9 +248,9 @@ class HttpsConnection(TcpConnection):
         if not answers and self._pending == pending:
             # A response, a transfer, or less than a header: over HTTP, silence would be a request without a response.
             self._transfer = None
-            self._respond(request.stream, 400, b"")
+            self._respond(request.stream, 400)
 
-    def _respond(self, stream: int, status: int, message: bytes) -> None:
+    def _respond(self, stream: int, status: int, message: bytes = b"") -> None:
         assert self._http is not None
         data, following = self._http.respond(stream, status, message)
         self._requests += following

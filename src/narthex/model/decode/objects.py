@@ -147,7 +147,7 @@ def decode(raw: Any, origin: str = "", locate: Callable[[str], str] | None = Non
     values of `raw` that have a wrong type are then removed from it.
     """
     if not isinstance(raw, dict):
-        return _refused(origin, "", "", f"is {kind_of(raw)}, not a Kubernetes object: apiVersion, kind, metadata, ...")
+        return _refused(origin, f"is {kind_of(raw)}, not a Kubernetes object: apiVersion, kind, metadata, ...")
     label, identity = _identify(raw)
     report = ProblemCollector(origin, label, locate)
     kind = _kind_of(raw, report)
@@ -192,7 +192,7 @@ def decode_json(data: bytes | msgspec.Raw, origin: str = "", kind: str = "", *, 
     try:
         return _typed(data, origin, kind, served)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _refused(origin, "", "", f"not valid JSON: {error}")
+        return _refused(origin, f"not valid JSON: {error}")
     except Exception as error:
         # A bug in the decoder must affect only one object.
         named = _named(data)
@@ -357,8 +357,8 @@ def _items(value: Any, path: tuple[str | int, ...], document: Document) -> Itera
         yield from _items(item, (*path, "items", index), document)
 
 
-def _refused(origin: str, object: str, field: str, message: str) -> Decoded:
-    return Decoded(None, (Problem(origin=origin, object=object, field=field, message=message),))
+def _refused(origin: str, message: str) -> Decoded:
+    return Decoded(None, (Problem(origin=origin, object="", field="", message=message),))
 
 
 def _identify(raw: dict[str, Any]) -> tuple[str, Identity | None]:

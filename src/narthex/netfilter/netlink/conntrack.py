@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Container
-from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple
 
 from narthex.model import ConntrackFlow, Protocol
+from narthex.model.values import address_text
 from narthex.netfilter.netlink.attributes import NESTED, attribute, attributes
 
 SUBSYSTEM = 1
@@ -80,11 +80,11 @@ def read(body: bytes, towards: Container[tuple[Protocol, int]]) -> ConntrackEntr
         handle += body[start - 4 : end]
     flow = ConntrackFlow(
         protocol,
-        _text(first.source),
+        address_text(first.source),
         first.source_port,
-        _text(first.destination),
+        address_text(first.destination),
         first.port,
-        _text(answer.source),
+        address_text(answer.source),
         answer.source_port,
     )
     return ConntrackEntry(flow, handle)
@@ -131,7 +131,3 @@ def _tuple(body: bytes, start: int, end: int) -> tuple[Protocol | None, _Tuple |
 def _spans(body: bytes, start: int, end: int) -> dict[int, tuple[int, int]]:
     """Return start and end of the payload of each attribute."""
     return {kind: (at, to) for kind, at, to in attributes(body, start, end, strict=False)}
-
-
-def _text(address: bytes) -> str:
-    return inet_ntop(AF_INET if len(address) == 4 else AF_INET6, address)

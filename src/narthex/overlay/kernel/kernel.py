@@ -17,6 +17,7 @@ from narthex.linux.netlink import DumpInterrupted, NetlinkError, payloads
 from narthex.linux.netlink import attribute as attr
 from narthex.linux.rtnetlink import RtNetlink
 from narthex.model import IPFamily
+from narthex.model.values import address_text
 from narthex.overlay.changes import (
     AddDevice,
     AddDeviceAddress,
@@ -67,7 +68,6 @@ class ChangeRejected(OSError):
 
     def __init__(self, change: OverlayChange, error: OSError) -> None:
         super().__init__(error.errno, f"{described(change)}: {error.strerror}")
-        self.change = change
 
 
 class OverlayKernel:
@@ -89,7 +89,7 @@ class OverlayKernel:
             _, _, _, scope, index = _IFA.unpack_from(data)
             if scope == _SCOPE_GLOBAL:
                 values = payloads(data, _IFA.size)
-                found.setdefault(index, []).append(_text(values.get(_IFA_LOCAL) or values[_IFA_ADDRESS]))
+                found.setdefault(index, []).append(address_text(values.get(_IFA_LOCAL) or values[_IFA_ADDRESS]))
         return [
             NodeInterface(name=link.name, index=link.index, mtu=link.mtu, addresses=tuple(found.get(link.index, ())))
             for link in self._again(self._netlink.links)
@@ -121,7 +121,7 @@ class OverlayKernel:
         for family in families:
             for destination, values, head in self._routes(family):
                 index = _number(values.get(_RTA_OIF, b""))
-                via = _text(values[_RTA_GATEWAY]) if _RTA_GATEWAY in values else ""
+                via = address_text(values[_RTA_GATEWAY]) if _RTA_GATEWAY in values else ""
                 kernel_routes.append(KernelRoute(destination, via, index))
                 if index in linked:
                     name = indexes.get(index, linked[index])
@@ -155,23 +155,23 @@ class OverlayKernel:
             mtu=_number(values.get(_IFLA_MTU, b"")),
             vni=_number(data.get(_VXLAN_ID, b"")),
             port=int.from_bytes(data.get(_VXLAN_PORT, b""), "big"),
-            local=_text(local) if local else "",
+            local=address_text(local) if local else "",
             link=_number(data.get(_VXLAN_LINK, b"")),
             learning=data.get(_VXLAN_LEARNING, b"\0") != b"\0",
             gbp=_VXLAN_GBP in data,
-            addresses=tuple(f"{_text(one.address)}/{one.prefix}" for one in addresses),
+            addresses=tuple(f"{address_text(one.address)}/{one.prefix}" for one in addresses),
         )
 
     def _neighbours(self, name: str, index: int) -> Iterator[OverlayNeighbor]:
         for family in (socket.AF_INET, socket.AF_INET6):
             for state, values in self._entries(family, index):
                 if state & _NUD_PERMANENT and _NDA_DST in values and _NDA_LLADDR in values:
-                    yield OverlayNeighbor(name, _text(values[_NDA_DST]), values[_NDA_LLADDR].hex(":"))
+                    yield OverlayNeighbor(name, address_text(values[_NDA_DST]), values[_NDA_LLADDR].hex(":"))
 
     def _forwards(self, name: str, index: int) -> Iterator[OverlayFdbEntry]:
         for state, values in self._entries(socket.AF_BRIDGE, index):
             if state & _NUD_PERMANENT and _NDA_DST in values and _NDA_LLADDR in values:
-                yield OverlayFdbEntry(name, values[_NDA_LLADDR].hex(":"), _text(values[_NDA_DST]))
+                yield OverlayFdbEntry(name, values[_NDA_LLADDR].hex(":"), address_text(values[_NDA_DST]))
 
     def _entries(self, family: int, index: int) -> Iterator[tuple[int, Mapping[int, bytes]]]:
         """Yield state and attributes of a link's neighbor entries or, for AF_BRIDGE, of its FDB."""
@@ -194,7 +194,7 @@ class OverlayKernel:
             if table == _TABLE_MAIN and kind == _UNICAST and not flags & _RTM_F_CLONED:
                 values = payloads(data, _RT.size)
                 address = values.get(_RTA_DST, bytes(family.host_bits // 8))
-                yield f"{_text(address)}/{prefix}", values, (*head[:8], flags)
+                yield f"{address_text(address)}/{prefix}", values, (*head[:8], flags)
 
     def _dump(self, kind: int, body: bytes) -> list[bytes]:
         return self._again(lambda: list(self._netlink.dump(kind, body)))
@@ -354,7 +354,3 @@ def _number(data: bytes) -> int:
 
 def _packed(text: str) -> bytes:
     return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
-
-
-def _text(raw: bytes) -> str:
-    return socket.inet_ntop(_BY_SIZE[len(raw)], raw)

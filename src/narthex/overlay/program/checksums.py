@@ -92,11 +92,11 @@ def _answered(device: str, own: str, peer: str, *, raw: bool) -> bool:
 
 def offloaded(device: str) -> bool:
     """Return True if a device leaves checksums to the link below. Raises OSError."""
-    return bool(_ethtool(device, _GET_TX_CHECKSUM, 0))
+    return bool(_ethtool(device, _GET_TX_CHECKSUM))
 
 
-def _ethtool(device: str, command: int, value: int) -> int:
-    held = ctypes.create_string_buffer(struct.pack("=II", command, value), 8)
+def _ethtool(device: str, command: int) -> int:
+    held = ctypes.create_string_buffer(struct.pack("=II", command, 0), 8)
     request = struct.pack("16sP", device.encode(), ctypes.addressof(held))
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)) as sock:
         try:
@@ -203,7 +203,7 @@ class SelfTest:
         if not self._repair:
             LOGGER.error("%s: run `ethtool -K %s tx-checksum-ip-generic off`", said, device)
             return ChecksumVerdict.BROKEN
-        _ethtool(device, _SET_TX_CHECKSUM, 0)
+        _ethtool(device, _SET_TX_CHECKSUM)
         self._metrics.repaired += 1
         found = _test_checksums(device, own, peer, lambda: self._stopping)
         LOGGER.warning(

@@ -11,6 +11,7 @@ import socket
 
 from immutables import Map
 
+from narthex.linux.module_process import receive
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import ApplyError
 from narthex.model import IPFamily, Protocol
@@ -28,7 +29,7 @@ from narthex.proxy.kernel.iptables import IptablesTarget
 from narthex.proxy.kernel.kept_relay import KeptRelay, listener_of
 from narthex.proxy.relay.process import RelaySetup
 from narthex.proxy.relay.relay import UDP_IDLE_SECONDS
-from narthex.proxy.relay.wire import ADDRESS_FAMILIES, RELAY_TABLES, PortFailure, RelayCounts, receive, shown_at
+from narthex.proxy.relay.wire import ADDRESS_FAMILIES, RELAY_TABLES, PortFailure, RelayCounts, shown_at
 
 TEND_SECONDS = 2.0
 """Interval of the relay's liveness check."""

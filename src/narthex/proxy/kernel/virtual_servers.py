@@ -104,17 +104,6 @@ def set_timeouts(desired: IpvsTimeouts, namespace: str | None = None) -> IpvsTim
     return was
 
 
-def timeouts(namespace: str | None = None) -> IpvsTimeouts:
-    """Return the timeouts in force. Raises ApplyError."""
-    link = connect(namespace)
-    try:
-        return read_timeouts(link.ask(IpvsCommand.GET_TIMEOUTS))
-    except OSError as error:
-        raise ApplyError(f"cannot read the time-outs of IPVS: {error}") from error
-    finally:
-        link.close()
-
-
 def _in_use(link: Genetlink) -> set[str]:
     found = set()
     try:

@@ -17,10 +17,10 @@ import sys
 
 import msgspec
 
+from narthex.linux.module_process import LENGTH_BYTES, ModuleProcess, frame
 from narthex.linux.privileges import allow_many_files
-from narthex.linux.run import StartedProgram, TimeoutExpired, start_module
 from narthex.proxy.relay.relay import UDP_IDLE_SECONDS, Relay
-from narthex.proxy.relay.wire import RelayAnswer, RelayOrder, frame, receive, shown_at
+from narthex.proxy.relay.wire import RelayAnswer, RelayOrder, shown_at
 
 _PATIENCE = 60.0
 """Timeout in seconds for an answer: thousands of ports take a moment, longer on a busy machine."""
@@ -48,22 +48,13 @@ class RelayProcess:
 
     def __init__(self, setup: RelaySetup, namespace: str | None = None) -> None:
         """Start the relay in a named network namespace; None: the current one. Raises OSError."""
-        ours, theirs = socket.socketpair()
-        ours.settimeout(_PATIENCE)
-        with theirs:
-            self._process: StartedProgram[bytes] = start_module(
-                __name__,
-                str(theirs.fileno()),
-                msgspec.json.encode(setup).decode(),
-                keep=[theirs.fileno()],
-                namespace=namespace,
-            )
-        self._socket = ours
+        parameters = msgspec.json.encode(setup).decode()
+        self._process = ModuleProcess(__name__, parameters, timeout=_PATIENCE, namespace=namespace)
         self._silent = False
 
     def __del__(self) -> None:
         """End the process."""
-        if hasattr(self, "_socket"):
+        if hasattr(self, "_process"):
             self.close()
 
     @property
@@ -74,21 +65,21 @@ class RelayProcess:
     @property
     def alive(self) -> bool:
         """True while the process runs."""
-        return self._process.poll() is None
+        return self._process.alive
 
     @property
     def end(self) -> str:
         """Why the process has ended."""
         if self._silent:
             return f"it gave no answer within {_PATIENCE:g} s"
-        status = self._process.returncode or 0
+        status = self._process.program.returncode or 0
         return f"signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"exit status {status}"
 
     def ask(self, order: RelayOrder) -> RelayAnswer:
         """Send an order and return the answer. Raises RelayGoneError, whose message begins with `relay`."""
         try:
-            self._socket.sendall(frame(order))
-            return receive(self._socket, _ANSWERS)
+            self._process.send(order)
+            return self._process.receive(_ANSWERS)
         except (EOFError, OSError, msgspec.DecodeError) as error:
             self._silent = isinstance(error, TimeoutError)
             self.close()
@@ -96,12 +87,7 @@ class RelayProcess:
 
     def close(self) -> None:
         """End the process, and with it all connections."""
-        self._socket.close()
-        try:
-            self._process.wait(1.0)
-        except TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.close(1.0)
 
 
 async def serve(control: socket.socket, setup: RelaySetup) -> None:
@@ -114,7 +100,7 @@ async def serve(control: socket.socket, setup: RelaySetup) -> None:
     try:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                size = int.from_bytes(await reader.readexactly(4), "big")
+                size = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
                 order = _ORDERS.decode(await reader.readexactly(size))
                 writer.write(frame(relay.obey(order)))
                 await writer.drain()

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import socket
-from typing import TypeVar
 
 import msgspec
-
-T = TypeVar("T")
 
 Key = tuple[str, int]
 """Protocol in lower case, and port."""
@@ -95,27 +92,3 @@ ADDRESS_FAMILIES = {4: int(socket.AF_INET), 6: int(socket.AF_INET6)}
 def shown_at(family: int) -> str:
     """Return the abstract Unix socket on which the relay of an address family shows its table to root."""
     return f"\0narthex-relay-{'6' if family == socket.AF_INET6 else '4'}"
-
-
-_SIZE = 4
-
-
-def frame(message: msgspec.Struct) -> bytes:
-    """Return a message as it is sent."""
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(_SIZE, "big") + body
-
-
-def receive(sock: socket.socket, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    """Wait for a message. Raises EOFError if the other side has closed, TimeoutError after the socket's timeout."""
-    return decoder.decode(_exactly(sock, int.from_bytes(_exactly(sock, _SIZE), "big")))
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        part = sock.recv(size - len(data))
-        if not part:
-            raise EOFError("the other side has closed")
-        data += part
-    return bytes(data)

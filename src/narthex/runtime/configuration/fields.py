@@ -89,10 +89,9 @@ class Fields:
                 return default if self.raw(name) is None else self.texts(name, reader)
         return self.section(name).struct(type(default))
 
-    def text(self, name: str, default: str = "") -> str:
-        """Return text; empty means the default."""
-        value = self._typed(name, str, "text")
-        return value or default
+    def text(self, name: str) -> str:
+        """Return text; empty without one."""
+        return self._typed(name, str, "text") or ""
 
     def read(self, name: str, reader: TextReader, default: str = "") -> str:
         """Return text through a reader."""
