@@ -1,4 +1,7 @@
-"""The inputs of plan, render, and trace: manifests or an API server, a node, and a configuration, read once."""
+"""The inputs of plan, render, and trace: manifests or an API server, a node, and a configuration, read once.
+
+What reads objects and plans is imported when it is needed: a trace of a dump alone needs neither.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.kube.manifests import ManifestSource
 from narthex.model import (
     FAMILIES,
     Host,
@@ -21,7 +23,6 @@ from narthex.model import (
     family_of,
     network,
 )
-from narthex.proxy.kernel.dataplanes import DATAPLANES, node_config
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import NodeConfig, plan_once
 from narthex.runtime.configuration.file import ProxyConfiguration, read
@@ -74,6 +75,8 @@ class NodeInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_cluster(manifests: Path) -> ClusterObjects:
     """Read all objects below a path. Raises InputError if none of them can be used."""
+    from narthex.kube.manifests import ManifestSource
+
     source = ManifestSource(manifests)
     store = Store()
     for event in source.scan():
@@ -123,6 +126,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def node_inputs(cluster: ClusterObjects, chosen: NodeOptions) -> NodeInputs:
     """Return a node's view of a cluster. Raises InputError."""
+    from narthex.proxy.kernel.dataplanes import DATAPLANES, node_config
+
     try:
         configuration, warnings = read(chosen.config_file) if chosen.config_file else (ProxyConfiguration(), ())
         if chosen.cluster_cidr:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from narthex.dns.search_list import CandidateLookup, NameResolution, look_up, pod_search
 from narthex.model import Host, NamespacedName, Packet, Protocol, Service, Snapshot, address, contains, family_of
 from narthex.proxy.plan.planner import pod_detector
 from narthex.trace.causes.catalogue import CauseFinding
@@ -19,6 +18,7 @@ from narthex.trace.causes.scene import finding
 from narthex.trace.model import NameLookup
 
 if TYPE_CHECKING:
+    from narthex.dns.search_list import CandidateLookup, NameResolution
     from narthex.trace.program.inputs import NodeInputs
 
 OUTSIDE = ("198.51.100.7", "2001:db8:c::7")
@@ -189,6 +189,8 @@ def _targets(snapshot: Snapshot) -> dict[str, AddressOwner]:
 
 def by_name(places: OwnerIndex, source: AddressOwner, name: str, domain: str) -> AddressOwner:
     """Resolve a name as a pod's resolver and the cluster's DNS do. Raises TraceError with all questions if there is no address."""
+    from narthex.dns.search_list import look_up, pod_search
+
     pod = source if source.kind == "pod" else places.at(source.addresses[0])
     if pod is None or pod.kind != "pod":
         raise TraceError(
