@@ -19,6 +19,7 @@ import msgspec
 
 from narthex.cli.cleanup import CleanupDocument
 from narthex.cli.cni import CniGcDocument, CniInstallDocument
+from narthex.cli.lab.conformance import LabConformanceDocument
 from narthex.cli.lab.faults import FaultDocument, FaultEndDocument, FaultKillDocument
 from narthex.cli.lab.history import RecordDocument
 from narthex.cli.lab.output import LabDownDocument, LabListDocument, LabStateDocument, LabStatusDocument, LabUpDocument
@@ -54,6 +55,7 @@ DOCUMENTS = (
     LabStatusDocument,
     LabListDocument,
     LabDownDocument,
+    LabConformanceDocument,
     FaultDocument,
     FaultEndDocument,
     FaultKillDocument,

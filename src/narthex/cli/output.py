@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import threading
 import time
@@ -55,12 +56,16 @@ class AnswersByStatus(click.Command):
 PATIENCE = 1.0
 """Seconds after which the line appears, and between its updates."""
 _CLEAR = "\r\x1b[2K"
+_SECONDS_WIDTH = len(" ... 99999 s") + 1
 _busy = threading.Lock()
 
 
 @contextlib.contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show `what` and the elapsed seconds while the block runs, on stderr if it is a terminal. Nested blocks show nothing."""
+def working(what: str | Callable[[], str]) -> Iterator[None]:
+    """Show `what` and the elapsed seconds while the block runs, on stderr if it is a terminal. Nested blocks show nothing.
+
+    If `what` is a function, each update shows what it returns then, cut to the terminal's width.
+    """
     if not sys.stderr.isatty() or not _busy.acquire(blocking=False):
         yield
         return
@@ -75,12 +80,13 @@ def working(what: str) -> Iterator[None]:
         _busy.release()
 
 
-def _show(what: str, done: threading.Event) -> None:
+def _show(what: str | Callable[[], str], done: threading.Event) -> None:
     begin = time.monotonic()
     shown = False
     while not done.wait(PATIENCE):
         shown = True
-        sys.stderr.write(f"{_CLEAR}{what} ... {time.monotonic() - begin:.0f} s")
+        text = what if isinstance(what, str) else what()[: shutil.get_terminal_size().columns - _SECONDS_WIDTH]
+        sys.stderr.write(f"{_CLEAR}{text} ... {time.monotonic() - begin:.0f} s")
         sys.stderr.flush()
     if shown:
         sys.stderr.write(_CLEAR)

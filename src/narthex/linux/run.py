@@ -58,14 +58,28 @@ def start_module(
         )
 
 
-def start_program(argv: Sequence[str], *, namespace: str | None = None) -> StartedProgram[bytes]:
-    """Start a program that prints events and return its handle; standard output is a pipe that includes errors.
+def start_program(
+    argv: Sequence[str],
+    *,
+    namespace: str | None = None,
+    output: int = subprocess.PIPE,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> StartedProgram[bytes]:
+    """Start a program in a process group of its own and return its handle.
 
-    `namespace` is a named network namespace, None for the present one. Raises OSError if it cannot be started.
+    Its standard output, which includes errors, is a pipe, or the file `output`. `namespace` is a named network namespace;
+    None for it, `environment`, and `directory` are those of this process. Raises OSError if it cannot be started.
     """
     with in_namespace(namespace):
         return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=directory,
+            process_group=0,
         )
 
 

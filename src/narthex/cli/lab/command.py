@@ -12,6 +12,7 @@ import click
 
 from narthex.cli.lab import name_option, report_lab_errors
 from narthex.cli.lab import output as lab_output
+from narthex.cli.lab.conformance import conformance
 from narthex.cli.lab.faults import fault
 from narthex.cli.lab.history import record, replay
 from narthex.cli.lab.output import (
@@ -267,6 +268,7 @@ def _down_line(result: RemovedLab) -> str:
     return text + (" Its API objects are kept for the next lab of this name.\n" if result.name in kept() else "\n")
 
 
+command.add_command(conformance)
 command.add_command(fault)
 command.add_command(record)
 command.add_command(replay)

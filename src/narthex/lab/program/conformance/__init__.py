@@ -1,0 +1,1 @@
+"""`narthex lab conformance`: Kubernetes' own end-to-end suite in a lab."""

@@ -1,0 +1,52 @@
+"""The image that the suite's pods run: a directory with the program agnhost and what tests expect with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from narthex.lab.containers.root import is_private
+from narthex.lab.program.conformance import netcat
+from narthex.lab.server import certificate
+
+_IMAGES = "registry.k8s.io/e2e-test-images/"
+PROGRAMS = {"curl": "curl", "dig": "bind9-dnsutils"}
+"""Programs of the real image that tests run, by the package that has them. Pods see those of the machine."""
+
+
+def make_image(directory: Path, agnhost: Path) -> tuple[str, ...]:
+    """Fill the directory, and return what images stand for, as `lab up --image` takes it. Raises OSError and CommandError."""
+    (directory / "usr" / "bin").mkdir(parents=True)
+    for each in (directory, directory / "usr", directory / "usr" / "bin"):
+        each.chmod(0o755)
+    shutil.copy(agnhost, directory / "agnhost")
+    (directory / "agnhost").chmod(0o755)
+    pair = certificate.make(["localhost", "127.0.0.1", "::1"])
+    (directory / "localhost.crt").write_text(pair.certificate)
+    (directory / "localhost.key").write_text(pair.key)
+    if python := _python_of_pods():
+        nc = directory / "usr" / "bin" / "nc"
+        # Without site-packages and the user's settings it starts in half the time.
+        nc.write_text(f"#!{python} -IS\n{Path(netcat.__file__).read_text()}")
+        nc.chmod(0o755)
+    (directory / "image.json").write_text(json.dumps({"Entrypoint": ["/agnhost"], "Cmd": ["pause"]}))
+    return (
+        f"{_IMAGES}={directory}",
+        f"{_IMAGES}nginx={directory} netexec --http-port=80 --udp-port=-1",
+        f"registry.k8s.io/pause={directory}",
+    )
+
+
+def missing_programs() -> list[str]:
+    """Return what to install on this machine, so that all tests find their programs."""
+    needed = PROGRAMS if _python_of_pods() else {**PROGRAMS, "nc": "netcat-openbsd"}
+    return [package for program, package in needed.items() if shutil.which(program) is None]
+
+
+def _python_of_pods() -> str:
+    """Return a Python that pods see; empty if there is none. This process's own may be in a home directory."""
+    found = (shutil.which("python3", path=os.defpath), sys.executable)
+    return next((real for real in (str(Path(each).resolve()) for each in found if each) if not is_private(real)), "")
