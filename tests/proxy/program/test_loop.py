@@ -288,7 +288,7 @@ def test_a_second_proxy_is_named_and_both_settle(log):
     before = bench.writes
     for _ in range(600):
         if bench.kernel == dict([WEB_LINE]):
-            target.rules = FakeRules()
+            target.rules = FakeRules((("10.96.0.9:80/TCP", "another program's"),))
             bench.others += 1
         bench.run_for(0.1)
     repairs = bench.writes - before
@@ -299,6 +299,36 @@ def test_a_second_proxy_is_named_and_both_settle(log):
     bench.run_for(60)
     assert bench.kernel == dict([WEB_LINE])
     assert bench.proxy.health.healthy
+
+
+def test_rules_that_others_remove_again_and_again_return_within_two_seconds(log):
+    bench = Bench(WEB, WEB_SLICE, families=[IPFamily.IPV4], watched=True)
+    target = bench.targets[IPFamily.IPV4]
+    bench.run_for(1)
+    for _ in range(30):
+        target.rules = FakeRules()
+        bench.others += 1
+        bench.run_for(2)
+        assert bench.kernel == dict([WEB_LINE])
+    assert "another program changes our IPv4 rules again and again" in log.text
+
+
+def test_a_repair_that_waits_is_made_if_rules_are_missing_later():
+    """A second proxy writes its rules, and while ours waits, somebody flushes them."""
+    bench = Bench(WEB, WEB_SLICE, families=[IPFamily.IPV4], watched=True)
+    target = bench.targets[IPFamily.IPV4]
+    others = FakeRules((("10.96.0.9:80/TCP", "another program's"),))
+    bench.run_for(1)
+    for _ in range(300):
+        if bench.kernel == dict([WEB_LINE]):
+            target.rules = others
+            bench.others += 1
+        bench.run_for(0.1)
+    assert target.rules == others
+    target.rules = None
+    bench.others += 1
+    bench.run_for(2)
+    assert bench.kernel == dict([WEB_LINE])
 
 
 def test_changes_by_others_are_counted():

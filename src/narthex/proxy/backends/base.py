@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Protocol, TypeVar
+
+import msgspec
 
 from narthex.model import Host, Memory, Packet, ServicePortName, Trace
 from narthex.model import Protocol as IpProtocol
@@ -110,10 +112,28 @@ class Backend(Protocol[R, C]):
         del rules
         return 0
 
+    def contents(self, rules: R) -> object:
+        """Return the rules as structures, mappings, sets, and tuples, which `lacks` compares."""
+        return rules
+
     def unserved(self, rules: R) -> Mapping[ServicePortName, str]:
         """Return the Service ports that the rules refuse although they have endpoints, with the reason."""
         del rules
         return {}
+
+
+def lacks(have: object, want: object) -> bool:
+    """Return True if a structure has fewer items than another one: keys that are missing, or shorter lists."""
+    match have, want:
+        case (Mapping(), Mapping()):
+            return any(key not in have or lacks(have[key], value) for key, value in want.items())
+        case (Set(), Set()):
+            return not want <= have
+        case (Sequence(), Sequence()) if not isinstance(want, str):
+            return len(have) < len(want)
+        case (msgspec.Struct(), msgspec.Struct()):
+            return any(lacks(getattr(have, name), getattr(want, name)) for name in want.__struct_fields__)
+    return False
 
 
 class Target(Protocol[R, C]):

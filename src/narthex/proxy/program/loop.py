@@ -34,7 +34,7 @@ from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.metrics import ProgrammingLatency, ProxyMetrics
 from narthex.proxy.program.report import ExternalIPReporter, SyncReporter
-from narthex.proxy.program.schedule import FamilySchedule, SyncPeriods
+from narthex.proxy.program.schedule import FamilySchedule, LookBudget, SyncPeriods
 from narthex.proxy.program.sync import FamilySync, SyncResult
 from narthex.runtime.reconciler import Reconciler
 
@@ -78,7 +78,8 @@ class Proxy:
         called again. `after_sync` receives the result of each successful sync, `record` receives Events.
         """
         self._inbox = inbox
-        self._halves = [FamilySchedule(family) for family in families]
+        budget = LookBudget()
+        self._halves = [FamilySchedule(family, budget) for family in families]
         self._clock = clock
         self._periods = periods
         self._node = NamespacedName("", node_name)
@@ -213,7 +214,10 @@ class Proxy:
         began = self._clock.now()
         read_back = began >= half.read_back_at
         try:
-            done = half.sync.sync(snapshot, half.waiting, read_back=read_back, touched=half.touched)
+            losses_only = began < half.settled_at
+            done = half.sync.sync(
+                snapshot, half.waiting, read_back=read_back, touched=half.touched, losses_only=losses_only
+            )
         except Exception as error:
             half.failed(self._clock.now(), self._periods)
             # A failed write waits, even if no object changes (row 29.1).

@@ -145,8 +145,8 @@ class SyncReporter:
         before, self._contests[family] = self._contests.get(family, 0), repairs
         if repairs and not before:
             LOGGER.error(
-                "another program changes our %s rules again and again, so they are repaired less often from now on; look "
-                "for a second service proxy on this node, and stop one of the two",
+                "another program changes our %s rules again and again, so they are repaired less often from now on unless "
+                "some are missing; look for a second service proxy on this node, and stop one of the two",
                 family.label,
             )
         elif before and not repairs:

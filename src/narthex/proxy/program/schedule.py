@@ -25,7 +25,12 @@ CONTEST_SECONDS = 10.0
 CONTEST_SHARE = 20
 """`CONTEST_SECONDS` is at least the time of so many repairs: a contest must not last because each repair takes long."""
 CONTEST_BACKOFF = Backoff(1.0, 30.0)
-"""Between repairs while another program competes, so that the two do not rewrite each other's rules all the time."""
+"""Between repairs while another program competes, so that the two do not rewrite each other's rules all the time.
+
+It is for rules that the other program wrote. Rules that it only removed are missed by somebody, so they return at once.
+"""
+LOOK_SHARE, VAIN_LOOK_SHARE = 0.5, 0.25
+"""Share of the time for looks and repairs while another program competes; the second after a look that found nothing missing."""
 SELDOM = 10
 """Factor of the read-back period if the kernel sends notifications."""
 
@@ -41,11 +46,24 @@ class SyncPeriods(msgspec.Struct, frozen=True):
     """The kernel sends notifications of changed rules, so read-backs may be rarer."""
 
 
+class LookBudget:
+    """The time that looks at the rules of all families may take while another program competes."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[FamilySchedule, float] = {}
+
+    def rest(self, family: FamilySchedule, seconds: float, share: float) -> float:
+        """Return for how long a family is not looked at after a look of some seconds, so that all looks keep to a share."""
+        self._seconds[family] = seconds
+        return max(LONGEST_DEFERRAL, sum(self._seconds.values()) / share - seconds)
+
+
 class FamilySchedule:
     """The sync of one family and the time when it is due."""
 
-    def __init__(self, sync: FamilySync[Any, Any]) -> None:
+    def __init__(self, sync: FamilySync[Any, Any], budget: LookBudget) -> None:
         self.sync = sync
+        self._budget = budget
         self.waiting: frozenset[NamespacedName] = frozenset()
         """Services that may differ since the last successful sync."""
         self.seen: Snapshot | None = None
@@ -63,7 +81,11 @@ class FamilySchedule:
         self.contests = 0
         """Repairs since another program began to compete for our rules; 0: none does."""
         self.settled_at = -math.inf
-        """The next repair must not start before."""
+        """The next repair must not start before, unless rules are missing."""
+        self.may_miss = False
+        """Rules may be missing, so a look need not wait until `settled_at`."""
+        self.look_at = -math.inf
+        """It must not start before this time."""
         self.read_anyway = math.inf
         """When the next periodic read-back is due."""
         self.failures = 0
@@ -71,7 +93,9 @@ class FamilySchedule:
     @property
     def read_back_at(self) -> float:
         """Return when the kernel must be read."""
-        return self.settled_at if self.suspicious else self.read_anyway
+        if not self.suspicious:
+            return self.read_anyway
+        return min(self.settled_at, self.look_at) if self.may_miss else self.settled_at
 
     def due(self, snapshot: Snapshot) -> float:
         """Return the time from which on a sync is useful."""
@@ -94,6 +118,9 @@ class FamilySchedule:
         else:
             self.touched = None if self.touched is None or touched is None else self.touched | touched
         self.suspicious = True
+        if self.contests:
+            self.touched = None
+            self.may_miss = True
 
     def _cut_backoff(self, periods: SyncPeriods) -> None:
         """Cut a long backoff after failures to the first delay."""
@@ -104,14 +131,19 @@ class FamilySchedule:
         """Note a successful sync that ended at `now`."""
         self._ended(now, periods, snapshot)
         if "read" in done.seconds:
-            self.suspicious, self.touched = False, None
+            self.suspicious, self.touched = done.deferred, None
+            self.may_miss = False
+            if self.contests:
+                share = VAIN_LOOK_SHARE if done.deferred else LOOK_SHARE
+                self.look_at = now + self._budget.rest(self, done.total, share)
             share = READ_BACK_SHARE * done.seconds["read"]
             self.read_anyway = now + max(periods.sync, share) * (SELDOM if periods.watched else 1)
             if done.drift:
                 self._repaired(now, max(CONTEST_SECONDS, CONTEST_SHARE * done.total))
-            elif not done.first:
+            elif not done.first and not done.deferred:
                 # Others change what stands next to our rules; a storm of that must not take all of the processor.
-                self.settled_at = now + min(max(done.seconds["read"], SHORTEST_DEFERRAL), LONGEST_DEFERRAL)
+                wait = min(max(done.seconds["read"], SHORTEST_DEFERRAL), LONGEST_DEFERRAL)
+                self.settled_at = max(self.settled_at, now + wait)
 
     def deferred(self, now: float, periods: SyncPeriods, snapshot: Snapshot, until: float) -> None:
         """Note a sync that wrote nothing, since the snapshot is doubted until a time."""

@@ -12,7 +12,7 @@ import msgspec
 from narthex.linux.clock import Clock
 from narthex.model import IPFamily, NamespacedName, ServicePortName, Snapshot
 from narthex.netfilter.ast import TouchedPart
-from narthex.proxy.backends.base import Backend, Target
+from narthex.proxy.backends.base import Backend, Target, lacks
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import Planner
 
@@ -44,6 +44,10 @@ class SyncResult(msgspec.Struct, frozen=True, kw_only=True):
     """Duration by phase of PHASES, without phases that were not needed."""
     changes: Any = None
     """The changes written to the kernel, of the backend's type; None if there were none."""
+    lost: bool = False
+    """The drift was that rules were missing; looked at only when repairs of other drift had to wait."""
+    deferred: bool = False
+    """Others had changed our rules, all Services kept theirs, and the repair waits."""
     doubted_until: float | None = None
     """Nothing was written: the kernel has Services, and the plan has none. It takes effect at this time of the clock."""
 
@@ -92,6 +96,8 @@ class FamilySync(Generic[R, C]):
         self._kernel_known = False
         self._planner_known = False
         """False: the planner may have missed a change, so it looks at everything."""
+        self._deferred = self._lost = False
+        """Others changed our rules, and the repair waits; others only removed rules."""
         self._doubt = doubt
         self._doubted_until = math.inf
 
@@ -113,31 +119,38 @@ class FamilySync(Generic[R, C]):
         self._planner_known = False
 
     def sync(
-        self, snapshot: Snapshot, changed: Changed, *, read_back: bool = False, touched: Set[TouchedPart] | None = None
+        self,
+        snapshot: Snapshot,
+        changed: Changed,
+        *,
+        read_back: bool = False,
+        touched: Set[TouchedPart] | None = None,
+        losses_only: bool = False,
     ) -> SyncResult:
         """Bring the kernel to the snapshot. `read_back` looks first whether it still holds what it should.
 
-        `touched` has what others may have changed; None: anything.
+        `touched` has what others may have changed; None: anything. With `losses_only`, a repair waits if others have
+        written other rules in the place of ours, and does not wait if some are missing.
 
         Raises what the target raises (ApplyError above all); the kernel then counts as unknown and is read before
         anything is written again.
         """
-        self._seconds = {}
+        self._seconds, self._lost = {}, False
         try:
-            return self._sync(snapshot, changed, read_back, touched)
+            return self._sync(snapshot, changed, read_back, touched, losses_only)
         except BaseException:
             self._kernel_known = False
             raise
 
     def _sync(
-        self, snapshot: Snapshot, changed: Changed, read_back: bool, touched: Set[TouchedPart] | None
+        self, snapshot: Snapshot, changed: Changed, read_back: bool, touched: Set[TouchedPart] | None, losses_only: bool
     ) -> SyncResult:
         unsure, drift, repair = not self._kernel_known, False, None
         if unsure:
             self._look()
-        elif read_back and not self._is_unchanged():
-            repair = self._repair(touched)
-            drift = bool(repair) if repair is not None else self._look()
+        elif read_back and (self._deferred or not self._is_unchanged()):
+            repair = self._repair(touched) if not self._deferred and not losses_only else None
+            drift = bool(repair) if repair is not None else self._look(losses_only)
             unsure = drift and repair is None
         plan = self._plan(snapshot, changed)
         last = self.plan
@@ -187,16 +200,25 @@ class FamilySync(Generic[R, C]):
                 self._target.apply(repair)
         return repair
 
-    def _look(self) -> bool:
-        """Read the kernel; return True if it differs from what was last written."""
+    def _look(self, losses_only: bool = False) -> bool:
+        """Read the kernel; return True if it differs from what was last written, and is to be repaired now."""
         with self._timed("read"):
             found = self._target.read()
         self._kernel_known = True
-        if found == self.rules:
+        differs = found != self.rules
+        self._lost = differs and losses_only and self._is_loss(found)
+        self._deferred = differs and losses_only and not self._lost
+        if not differs or self._deferred:
             # The equal rules that were rendered are kept: later stages skip what is identical to them.
             return False
         self.rules = found
         return True
+
+    def _is_loss(self, found: R | None) -> bool:
+        """Return True if some of our rules are missing, and not merely others in their place."""
+        return found is None or (
+            self.rules is not None and lacks(self.backend.contents(found), self.backend.contents(self.rules))
+        )
 
     def _plan(self, snapshot: Snapshot, changed: Changed) -> Plan:
         hint = changed if self._planner_known else None
@@ -223,6 +245,8 @@ class FamilySync(Generic[R, C]):
             changed=_changed(last, plan),
             seconds=dict(self._seconds),
             changes=changes,
+            lost=self._lost,
+            deferred=self._deferred,
             doubted_until=doubted_until,
         )
 

@@ -59,8 +59,8 @@ class SimulatedProcess:
         self.turns = 0
         self.blind = True
         """It does not know all objects yet that stay, for example because the server has lost them."""
-        self.repairs: deque[tuple[float, float]] = deque(maxlen=100)
-        """End and duration of the last syncs that found and repaired changes by others."""
+        self.repairs: deque[tuple[float, float, bool]] = deque(maxlen=100)
+        """Syncs that found and repaired changes by others: end, duration, and whether rules were missing in a contest."""
         self._inbox: deque[Event] = deque()
         self._source = source
         self._monitor = SimulatedMonitor(kernel, self)
@@ -119,7 +119,7 @@ class SimulatedProcess:
 
     def _note(self, done: SyncResult) -> None:
         if done.drift:
-            self.repairs.append((self.clock.now(), done.total))
+            self.repairs.append((self.clock.now(), done.total, done.lost))
 
     async def _run(self) -> None:
         feeding = asyncio.get_running_loop().create_task(self._feed())

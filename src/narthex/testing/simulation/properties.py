@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from narthex.model import Disposition, IPFamily, NamespacedName
 from narthex.proxy.kernel.dataplanes import Dataplane
-from narthex.proxy.program.schedule import CONTEST_BACKOFF, CONTEST_REPAIRS, CONTEST_SECONDS, SyncPeriods
+from narthex.proxy.program.schedule import CONTEST_REPAIRS, CONTEST_SECONDS, LONGEST_DEFERRAL, SyncPeriods
 from narthex.testing.build import HOST, packet
 from narthex.testing.simulation.kernel import SimulatedKernel
 from narthex.testing.simulation.process import SimulatedProcess
@@ -23,8 +23,8 @@ AFTER_FAULT_SECONDS = 35.0
 """Added to `REPAIR_SECONDS` when a write failed or the process was down meanwhile: the longest backoff."""
 CONTEST_NAMED_REPAIRS = 3 * CONTEST_REPAIRS
 """So many repairs of a family within twice `CONTEST_SECONDS` must not be: the proxy backs off before."""
-_SHARE_SECONDS, _LARGEST_SHARE = 120.0, 0.35
-"""Repairs take at most this share of such a time."""
+_SHARE_SECONDS, _LARGEST_SHARE, _LARGEST_SHARE_LOST = 120.0, 0.35, 0.55
+"""Repairs take at most this share of such a time, with those of missing rules the second one."""
 _CONTEST_LOG = "again and again, so they are repaired less often"
 EXCUSES = frozenset(("refuse", "unreadable", "crash", "meanwhile"))
 """Faults of the kernel that excuse a late repair."""
@@ -158,7 +158,9 @@ class RuleProperties:
         if self._silent or not self._world.plane.notifies:
             limit += SyncPeriods().sync + UNNOTICED_SECONDS
         if self._world.process is not None and self._world.process.proxy.contested:
-            limit += CONTEST_BACKOFF.longest
+            limit += LONGEST_DEFERRAL + len(self._world.families) * 4 * (
+                2 * faults.read_seconds + 8 * faults.write_seconds
+            )
         if self.excused_at >= since:
             since, limit = self.excused_at, limit + AFTER_FAULT_SECONDS
         if now - since > limit and not self.is_excused:
@@ -176,13 +178,13 @@ class RuleProperties:
     def _check_contest(self, process: SimulatedProcess) -> None:
         """Check that repairs back off, and that the log says why."""
         now = self._world.loop.time()
-        if (
-            sum(seconds for at, seconds in process.repairs if at > now - _SHARE_SECONDS)
-            > _LARGEST_SHARE * _SHARE_SECONDS
-        ):
-            raise Violation(f"repairs took most of the last {_SHARE_SECONDS:g} s: the proxy does not settle")
-        repairs = sum(at > now - 2 * CONTEST_SECONDS for at, _ in process.repairs) / len(self._world.families)
-        if repairs > CONTEST_NAMED_REPAIRS:
+        for limit, kinds in ((_LARGEST_SHARE, (False,)), (_LARGEST_SHARE_LOST, (False, True))):
+            took = sum(seconds for at, seconds, lost in process.repairs if at > now - _SHARE_SECONDS and lost in kinds)
+            if took > limit * _SHARE_SECONDS:
+                raise Violation(f"repairs took most of the last {_SHARE_SECONDS:g} s: the proxy does not settle")
+        latest = [lost for at, _, lost in process.repairs if at > now - 2 * CONTEST_SECONDS]
+        repairs = len(latest) / len(self._world.families)
+        if latest.count(False) > CONTEST_NAMED_REPAIRS * len(self._world.families):
             raise Violation(f"{repairs:g} repairs within {2 * CONTEST_SECONDS:g} s: the proxy does not settle")
         if repairs > 2 * CONTEST_REPAIRS and not any(
             _CONTEST_LOG in line for line in self._world.log[self.named_from :]

@@ -80,6 +80,10 @@ class IptablesBackend(Backend[XtablesRules, XtablesChanges]):
         """Return the path of a packet through these rules alone."""
         return walk(rules.ruleset, packet, host, memory, now)
 
+    def contents(self, rules: XtablesRules) -> Mapping[str, object]:
+        """Return chains and jumps."""
+        return {"chains": rules.chains, "jumps": rules.jumps}
+
     def served(self, rules: XtablesRules) -> int:
         """Return the number of Service ports with endpoints."""
         return sum(name.startswith(names.ENDPOINT_SETS) for name in rules.chains["nat"])

@@ -103,6 +103,17 @@ class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
         objects = KernelObjects(sets=rules.sets, servers=rules.servers, bound=rules.bound)
         return walk(rules.tables.ruleset, packet, host, memory, now, objects=objects)
 
+    def contents(self, rules: IpvsRules) -> Mapping[str, object]:
+        """Return virtual servers, addresses, sets, chains, and jumps."""
+        tables = rules.tables
+        return {
+            "servers": rules.servers,
+            "bound": rules.bound,
+            "sets": rules.sets,
+            "chains": tables.chains,
+            "jumps": tables.jumps,
+        }
+
     def served(self, rules: IpvsRules) -> int:
         """Return the number of virtual servers."""
         return len(rules.servers)

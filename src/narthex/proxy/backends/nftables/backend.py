@@ -248,6 +248,10 @@ class NftablesBackend(Backend[NftRules, NftChanges]):
         """Return the path of a packet through the rules."""
         return walk(rules.ruleset(), packet, host, memory, now)
 
+    def contents(self, rules: NftRules) -> Table:
+        """Return the complete table."""
+        return rules.spell_out()
+
     def served(self, rules: NftRules) -> int:
         """Return the number of addresses and ports."""
         services = rules.table().sets.get(SERVICES)

@@ -123,6 +123,10 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
     diff = staticmethod(diff)
     patch = staticmethod(patch)
 
+    def contents(self, rules: UserspaceRules) -> Mapping[str, object]:
+        """Return chains, jumps, and listeners."""
+        return {"chains": rules.tables.chains, "jumps": rules.tables.jumps, "listeners": rules.listeners}
+
     def walk(
         self, rules: UserspaceRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0
     ) -> Trace:
