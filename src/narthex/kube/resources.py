@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
+
+from narthex.model.decode.objects import Decoded
 
 NOT_OURS = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
 """Label selector that excludes slices of headless Services and Services of another proxy."""
@@ -22,6 +26,8 @@ class WatchedResource(msgspec.Struct, frozen=True, kw_only=True):
     """Field selector that only saves traffic. If the server answers 400, the list is requested without it."""
     optional: bool = False
     """A list that the server lacks or forbids counts as empty."""
+    decode: Callable[[msgspec.Raw], Decoded] | None = None
+    """Reads one object in a form of the program's own; None: as an object of the model."""
 
 
 SERVICES = WatchedResource(

@@ -91,8 +91,8 @@ class Watch:
         """
         self.resource = resource
         self.counts = WatchCounts()
-        self._shape = shape_of(resource.kind)
-        self.cache = ListCache(resource.kind)
+        self._shape = shape_of(resource.kind) if resource.decode is None else msgspec.Raw
+        self.cache = ListCache(resource.kind, resource.decode)
         self.synced = False
         """A list has been complete once, or the server lacks it."""
         self.wake_at = -math.inf
@@ -117,7 +117,7 @@ class Watch:
         """The running request is for a page after the first."""
         self._whole = False
         """The next list is read without pages, since a continue token expired."""
-        self._fresh = ListCache(resource.kind)
+        self._fresh = ListCache(resource.kind, resource.decode)
         self._opened_at = math.inf
         self._events_before = 0
         """Changes before the present watch."""
@@ -157,7 +157,7 @@ class Watch:
         self._paging = bool(page)
         if page:
             return WatchStep(request=self._request({"limit": str(PAGE_OBJECTS), "continue": page}), over=True)
-        self._fresh = ListCache(self.resource.kind)
+        self._fresh = ListCache(self.resource.kind, self.resource.decode)
         if self._streaming and not self._stream_failed:
             self._phase = _Phase.STREAMING
             self.wake_at = now + self._times.stream_silence
@@ -256,7 +256,7 @@ class Watch:
             raise MalformedResponse(f"the list is of version {version}, older than what is known already")
         self._judge(version, now)
         events = self.cache.replace(self._fresh, keep_missing=self.doubted_at is not None)
-        self._fresh = ListCache(self.resource.kind)
+        self._fresh = ListCache(self.resource.kind, self.resource.decode)
         self._version = self._floor = version
         self._whole = self._stream_failed = False
         self.synced = True
@@ -489,8 +489,9 @@ _Key: TypeAlias = NamespacedName | None
 class ListCache:
     """The content of one list, kept up to date by its watch."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, decode: Callable[[msgspec.Raw], Decoded] | None = None) -> None:
         self._kind = kind
+        self._decode_raw = decode
         self._objects: dict[NamespacedName, AnyObject] = {}
         self._problems: dict[_Key, tuple[Problem, ...]] = {}
         self._broken = 0
@@ -572,6 +573,8 @@ class ListCache:
 
     def _decode(self, raw: AnyWire | msgspec.Raw) -> Decoded:
         if isinstance(raw, msgspec.Raw):
+            if self._decode_raw is not None:
+                return self._decode_raw(raw)
             return decode_json(raw, kind=self._kind, served=True)
         return decode_shape(raw, self._kind)
 

@@ -175,10 +175,10 @@ def _address_link(addresses: Sequence[str], link: str) -> tuple[str, ...]:
 def wire_fabric(lab: str, members: tuple[LabNode, ...], overlay: str = NONE) -> tuple[Wiring, ...]:
     """Return the wiring of the fabric and `outside`: a bridge, and veth pairs to all nodes and `outside`.
 
-    The namespaces exist already. Without an overlay, responses of the API server, and nothing else, are routed to pods.
+    The namespaces exist already. Without an overlay, packets of the API server, and nothing else, are routed to pods.
     """
     to_pods = [
-        f"route add {node.pod_cidrs[0]} via {node.addresses[0]} dev {_UNDERLAY} table {_API_ROUTES}"
+        f"route add {node.pod_cidrs[0]} via {node.addresses[0]} dev {_UNDERLAY} src {API_ADDRESS} table {_API_ROUTES}"
         for node in members
         if overlay == NONE
     ]
@@ -198,7 +198,7 @@ def wire_fabric(lab: str, members: tuple[LabNode, ...], overlay: str = NONE) -> 
             *(f"address add {address} dev {_UNDERLAY} nodad" for address in _FABRIC_ADDRESSES),
             f"address add {API_ADDRESS}/32 dev {_UNDERLAY}",
             f"link set {_UNDERLAY} up",
-            f"rule add from {API_ADDRESS} table {_API_ROUTES}",
+            f"rule add iif lo table {_API_ROUTES}",
             *to_pods,
             *veth_pairs,
             f"link add {OUTSIDE} type veth peer name eth0 netns {outside_namespace(lab)}",

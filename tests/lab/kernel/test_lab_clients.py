@@ -4,14 +4,14 @@ import asyncio
 import json
 
 import pytest
-from tests.lab.kernel.lab_cluster import eventually, running
+from tests.lab.kernel.lab_cluster import CONTROL_PLANES, eventually, running
 
 pytestmark = pytest.mark.kernel
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with running("p", "--nodes", "1") as made:
+@pytest.fixture(scope="module", params=CONTROL_PLANES)
+def cluster(request):
+    with running("p", "--nodes", "1", *CONTROL_PLANES[request.param]) as made:
         yield made
 
 

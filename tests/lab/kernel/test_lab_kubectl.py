@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import yaml
-from tests.lab.kernel.lab_cluster import eventually, kubectls, running
+from tests.lab.kernel.lab_cluster import CONTROL_PLANES, eventually, kubectls, running
 
 pytestmark = pytest.mark.kernel
 
@@ -38,9 +38,9 @@ spec:
 """
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with running("k") as made:
+@pytest.fixture(scope="module", params=CONTROL_PLANES)
+def cluster(request):
+    with running("k", *CONTROL_PLANES[request.param]) as made:
         yield made
 
 

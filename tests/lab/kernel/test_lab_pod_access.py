@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from tests.lab.api import kubectls
-from tests.lab.kernel.lab_cluster import eventually, running
+from tests.lab.kernel.lab_cluster import CONTROL_PLANES, eventually, running
 
 pytestmark = pytest.mark.kernel
 
@@ -58,8 +58,8 @@ def kubectl(request, cluster):
     return run
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+@pytest.fixture(scope="module", params=CONTROL_PLANES)
+def cluster(request, tmp_path_factory):
     image = tmp_path_factory.mktemp("image")
     for name, text in (
         ("opt/tool", TOOL),
@@ -71,7 +71,8 @@ def cluster(tmp_path_factory):
         path.write_text(text)
     (image / "opt/tool").chmod(0o755)
     shell = f"registry.example/shell={shutil.which('sh')}"
-    with running("access", "--nodes", "2", "--image", f"registry.example/tool={image}", "--image", shell) as made:
+    options = ("--nodes", "2", "--image", f"registry.example/tool={image}", "--image", shell)
+    with running("access", *options, *CONTROL_PLANES[request.param]) as made:
         made.image = image
         yield made
 

@@ -72,6 +72,19 @@ def command() -> None:
 @click.option(
     "--keep", is_flag=True, help="Keep the API's objects for the next lab of this name, until `lab down --forget`."
 )
+@click.option(
+    "--control-plane",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Directory with etcd, kube-apiserver, kube-controller-manager, and kube-scheduler, which then replace the lab's own API "
+    "server, controllers, and scheduler.",
+)
+@click.option(
+    "--kube-proxy",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="A kube-proxy that the nodes run, in the mode of --mode, instead of their own proxy.",
+)
 @name_option
 @output_option
 @report_lab_errors
@@ -83,6 +96,8 @@ def up(
     pools: tuple[str, ...],
     images: tuple[str, ...],
     keep: bool,
+    control_plane: Path | None,
+    kube_proxy: Path | None,
     name: str,
     output: str,
 ) -> None:
@@ -98,7 +113,19 @@ def up(
     if directory is not None and directory.exists():
         _announce_programs(directory, images)
     with working(f"starting lab {name}"):
-        started = labs.up(name, directory, nodes, mode, overlay, pools, images=images, keep=keep)
+        started = labs.up(
+            name,
+            directory,
+            nodes,
+            mode,
+            overlay,
+            pools,
+            images=images,
+            keep=keep,
+            control_plane=control_plane,
+            kube_proxy=kube_proxy,
+            progress=lambda text: click.echo(f"lab {name}: {text}", err=True),
+        )
     document = as_document(LabUpDocument, started.state, seconds=round(started.seconds, 3))
     print_document(document, output, lambda: lab_output.started(started) + "\n")
 

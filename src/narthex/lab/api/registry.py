@@ -63,6 +63,7 @@ class Registry:
             store: the objects; a new store by default.
         """
         self.store = store if store is not None else ObjectStore()
+        self.built_in: Mapping[str, ApiResource] = KINDS
         self.kinds: dict[str, ApiResource] = dict(KINDS)
         """By name; a CustomResourceDefinition adds to it."""
         self._clock = clock
@@ -267,7 +268,7 @@ class Registry:
         if changed != "CustomResourceDefinition":
             return
         found = [resource_of_definition(each) for each in self.list("CustomResourceDefinition")]
-        self.kinds = {**KINDS, **{each.name: each for each in found if each is not None}}
+        self.kinds = {**self.built_in, **{each.name: each for each in found if each is not None}}
 
     def _uid(self) -> str:
         digits = bytearray(self._entropy(16))

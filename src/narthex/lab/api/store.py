@@ -76,14 +76,18 @@ class ObjectStore:
         self._by_kind: dict[str, list[StoreChange]] = {}
         self._pages: dict[int, dict[str, list[tuple[Key, StoredObject]]]] = {}
 
-    def put(self, kind: str, raw: Mapping[str, Any]) -> Raw:
-        """Create or replace an object and return it as stored. The caller must not modify values inside `raw` afterwards."""
+    def put(self, kind: str, raw: Mapping[str, Any], *, copied: bool = False) -> Raw:
+        """Create or replace an object and return it as stored. The caller must not modify values inside `raw` afterwards.
+
+        A `copied` object keeps its resourceVersion, which another server has assigned.
+        """
         meta = dict(raw.get("metadata") or {})
         key = (str(meta.get("namespace") or ""), str(meta.get("name") or ""))
         held = self._objects.setdefault(kind, {})
         before = held.get(key)
         self.version += 1
-        meta["resourceVersion"] = str(self.version)
+        if not copied:
+            meta["resourceVersion"] = str(self.version)
         stored = StoredObject(self.version, {**raw, "metadata": meta})
         held[key] = stored
         if before is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -57,19 +57,26 @@ def evict(registry: Registry, where: ApiPath, given: Mapping[str, Any]) -> Raw:
 
 def log_request(registry: Registry, where: ApiPath, request: ApiRequest) -> LogRequest:
     """Return which log a request asks for. Raises StatusError."""
-    pod, query = _pod(registry, where), request.query
+    container = _container(_pod(registry, where), request.query.get("container", ""))
+    return log_options(where.namespace, where.name, container, request.query, lambda: registry.now().timestamp())
+
+
+def log_options(
+    namespace: str, pod: str, container: str, query: Mapping[str, str], wall: Callable[[], float]
+) -> LogRequest:
+    """Return the log of a container that the parameters of a request select (`PodLogOptions`). Raises StatusError."""
     since = None
     if (seconds := whole_number(query, "sinceSeconds")) is not None:
-        since = registry.now().timestamp() - seconds
+        since = wall() - seconds
     elif query.get("sinceTime"):
         try:
             since = datetime.fromisoformat(query["sinceTime"].replace("Z", "+00:00")).timestamp()
         except ValueError:
             raise errors.bad_request(f"sinceTime: {query['sinceTime']!r} is not a time") from None
     return LogRequest(
-        namespace=where.namespace,
-        pod=where.name,
-        container=_container(pod, query.get("container", "")),
+        namespace=namespace,
+        pod=pod,
+        container=container,
         tail=whole_number(query, "tailLines"),
         follow=is_true(query, "follow"),
         since=since,

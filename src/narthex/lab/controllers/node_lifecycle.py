@@ -43,6 +43,8 @@ _UNKNOWN = "NodeStatusUnknown"
 _NODE_NOT_READY = "NodeNotReady"
 NODE_GRACE_SECONDS = 2.0
 """Time without a heartbeat after which a node is unknown (`--node-monitor-grace-period`). Kubernetes waits 40 s."""
+EXTERNAL_NODE_GRACE_SECONDS = 10.0
+"""The same for a kube-controller-manager, which does not notice that the whole machine was busy meanwhile."""
 _GRACE = timedelta(seconds=NODE_GRACE_SECONDS)
 _SUSPECT_GRACE = _GRACE / 4
 """Added once the grace period has passed: this process may have been suspended instead of the node."""

@@ -21,11 +21,14 @@ from narthex.linux.namespaces import in_namespace
 _BACKLOG = 512
 _GATHER_SECONDS = 0.005
 """Changes within this time are sent to watchers together."""
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 
 
 class LabApiServer:
     """The API server with its certificate, token, and kubeconfigs."""
+
+    problems: tuple[str, ...] = ()
+    """It has none, unlike a ControlPlane."""
 
     def __init__(self, directory: StateDirectory, registry: SharedRegistry, api: ApiHandler, pods: PodRuntime) -> None:
         self._directory = directory
@@ -53,16 +56,11 @@ class LabApiServer:
         context = made.context()
         with in_namespace(topology.fabric_namespace(self._directory.name)):
             fabric = socket.create_server((topology.API_ADDRESS, topology.API_PORT), backlog=_BACKLOG)
-        loopback = socket.create_server((_LOOPBACK, port), backlog=_BACKLOG)
+        loopback = socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
         self.server.start()
         self.server.listen(fabric, context)
         self._port = self.server.listen(loopback, context)
-        url = f"https://{_LOOPBACK}:{self._port}"
-        within = f"https://{topology.API_ADDRESS}:{topology.API_PORT}"
-        for path, where in ((self._directory.kubeconfig, url), (self._directory.node_kubeconfig, within)):
-            text = kubeconfig(self._directory.name, where, self._directory.certificate, self._token)
-            write_secret(path, text)
-        return url
+        return write_kubeconfigs(self._directory, self._port, self._token)
 
     def pause(self) -> None:
         """Close the listeners and all connections. The caller does not hold the registry's lock."""
@@ -85,6 +83,15 @@ NAMES = (
     "kubernetes.default.svc.cluster.local",
 )
 """Subject alternative names of the API server's certificate."""
+
+
+def write_kubeconfigs(directory: StateDirectory, port: int, token: str) -> str:
+    """Write the kubeconfigs for a port on loopback and for the lab's network. Return the URL on loopback."""
+    url = f"https://{LOOPBACK}:{port}"
+    within = f"https://{topology.API_ADDRESS}:{topology.API_PORT}"
+    for path, where in ((directory.kubeconfig, url), (directory.node_kubeconfig, within)):
+        write_secret(path, kubeconfig(directory.name, where, directory.certificate, token))
+    return url
 
 
 def kubeconfig(lab: str, server: str, certificate: Path, token: str) -> str:

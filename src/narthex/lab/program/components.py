@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
+from narthex.lab import cluster, topology
 from narthex.lab.api.api import ApiHandler
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import ObjectStore
 from narthex.lab.containers.container import Containers
 from narthex.lab.containers.forks import ForkServer
 from narthex.lab.controllers.controller_manager import lab_controllers
-from narthex.lab.controllers.node_lifecycle import LEASES, NODE_GRACE_SECONDS
+from narthex.lab.controllers.node_lifecycle import EXTERNAL_NODE_GRACE_SECONDS, LEASES, NODE_GRACE_SECONDS
 from narthex.lab.controllers.service.admission import admission
 from narthex.lab.kubelet.program.containers import PodDependencies
 from narthex.lab.kubelet.program.echo import EchoServer
@@ -29,13 +30,19 @@ from narthex.lab.kubelet.program.prober import Prober
 from narthex.lab.kubelet.program.static_pods import StaticPods
 from narthex.lab.kubelet.program.volumes import PodFiles
 from narthex.lab.program.api_server import LabApiServer
+from narthex.lab.program.control_plane import ControlPlane
 from narthex.lab.program.controller_loop import ControllerLoop
+from narthex.lab.program.external_controllers import ExternalControllers
 from narthex.lab.program.manifests import ManifestApplier
 from narthex.lab.program.network import PodNetwork
 from narthex.lab.program.nodes import NodeProcesses
+from narthex.lab.program.options import LabOptions
+from narthex.lab.program.remote_registry import RemoteApi, RemoteObjects
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import LabError, StateDirectory
 from narthex.lab.server.database import ObjectDatabase, UnreadableDatabase
+from narthex.lab.server.kubelet import PORT as KUBELET_PORT
+from narthex.lab.server.kubelet import KubeletServer
 from narthex.lab.topology import LabNode
 
 _HEARTBEATS_PER_GRACE = 4
@@ -47,45 +54,52 @@ class LabComponents(msgspec.Struct, frozen=True, kw_only=True):
     directory: StateDirectory
     nodes: tuple[LabNode, ...]
     registry: SharedRegistry
-    api: ApiHandler
+    api: ApiHandler | RemoteApi
     persistence: LabPersistence | None
     """None for a lab without `--keep`."""
     manifests: ManifestApplier
-    controllers: ControllerLoop
+    controllers: ControllerLoop | ExternalControllers
     heartbeats: NodeHeartbeats
     static_pods: StaticPods
     node_processes: NodeProcesses
     events: EventRecorder
     pods: PodDependencies
     kubelet: Kubelet
-    api_server: LabApiServer
+    api_server: LabApiServer | ControlPlane
+    kubelet_api: KubeletServer | None
+    """None for a lab with its own API server, which reaches containers directly."""
+
+    @property
+    def external(self) -> bool:
+        """True if the control plane is not the lab's own."""
+        return isinstance(self.api_server, ControlPlane)
 
 
 def build_components(
     directory: StateDirectory,
-    source: Path,
+    options: LabOptions,
     nodes: tuple[LabNode, ...],
-    mode: str,
-    overlay: str,
     images: Images,
     forks: ForkServer,
+    progress: Callable[[str], object],
 ) -> LabComponents:
     """Create the components without starting any. Raises LabError if kept objects cannot be read."""
-    store = ObjectStore()
+    remote = None
     persistence = LabPersistence(directory) if directory.kept.is_dir() else None
-    if persistence is not None:
-        persistence.load(store)
-    registry = SharedRegistry(Registry(lambda: datetime.now(UTC), os.urandom, admit=admission(), store=store))
-    with registry.held() as unlocked:
-        api = ApiHandler(unlocked)
-    applied = persistence.applied if persistence is not None else None
-    node_processes = NodeProcesses(directory, nodes, mode, overlay, forks)
+    api: ApiHandler | RemoteApi
+    if options.control_plane is None:
+        registry, api = _own_objects(persistence)
+    else:
+        fabric = topology.fabric_namespace(directory.name)
+        remote = RemoteObjects(fabric, str(directory.node_kubeconfig), cluster.custom_resource_definitions())
+        registry, api = remote.shared, remote.api
+    node_processes = NodeProcesses(directory, nodes, options, forks)
     containers = Containers(forks)
     events = EventRecorder(registry)
     pods = PodDependencies(
         registry=registry,
         network=PodNetwork(directory, nodes),
-        files=PodFiles(directory, registry),
+        files=PodFiles(directory, registry, remote.registry.token if remote is not None else None),
         images=images,
         echo=EchoServer(),
         containers=containers,
@@ -94,24 +108,54 @@ def build_components(
         prober=Prober(containers),
     )
     kubelet = Kubelet(nodes, registry, pods)
+    access = PodAccess(kubelet, pods)
+    grace = NODE_GRACE_SECONDS if remote is None else EXTERNAL_NODE_GRACE_SECONDS
+    api_server: LabApiServer | ControlPlane
+    if remote is None or options.control_plane is None:
+        assert isinstance(api, ApiHandler)
+        api_server = LabApiServer(directory, registry, api, access)
+    else:
+        api_server = ControlPlane(directory, options.control_plane, nodes, remote.connect, progress)
     return LabComponents(
         directory=directory,
         nodes=nodes,
         registry=registry,
         api=api,
         persistence=persistence,
-        manifests=ManifestApplier(source, registry, api, tuple(node.name for node in nodes), applied),
-        controllers=ControllerLoop(registry, lab_controllers()),
+        manifests=ManifestApplier(
+            options.source,
+            registry,
+            api,
+            tuple(node.name for node in nodes),
+            persistence.applied if persistence is not None else None,
+        ),
+        controllers=ControllerLoop(registry, lab_controllers()) if remote is None else ExternalControllers(registry),
         heartbeats=NodeHeartbeats(
-            nodes, registry, interval=NODE_GRACE_SECONDS / _HEARTBEATS_PER_GRACE, lease_seconds=int(NODE_GRACE_SECONDS)
+            nodes,
+            registry,
+            interval=grace / _HEARTBEATS_PER_GRACE,
+            lease_seconds=int(grace),
+            kubelet_port=0 if remote is None else KUBELET_PORT,
+            returned=kubelet.refresh,
         ),
         static_pods=StaticPods(nodes, registry),
         node_processes=node_processes,
         events=events,
         pods=pods,
         kubelet=kubelet,
-        api_server=LabApiServer(directory, registry, api, PodAccess(kubelet, pods)),
+        api_server=api_server,
+        kubelet_api=None if remote is None else KubeletServer(access),
     )
+
+
+def _own_objects(persistence: LabPersistence | None) -> tuple[SharedRegistry, ApiHandler]:
+    """Return the objects of the lab's own API server, with those that were kept. Raises LabError."""
+    store = ObjectStore()
+    if persistence is not None:
+        persistence.load(store)
+    registry = SharedRegistry(Registry(lambda: datetime.now(UTC), os.urandom, admit=admission(), store=store))
+    with registry.held() as unlocked:
+        return registry, ApiHandler(unlocked)
 
 
 class LabPersistence:

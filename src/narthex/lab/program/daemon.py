@@ -10,14 +10,18 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 from narthex.lab.program.state import StateDirectory
 
 if TYPE_CHECKING:
     from narthex.lab.program.lab_process import LabProcess
+    from narthex.lab.program.options import LabOptions
+
+Progress = Callable[[str], object]
+_SEPARATOR = b"\x1e"
+"""Ends each sentence about the start; the report follows the last one."""
 
 
 @contextlib.contextmanager
@@ -31,7 +35,10 @@ def block_interrupts() -> Iterator[None]:
 
 
 def start_process(
-    directory: StateDirectory, make: Callable[[], LabProcess], remove: Callable[[StateDirectory], None]
+    directory: StateDirectory,
+    make: Callable[[Progress], LabProcess],
+    remove: Callable[[StateDirectory], None],
+    progress: Progress,
 ) -> bytes:
     """Fork the lab's process and return its report: `ready`, or an error message; empty if it died.
 
@@ -39,6 +46,7 @@ def start_process(
         directory: The lab's files, whose lock the process inherits.
         make: Creates the lab in the new process.
         remove: Removes the lab's remains after an error.
+        progress: Called with sentences that tell how far a long start is.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -57,21 +65,15 @@ def start_process(
     message = b""
     try:
         while part := os.read(reader, 65536):
-            message += part
+            *told, message = (message + part).split(_SEPARATOR)
+            for each in told:
+                progress(each.decode())
         return message
     finally:
         os.close(reader)
 
 
-def create_lab_process(
-    directory: StateDirectory,
-    source: Path,
-    nodes: int,
-    mode: str,
-    overlay: str,
-    pools: Sequence[str],
-    images: Sequence[str],
-) -> LabProcess:
+def create_lab_process(directory: StateDirectory, options: LabOptions, progress: Progress) -> LabProcess:
     """Create a lab in its new process. The fork server is created first, because its preloading takes longest."""
     # Imported after the fork, so that other commands start faster.
     from narthex.lab.containers.container import JOBS
@@ -82,11 +84,14 @@ def create_lab_process(
     from narthex.lab.kubelet.program.images import Images
     from narthex.lab.program.lab_process import LabProcess
 
-    return LabProcess(directory, source, nodes, mode, overlay, pools, Images(images), forks)
+    return LabProcess(directory, options, Images(options.images), forks, progress)
 
 
 def _run_lab(
-    directory: StateDirectory, make: Callable[[], LabProcess], remove: Callable[[StateDirectory], None], writer: int
+    directory: StateDirectory,
+    make: Callable[[Progress], LabProcess],
+    remove: Callable[[StateDirectory], None],
+    writer: int,
 ) -> NoReturn:
     """Detach from the caller, start the lab, report the result, and run until the process is killed."""
     try:
@@ -95,12 +100,12 @@ def _run_lab(
         from narthex.lab.program.node_process import redirect_to_log
 
         redirect_to_log(directory.logs / "lab.log")
-        process = make()
+        # Raises BrokenPipeError if the caller is gone.
+        process = make(lambda text: os.write(writer, text.encode() + _SEPARATOR))
         process.start()
         from narthex.lab.program import control_socket
 
         control_socket.listen(process, directory)
-        # Raises BrokenPipeError if the caller is gone.
         os.write(writer, b"ready")
         os.close(writer)
     except BaseException as error:

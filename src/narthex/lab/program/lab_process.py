@@ -23,7 +23,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -35,21 +34,30 @@ from narthex.lab import cluster, topology
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import ApiRequest, ApiResponse
 from narthex.lab.containers.forks import ForkServer
-from narthex.lab.controllers.namespace_objects import root_ca
+from narthex.lab.controllers.namespace_objects import SERVICE_ACCOUNT, root_ca
+from narthex.lab.controllers.node_lifecycle import NOT_READY
 from narthex.lab.encode import encode
 from narthex.lab.kubelet.program.images import Images
 from narthex.lab.program.components import LabComponents, build_components
+from narthex.lab.program.control_plane import ControlPlane
+from narthex.lab.program.controller_loop import ControllerLoop
 from narthex.lab.program.fault_injector import FaultRequests
 from narthex.lab.program.network import make_network, wire
+from narthex.lab.program.options import LabOptions
 from narthex.lab.program.report import describe_state
 from narthex.lab.program.shared_registry import RegistrySnapshot
 from narthex.lab.program.state import LabError, LabState, StateDirectory
+from narthex.lab.server.certificate import Certificate
+from narthex.lab.server.kubelet import PORT as KUBELET_PORT
+from narthex.lab.server.kubelet import KubeletServer
 from narthex.lab.topology import NONE, LabNode
 from narthex.lb.released import ReleasedAddresses
 from narthex.linux.clock import SystemClock
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.processes import identify_process
 from narthex.model import IPAddressPool, NamespacedName, Problem, Snapshot
 from narthex.model.backoff import Backoff
+from narthex.runtime.http.server import listen_tcp
 from narthex.runtime.reconciler import Reconciler, Throttle
 
 Object = dict[str, Any]
@@ -61,6 +69,9 @@ _THROTTLE = Throttle(share=5.0, least=0.05, longest=60.0)
 _SETTLE_SECONDS = 50.0
 _FIRST_SECONDS = 180.0
 """Enough for a hundred pods on a busy machine."""
+_RETRIED_SECONDS = 10.0
+"""Time for which objects that another control plane refuses are tried again: a pod needs the account of its namespace first."""
+_APPLY_SECONDS = 0.2
 _POLL_SECONDS = 0.01
 _POLL_SHARE = 5.0
 """Time between two polls, as a multiple of the duration of a poll."""
@@ -74,37 +85,31 @@ class LabProcess:
     def __init__(
         self,
         directory: StateDirectory,
-        source: Path,
-        nodes: int,
-        mode: str,
-        overlay: str,
-        pools: Sequence[str],
+        options: LabOptions,
         images: Images,
         forks: ForkServer,
+        progress: Callable[[str], object],
     ) -> None:
         """Create the lab's components.
 
         Args:
             directory: The lab's files. The caller holds its lock.
-            source: Directory of the user's manifests.
-            nodes: Number of nodes.
-            mode: Proxy mode of the nodes.
-            overlay: One of OVERLAYS.
-            pools: Address ranges for load balancers, in addition to the pools among the manifests.
+            options: What the lab is to be.
             images: What images stand for.
             forks: The fork server, which knows the jobs of containers and nodes.
+            progress: Called with sentences that tell how far a long start is.
         """
         prepare_decoders()
-        members = topology.nodes(directory.name, nodes)
-        self.parts: LabComponents = build_components(directory, source, members, mode, overlay, images, forks)
-        self._pools = _pools(pools, members)
+        members = topology.nodes(directory.name, options.nodes)
+        self.parts: LabComponents = build_components(directory, options, members, images, forks, progress)
+        self._pools = _pools(options.pools, members)
         self._snapshot = RegistrySnapshot()
         self._lock = threading.RLock()
         """Guards `state` and the load balancers' addresses."""
         self._reconciler = Reconciler(SystemClock(), throttle=_THROTTLE, backoff=_BACKOFF)
         self._load_balancers = LoadBalancerAddresses(directory.name, members, self.request)
         self._published: LabState | None = None
-        self.state = _initial_state(self.parts, source, mode, overlay, forks)
+        self.state = _initial_state(self.parts, options, forks)
         self.faults = FaultRequests(
             self.parts, lambda: self.state, publish=self.publish, kill_node=self.kill, restart_node=self.restart
         )
@@ -126,12 +131,17 @@ class LabProcess:
         parts.directory.write(self.state)
         self._thread("echo", parts.pods.echo.serve)
         self._thread("containers", parts.pods.containers.watch)
-        self._thread("controllers", parts.controllers.run)
+        if isinstance(parts.controllers, ControllerLoop):
+            self._thread("controllers", parts.controllers.run)
+        if isinstance(parts.api_server, ControlPlane):
+            self._thread("control-plane", parts.api_server.run)
         self._thread("heartbeats", parts.heartbeats.run)
         if self.state.overlay != NONE:
             parts.node_processes.await_overlay()
         parts.node_processes.await_agents()
         parts.kubelet.start()
+        if parts.kubelet_api is not None:
+            self._serve_kubelets(parts.kubelet_api)
         parts.registry.listen(parts.static_pods.wake)
         self._thread("static-pods", parts.static_pods.run)
         self.apply()
@@ -166,6 +176,15 @@ class LabProcess:
         for _ in ManifestSource(self.state.source).changes(threading.Event()):
             self._reconciler.wake()
 
+    def _serve_kubelets(self, server: KubeletServer) -> None:
+        """Let the API server reach the containers of all nodes."""
+        directory = self.parts.directory
+        made = Certificate(directory.certificate.read_text(), directory.key.read_text())
+        context = made.context(directory.control_plane.kubelet_client.read_text())
+        for node in self.parts.nodes:
+            with in_namespace(node.namespace):
+                server.listen(listen_tcp("::", KUBELET_PORT, both_families=True), context)
+
     def _set_state(self, **values: Any) -> None:
         with self._lock:
             self.state = msgspec.structs.replace(self.state, **values)
@@ -175,12 +194,7 @@ class LabProcess:
         with self.parts.registry.held() as registry:
             if persistence is not None:
                 persistence.reset_objects(registry, {node.name for node in self.parts.nodes})
-            for name in cluster.NAMESPACES:
-                _create(registry, "Namespace", cluster.namespace(name))
-            _create(registry, "ServiceCIDR", cluster.service_cidr())
-            for definition in cluster.custom_resource_definitions():
-                _create(registry, "CustomResourceDefinition", definition)
-            for obj in self._system_objects():
+            for obj in (*([] if self.parts.external else self._control_plane_objects()), *self._system_objects()):
                 _create(registry, obj["kind"], obj)
                 if obj["kind"] == "ConfigMap":
                     # Those of an earlier lab have its certificate and mode.
@@ -190,18 +204,38 @@ class LabProcess:
                     registry.create("Namespace", cluster.namespace(pool.namespace))
                 _create(registry, "IPAddressPool.metallb.io", encode(pool))
         self.parts.heartbeats.register()
+        self._await_controllers()
         self.parts.static_pods.register()
         if persistence is not None:
             persistence.follow(self.parts.registry)
+
+    def _await_controllers(self) -> None:
+        """Wait until another control plane accepts pods, and sees that the nodes are ready, so that the first pods spread over them."""
+        deadline = time.monotonic() + _RETRIED_SECONDS
+        while self.parts.external and time.monotonic() < deadline:
+            with self.parts.registry.held() as registry:
+                taints = [each for node in registry.list("Node") for each in node["spec"].get("taints") or ()]
+                account = registry.get("ServiceAccount", "default", SERVICE_ACCOUNT)
+            if account is not None and not any(taint["key"] == NOT_READY for taint in taints):
+                return
+            time.sleep(_APPLY_SECONDS)
+
+    def _control_plane_objects(self) -> list[Object]:
+        """Return what an external control plane has of its own."""
+        return [
+            *map(cluster.namespace, cluster.NAMESPACES),
+            cluster.service_cidr(),
+            *cluster.custom_resource_definitions(),
+            *cluster.api_service(),
+            root_ca(cluster.SYSTEM_NAMESPACE, self.parts.directory.certificate.read_text()),
+        ]
 
     def _system_objects(self) -> list[Object]:
         """Return what clusters have for their own components."""
         parts = self.parts
         proxy: str = yaml.safe_dump(parts.node_processes.proxy_configuration(announce=False), sort_keys=False)
         return [
-            *cluster.api_service(),
             *cluster.dns_service(parts.nodes),
-            root_ca(cluster.SYSTEM_NAMESPACE, parts.directory.certificate.read_text()),
             cluster.config_map("kube-proxy-config", {"config": proxy}),
             cluster.config_map("coredns", {"Corefile": cluster.corefile()}),
         ]
@@ -253,6 +287,10 @@ class LabProcess:
         deadline = time.monotonic() + timeout
         while self.parts.manifests.settling and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
+            self.apply()
+        retried_until = time.monotonic() + _RETRIED_SECONDS if self.parts.external else 0.0
+        while self.parts.manifests.pending and time.monotonic() < min(retried_until, deadline):
+            time.sleep(_APPLY_SECONDS)
             self.apply()
         idle_polls = 0
         # Twice, since the work of one component may create work for another.
@@ -339,6 +377,7 @@ class LabProcess:
                 *self.parts.manifests.problems,
                 *self._load_balancers.problems,
                 *(Problem(message=message) for message in self.parts.controllers.problems),
+                *(Problem(message=message) for message in self.parts.api_server.problems),
             )
             self.state = describe_state(
                 self.state, self.parts, self._read_objects(), problems, self.faults.injector.active
@@ -348,15 +387,15 @@ class LabProcess:
                 self._published = self.state
 
 
-def _initial_state(parts: LabComponents, source: Path, mode: str, overlay: str, forks: ForkServer) -> LabState:
+def _initial_state(parts: LabComponents, options: LabOptions, forks: ForkServer) -> LabState:
     own = identify_process(os.getpid())
     if own is None:
         raise LabError("this process cannot be found in /proc")
     return LabState(
         name=parts.directory.name,
-        mode=mode,
-        overlay=overlay,
-        source=str(source),
+        mode=options.mode,
+        overlay=options.overlay,
+        source=str(options.source),
         since=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         controller=own,
         forks=identify_process(forks.pid),

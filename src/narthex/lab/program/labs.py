@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,7 @@ import msgspec
 from narthex.lab import topology
 from narthex.lab.program import daemon
 from narthex.lab.program.node_client import healthy as is_node_healthy
+from narthex.lab.program.options import LabOptions
 from narthex.lab.program.state import LABS, PROGRAMS, LabError, LabState, StateDirectory, existing, remaining
 from narthex.lab.topology import NONE
 from narthex.linux.namespaces import delete_namespace, namespace_names
@@ -139,6 +140,9 @@ def up(
     *,
     images: Sequence[str] = (),
     keep: bool = False,
+    control_plane: Path | None = None,
+    kube_proxy: Path | None = None,
+    progress: Callable[[str], object] = lambda _: None,
 ) -> StartedLab:
     """Start a lab; return when every node has completed its first sync. After any error or interrupt nothing is left.
 
@@ -151,6 +155,9 @@ def up(
         pools: Address ranges for load balancers.
         images: What images stand for, as PREFIX=PATH.
         keep: Keep the API's objects for the next lab of this name.
+        control_plane: Directory of the programs of an external control plane; None: the lab's own.
+        kube_proxy: A kube-proxy that the nodes run instead of their own proxy.
+        progress: Called with sentences that tell how far a long start is.
 
     Raises:
         LabError: The lab cannot start.
@@ -158,6 +165,12 @@ def up(
     started = time.monotonic()
     _check_machine(mode)
     directory = StateDirectory(name)
+    if control_plane is not None:
+        from narthex.lab.program.control_plane import check_programs
+
+        if keep or directory.kept.is_dir():
+            raise LabError("the objects of an external control plane are not kept: use another --name, without --keep")
+        check_programs(control_plane)
     if source is not None and not source.exists():
         raise LabError(f"there is no directory {str(source)!r} to read manifests from")
     try:
@@ -178,8 +191,19 @@ def up(
             lock, cleared = _acquire_name(directory)
         input_directory = _make_directories(directory, keep=keep)
         manifests = input_directory if source is None else source.resolve()
-        make = partial(daemon.create_lab_process, directory, manifests, nodes, mode, overlay, pools, images)
-        reply = daemon.start_process(directory, make, _remove)
+        options = LabOptions(
+            source=manifests,
+            nodes=nodes,
+            mode=mode,
+            overlay=overlay,
+            pools=pools,
+            images=images,
+            control_plane=control_plane.resolve() if control_plane is not None else None,
+            kube_proxy=kube_proxy.resolve() if kube_proxy is not None else None,
+        )
+        reply = daemon.start_process(
+            directory, partial(daemon.create_lab_process, directory, options), _remove, progress
+        )
     except BaseException:
         if lock is not None:
             os.close(lock)

@@ -20,6 +20,7 @@ from narthex.lab.api.requests import ApiRequest, ApiResponse
 from narthex.lab.cluster import namespace
 from narthex.lab.kubelet.environment import command_line
 from narthex.lab.kubelet.program.images import ECHO, Images
+from narthex.lab.program.remote_registry import RemoteApi
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.model import AnyObject, Delete, NamespacedName, Object, Problem, Synced, Upsert
 from narthex.model.decode.objects import KINDS, Decoded, Identity, decode
@@ -94,7 +95,7 @@ class ManifestApplier:
         self,
         source: Path,
         registry: SharedRegistry,
-        api: ApiHandler,
+        api: ApiHandler | RemoteApi,
         nodes: tuple[str, ...],
         record_file: Path | None = None,
     ) -> None:

@@ -14,6 +14,7 @@ from narthex.lab import cluster, topology
 from narthex.lab.containers.forks import ForkServer
 from narthex.lab.program.node_client import HEALTH_PORT, METRICS_PORT, announcer_status, healthy, synced_since
 from narthex.lab.program.node_process import NodeProcess, NodeStartRequest
+from narthex.lab.program.options import LabOptions
 from narthex.lab.program.state import LabError, NodeRecord, StateDirectory, write_secret
 from narthex.lab.topology import LabNode
 from narthex.proxy.kernel.dataplanes import DATAPLANES
@@ -28,12 +29,12 @@ class NodeProcesses:
     """Starts the node processes and waits for them. Used by one thread."""
 
     def __init__(
-        self, directory: StateDirectory, nodes: tuple[LabNode, ...], mode: str, overlay: str, forks: ForkServer
+        self, directory: StateDirectory, nodes: tuple[LabNode, ...], options: LabOptions, forks: ForkServer
     ) -> None:
         self._directory = directory
         self._nodes = nodes
-        self._mode = mode
-        self._overlay = overlay
+        self._mode = options.mode
+        self._overlay = options.overlay
         self._forks = forks
         self._start_requests: dict[str, NodeStartRequest] = {}
         self._processes: dict[str, NodeProcess] = {}

@@ -28,6 +28,8 @@ class SharedRegistry:
     def __init__(self, registry: Registry) -> None:
         self.lock = threading.RLock()
         self._registry = registry
+        self._holds = threading.local()
+        """How often each thread holds the lock."""
         self._listeners: list[Callable[[], None]] = []
         self._checked_version = registry.version
         self._checked_at = time.time()
@@ -42,15 +44,29 @@ class SharedRegistry:
     def held(self) -> Iterator[Registry]:
         """Hold the lock and yield the registry; notify listeners afterwards if it has changed."""
         with self.lock:
+            self._holds.number = getattr(self._holds, "number", 0) + 1
             before = self._registry.version
             try:
                 yield self._registry
             finally:
+                self._holds.number -= 1
                 changed = self._registry.version != before
                 if changed:
                     self._check_rules()
         if changed:
             self._notify_listeners()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Release the lock for a time, however often this thread holds it, while it waits for another server."""
+        number = getattr(self._holds, "number", 0)
+        for _ in range(number):
+            self.lock.release()
+        try:
+            yield
+        finally:
+            for _ in range(number):
+                self.lock.acquire()
 
     def notify(self) -> None:
         """Notify listeners of a change made by a caller that held the lock without `held`."""

@@ -4,6 +4,7 @@
                          /kubeconfig              for the API on loopback
                          /nodes.kubeconfig        for the API on the lab's network
                          /api/                    the API server's certificate, key, and token
+                         /api/plane/              files of an external control plane: see ControlPlanePaths
                          /pods/UID/               files and logs of a pod (`volumes.py`)
                          /account/NAMESPACE/      service account files of pods
                          /net-conf.json           configuration of the overlay, if there is one
@@ -171,6 +172,23 @@ class NodePaths:
         self.subnet_file = path / "subnet.env"
 
 
+class ControlPlanePaths:
+    """Paths of the files that only an external control plane needs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.etcd = path / "etcd"
+        """Data of etcd."""
+        self.generated = path / "generated"
+        """What the API server generates."""
+        self.tokens = path / "tokens.csv"
+        self.accounts_key = path / "accounts.key"
+        """Signs the tokens of service accounts."""
+        self.kubelet_client = path / "kubelet-client.crt"
+        """The certificate by which kubelets know the API server."""
+        self.kubelet_client_key = path / "kubelet-client.key"
+
+
 class StateDirectory:
     """Paths of a lab's files, and atomic access to its state."""
 
@@ -188,6 +206,7 @@ class StateDirectory:
         self.certificate = self.path / "api" / "ca.crt"
         self.key = self.path / "api" / "tls.key"
         self.token = self.path / "api" / "token"
+        self.control_plane = ControlPlanePaths(self.path / "api" / "plane")
         self.pods = self.path / "pods"
         self.control = self.path / "control.sock"
         self.net_conf = self.path / "net-conf.json"

@@ -22,9 +22,12 @@ class Certificate(msgspec.Struct, frozen=True):
     """The certificate, which is its own authority."""
     key: str
 
-    def context(self) -> ssl.SSLContext:
-        """Return the TLS context of a server."""
+    def context(self, clients: str = "") -> ssl.SSLContext:
+        """Return the TLS context of a server. `clients` is the certificate in PEM that clients must have; empty: any client."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if clients:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(cadata=clients)
         with tempfile.TemporaryDirectory(prefix="narthex-") as folder:
             # The ssl module reads certificates from files only.
             both = Path(folder) / "both.pem"
@@ -34,8 +37,8 @@ class Certificate(msgspec.Struct, frozen=True):
         return context
 
 
-def make(names: Sequence[str]) -> Certificate:
-    """Make a certificate for addresses and names. Raises CommandError."""
+def make(names: Sequence[str], usage: str = "serverAuth") -> Certificate:
+    """Make a certificate for addresses and names. `usage` is its `extendedKeyUsage`. Raises CommandError."""
     listed = ",".join(f"IP:{name}" if _is_address(name) else f"DNS:{name}" for name in names)
     with tempfile.TemporaryDirectory(prefix="narthex-") as folder:
         key, certificate = Path(folder) / "key.pem", Path(folder) / "certificate.pem"
@@ -44,7 +47,7 @@ def make(names: Sequence[str]) -> Certificate:
             f"subjectAltName={listed}",
             "basicConstraints=critical,CA:TRUE",
             "keyUsage=critical,digitalSignature,keyCertSign",
-            "extendedKeyUsage=serverAuth",
+            f"extendedKeyUsage={usage}",
         )
         added = [word for each in extensions for word in ("-addext", each)]
         run(["openssl", *how.split(), "-keyout", str(key), "-out", str(certificate), "-days", str(_DAYS), *added])

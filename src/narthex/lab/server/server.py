@@ -35,7 +35,7 @@ from narthex.runtime.http.server import HttpServer
 
 _MIN_GZIP_BYTES = 128 * 1024
 """Shorter responses are not compressed, as upstream."""
-_LIMITS = HttpLimits(head=1024 * 1024, body=3 * 1024 * 1024)
+LIMITS = HttpLimits(head=1024 * 1024, body=3 * 1024 * 1024)
 _CONNECTIONS = 1 << 16
 _PUBLIC = re.compile(r"/(?:version|healthz|livez|readyz)(?:/.*)?")
 """Paths that need no token, as the role system:public-info-viewer has them."""
@@ -47,7 +47,7 @@ class ApiConnection(HttpConnection):
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Wrap a connection."""
-        super().__init__(reader, writer, _LIMITS)
+        super().__init__(reader, writer, LIMITS)
         self.changed = asyncio.Event()
         """Set when a watch on this connection may have new events."""
 
@@ -171,22 +171,8 @@ class ApiServer:
             if isinstance(reply, ApiResponse):
                 self.answered(request, reply.status)
                 await self._send(connection, request, reply)
-            elif isinstance(reply, LogRequest):
-                await send_logs(connection, self._pods, reply)
-            elif isinstance(reply, ExecRequest):
-                # Only exec needs WebSockets, which take 20 ms to import.
-                from narthex.lab.server.exec import serve_exec
-
-                await serve_exec(connection, self._pods, request, reply)
-                # The connection no longer speaks HTTP.
-                await connection.close()
-                raise ConnectionResetError
-            elif isinstance(reply, PortForwardRequest):
-                from narthex.lab.server.port_forward import serve_port_forward
-
-                await serve_port_forward(connection, self._pods, request, reply)
-                await connection.close()
-                raise ConnectionResetError
+            elif isinstance(reply, LogRequest | ExecRequest | PortForwardRequest):
+                await serve_from_pod(connection, self._pods, request, reply)
             elif isinstance(reply, ProxyRequest):
                 from narthex.lab.server.proxy import serve_proxy
 
@@ -217,7 +203,7 @@ class ApiServer:
         assert isinstance(connection, ApiConnection)
         try:
             while self._serving and (request := await connection.request()) is not None:
-                await self.answer(connection, _api_request(request))
+                await self.answer(connection, api_request(request))
                 if not connection.framing.persistent:
                     await connection.close()
                     return
@@ -266,7 +252,8 @@ class ApiServer:
         await connection.end()
 
 
-def _api_request(request: HttpRequest) -> ApiRequest:
+def api_request(request: HttpRequest) -> ApiRequest:
+    """Return an HTTP request as one of the API."""
     pairs: Sequence[tuple[str, str]] = parse_qsl(request.query, keep_blank_values=True)
     target = f"{request.path}?{request.query}" if request.query else request.path
     return ApiRequest(
@@ -279,6 +266,30 @@ async def _refuse(connection: HttpConnection, fault: StatusError) -> None:
     reply = error_response(fault)
     await connection.respond(reply.status, reply.body, (("Content-Type", reply.content_type), ("Connection", "close")))
     await connection.close()
+
+
+async def serve_from_pod(
+    connection: HttpConnection,
+    pods: PodRuntime | None,
+    request: ApiRequest,
+    reply: LogRequest | ExecRequest | PortForwardRequest,
+) -> None:
+    """Give the response that the pod's node gives. Raises StatusError before anything is sent, ConnectionResetError at the end of streams."""
+    if isinstance(reply, LogRequest):
+        await send_logs(connection, pods, reply)
+        return
+    # Only exec and port-forward need WebSockets, which take 20 ms to import.
+    if isinstance(reply, ExecRequest):
+        from narthex.lab.server.exec import serve_exec
+
+        await serve_exec(connection, pods, request, reply)
+    else:
+        from narthex.lab.server.port_forward import serve_port_forward
+
+        await serve_port_forward(connection, pods, request, reply)
+    # The connection no longer speaks HTTP.
+    await connection.close()
+    raise ConnectionResetError
 
 
 async def send_logs(connection: HttpConnection, pods: PodRuntime | None, options: LogRequest) -> None:

@@ -49,9 +49,9 @@ class EventRecorder:
         new_name = f"{pod['metadata']['name'][:230]}.{time.time_ns():x}"
         name = self._names.setdefault((uid_of(pod), reason, message), new_name)
         now = stamp(datetime.fromtimestamp(moment, UTC))
-        held = registry.get("Event", key_of(pod).namespace, name)
         # A write fails if the namespace is terminating or the Event has just expired.
         with contextlib.suppress(StatusError):
+            held = registry.get("Event", key_of(pod).namespace, name) if name != new_name else None
             if held is not None:
                 registry.update("Event", {**held, "count": int(held.get("count") or 1) + 1, "lastTimestamp": now})
             else:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,32 @@ class NodeHeartbeats:
     """Renews the Leases of all nodes. `run` belongs to one thread."""
 
     def __init__(
-        self, nodes: Iterable[LabNode], registry: SharedRegistry, *, interval: float, lease_seconds: int
+        self,
+        nodes: Iterable[LabNode],
+        registry: SharedRegistry,
+        *,
+        interval: float,
+        lease_seconds: int,
+        kubelet_port: int = 0,
+        returned: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """Prepare the heartbeats. `interval` is in seconds; `lease_seconds` is the duration in the Leases."""
+        """Prepare the heartbeats.
+
+        Args:
+            nodes: The nodes.
+            registry: Where they are registered.
+            interval: Seconds between two renewals.
+            lease_seconds: The duration in the Leases.
+            kubelet_port: Port of the kubelets' API; 0: they have none.
+            returned: Called with a node that was taken for dead by mistake.
+        """
         self._nodes = {node.name: node for node in nodes}
         self._registry = registry
         self._interval = interval
         self._lease_seconds = lease_seconds
         self._machine = _machine()
+        self._kubelet_port = kubelet_port
+        self._returned = returned
         self._stopped: set[str] = set()
         self._cut_off: frozenset[str] = frozenset()
 
@@ -81,14 +99,20 @@ class NodeHeartbeats:
         with self._registry.held() as registry:
             for node in self._nodes.values():
                 if registry.get("Node", "", node.name) is None:
-                    registry.create("Node", _node(node, self._machine))
-                self._post_status(registry, node)
+                    status = self._status(node, {}, registry.stamp())
+                    registry.create("Node", {**_node(node, self._machine), "status": status})
+                else:
+                    self._post_status(registry, node)
         self._renew()
 
     def _post_status(self, registry: Registry, node: LabNode) -> None:
         held = registry.get("Node", "", node.name) or {}
-        status = _status(node, self._machine, held.get("status") or {}, registry.stamp())
+        status = self._status(node, held.get("status") or {}, registry.stamp())
         registry.update("Node", {**held, "status": status}, subresource="status")
+
+    def _status(self, node: LabNode, before: Mapping[str, Any], now: str) -> Object:
+        endpoints = {"kubeletEndpoint": {"Port": self._kubelet_port}}
+        return {**_status(node, self._machine, before, now), "daemonEndpoints": endpoints}
 
     def stop(self, node: str) -> None:
         """End the heartbeats of a dead node."""
@@ -110,14 +134,23 @@ class NodeHeartbeats:
 
     def _renew(self) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        with contextlib.suppress(StatusError), self._registry.held() as registry:
-            for name in self._nodes.keys() - self._stopped - self._cut_off:
+        for name in self._nodes.keys() - self._stopped - self._cut_off:
+            with contextlib.suppress(StatusError), self._registry.held() as registry:
+                node = registry.get("Node", "", name)
+                if node is not None and _is_unknown(node):
+                    self._post_status(registry, self._nodes[name])
+                    self._returned(name)
                 lease = _lease(name, self._lease_seconds, now)
                 held = registry.get("Lease", LEASES, name)
                 if held is None:
                     registry.create("Lease", lease)
                 else:
                     registry.update("Lease", {**held, "spec": {**held.get("spec", {}), **lease["spec"]}})
+
+
+def _is_unknown(node: Object) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == "Ready" and each.get("status") == "Unknown" for each in conditions)
 
 
 def _node(lab_node: LabNode, machine: Mapping[str, str]) -> Object:
@@ -151,7 +184,6 @@ def _status(lab_node: LabNode, machine: Mapping[str, str], before: Mapping[str, 
                 for kind, state, reason, words in _CONDITIONS
             ),
         ],
-        "daemonEndpoints": {"kubeletEndpoint": {"Port": 0}},
         "nodeInfo": {
             **{name: machine[name] for name in _NODE_INFO},
             "containerRuntimeVersion": f"narthex://{machine['version']}",

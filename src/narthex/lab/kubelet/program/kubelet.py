@@ -56,6 +56,12 @@ class Kubelet:
                     if run.container is not None:
                         run.container.signal(9)
 
+    def refresh(self, node: str) -> None:
+        """Write the status of all pods of a node that differs from the API's."""
+        for lifecycle in self.pods():
+            if lifecycle.pod["spec"].get("nodeName") == node:
+                self._workers[node].post(lifecycle.write_status)
+
     def crash(self, key: ObjectKey) -> bool:
         """Kill a pod's containers; return False if no running node has the pod."""
         lifecycle = self.pod(key)

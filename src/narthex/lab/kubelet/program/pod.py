@@ -6,7 +6,6 @@ and is written to the API as the pod's status.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import signal
 import time
@@ -32,6 +31,8 @@ from narthex.lab.topology import LabNode
 from narthex.linux.links import LinkError
 
 _RETRY_SECONDS = 1.0
+_SERVER_ERRORS = 500
+"""From this status on, the API server may answer otherwise later."""
 _DRAIN_POLL_SECONDS = 0.05
 _GRACE_SECONDS = 30
 _DRAIN_SECONDS = 10.0
@@ -349,23 +350,35 @@ class PodLifecycle:
                 # The plugins release leftovers later: the namespace is gone.
                 self._record_event("FailedKillPod", f"error killing pod: {error}", warning=True)
         self._deps.files.remove(self.pod)
-        with contextlib.suppress(StatusError), self._deps.registry.held() as registry:
-            held = registry.get("Pod", *self.key)
-            if held is not None and uid_of(held) == self.uid:
-                registry.delete("Pod", *self.key, grace=0)
+        self._confirm_deletion()
+
+    def _confirm_deletion(self) -> None:
+        """Delete the pod object, which its node no longer needs; try again while the API server fails."""
+        try:
+            with self._deps.registry.held() as registry:
+                held = registry.get("Pod", *self.key)
+                if held is not None and uid_of(held) == self.uid:
+                    registry.delete("Pod", *self.key, grace=0, preconditions={"uid": self.uid})
+        except StatusError as error:
+            if error.code >= _SERVER_ERRORS:
+                self._worker.after(_RETRY_SECONDS, self._confirm_deletion)
 
     def write_status(self) -> None:
         """Write the status to the API if it has changed."""
         if self.finished:
             return
-        with contextlib.suppress(StatusError), self._deps.registry.held() as registry:
-            held = registry.get("Pod", *self.key)
-            if held is None or uid_of(held) != self.uid:
-                return
-            made = status(held, self.facts, _timestamp())
-            self.pod = {**self.pod, "status": made}
-            if made != held.get("status"):
-                registry.update("Pod", {**held, "status": made}, subresource="status")
+        try:
+            with self._deps.registry.held() as registry:
+                held = registry.get("Pod", *self.key)
+                if held is None or uid_of(held) != self.uid:
+                    return
+                made = status(held, self.facts, _timestamp())
+                self.pod = {**self.pod, "status": made}
+                if made != held.get("status"):
+                    registry.update("Pod", {**held, "status": made}, subresource="status")
+        except StatusError as error:
+            if error.code >= _SERVER_ERRORS:
+                self._worker.after(_RETRY_SECONDS, self.write_status)
 
 
 def _pre_stop_seconds(spec: Mapping[str, Any], grace: float) -> float:

@@ -11,22 +11,30 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from narthex.lab.api.errors import StatusError
 from narthex.lab.containers.root import BindMount
-from narthex.lab.kubelet.environment import ContainerConfigError, hostname, hosts, resolver
+from narthex.lab.kubelet.environment import ContainerConfigError, field_value, hostname, hosts, resolver
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import StateDirectory
 
 _ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
 
+CreateToken = Callable[[str, str, Mapping[str, Any], Mapping[str, Any]], str]
+"""Returns a token of a service account: namespace, name of the account, pod, `serviceAccountToken`. Raises StatusError."""
+
 
 class PodFiles:
     """Creates and removes pod files. Different pods may be handled in parallel."""
 
-    def __init__(self, directory: StateDirectory, registry: SharedRegistry) -> None:
+    def __init__(
+        self, directory: StateDirectory, registry: SharedRegistry, create_token: CreateToken | None = None
+    ) -> None:
+        """Without `create_token`, each pod has the token of the lab's own API server."""
+        self._create_token = create_token
         self._pods = directory.path / "pods"
         self._accounts = directory.path / "account"
         self._certificate = directory.certificate
@@ -85,7 +93,8 @@ class PodFiles:
             yield BindMount(str(directory / "hosts"), "/etc/hosts")
             if Path("/etc/hostname").exists():
                 yield BindMount(str(directory / "hostname"), "/etc/hostname")
-        if pod["spec"].get("automountServiceAccountToken", True):
+        # Another API server adds a projected volume to the pods that are to have a token.
+        if self._create_token is None and pod["spec"].get("automountServiceAccountToken", True):
             yield BindMount(str(self._account(pod["metadata"]["namespace"])), _ACCOUNT, True)
         volumes = {each["name"]: each for each in pod["spec"].get("volumes") or ()}
         for mount in container.get("volumeMounts") or ():
@@ -115,9 +124,36 @@ class PodFiles:
         for field, kind, name_field in (("configMap", "ConfigMap", "name"), ("secret", "Secret", "secretName")):
             if field in volume:
                 return self._object_files(pod, volume[field], kind, str(volume[field].get(name_field) or ""))
+        if "projected" in volume:
+            sources = volume["projected"].get("sources") or ()
+            return {path: data for each in sources for path, data in self._projected(pod, each).items()}
         if "emptyDir" in volume or set(volume) <= {"name"}:
             return {}
         raise ContainerConfigError(f'MountVolume.SetUp failed for volume "{volume["name"]}": a lab has no such volumes')
+
+    def _projected(self, pod: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, bytes]:
+        """Return the files of one source of a projected volume."""
+        for field, kind in (("configMap", "ConfigMap"), ("secret", "Secret")):
+            if field in source:
+                return self._object_files(pod, source[field], kind, str(source[field].get("name") or ""))
+        if "downwardAPI" in source:
+            items = source["downwardAPI"].get("items") or ()
+            fields = ((each["path"], each["fieldRef"]["fieldPath"]) for each in items if "fieldRef" in each)
+            return {path: field_value(pod, field).encode() for path, field in fields if _is_inside(path)}
+        token = source.get("serviceAccountToken")
+        if token is None or not _is_inside(str(token["path"])):
+            raise ContainerConfigError(f"MountVolume.SetUp failed for volume: a lab has no source {'/'.join(source)}")
+        return {str(token["path"]): self._token_for(pod, token).encode()}
+
+    def _token_for(self, pod: Mapping[str, Any], source: Mapping[str, Any]) -> str:
+        if self._create_token is None:
+            return self._token.read_text()
+        meta, account = pod["metadata"], str(pod["spec"].get("serviceAccountName") or "default")
+        try:
+            return self._create_token(meta["namespace"], account, pod, source)
+        except StatusError as error:
+            why = f"failed to fetch token: {error}"
+            raise ContainerConfigError(f"MountVolume.SetUp failed for volume: {why}") from error
 
     def _object_files(
         self, pod: Mapping[str, Any], source: Mapping[str, Any], kind: str, name: str
@@ -133,7 +169,11 @@ class PodFiles:
         if source.get("items"):
             data = {str(item["path"]): data[item["key"]] for item in source["items"] if item["key"] in data}
         # Reject paths that would lead outside of the volume.
-        return {path: value for path, value in data.items() if "/" not in path and path not in ("", ".", "..")}
+        return {path: value for path, value in data.items() if _is_inside(path)}
+
+
+def _is_inside(path: str) -> bool:
+    return "/" not in path and path not in ("", ".", "..")
 
 
 def _volume_mount(volume: Mapping[str, Any], mount: Mapping[str, Any], directory: Path) -> BindMount:
