@@ -186,7 +186,7 @@ class ControlPlane:
     def _await(self, name: str) -> None:
         """Wait until a program and those before it are ready. Raises LabError if one ends or takes too long."""
         begun = time.monotonic()
-        told = begun
+        reported = begun
         context = ssl._create_unverified_context()
         while True:
             for other, program in self._running.items():
@@ -198,9 +198,9 @@ class ControlPlane:
             now = time.monotonic()
             if now > begun + _READY_SECONDS:
                 raise LabError(f"{name} is not ready after {_READY_SECONDS:.0f} s:\n{self._last_lines(name)}")
-            if now > told + _PROGRESS_SECONDS:
+            if now > reported + _PROGRESS_SECONDS:
                 self._progress(f"{name} is not ready yet, after {now - begun:.0f} s")
-                told = now
+                reported = now
             time.sleep(_POLL_SECONDS)
 
     def _last_lines(self, name: str) -> str:

@@ -65,8 +65,8 @@ def start_process(
     message = b""
     try:
         while part := os.read(reader, 65536):
-            *told, message = (message + part).split(_SEPARATOR)
-            for each in told:
+            *reported, message = (message + part).split(_SEPARATOR)
+            for each in reported:
                 progress(each.decode())
         return message
     finally:

@@ -1,6 +1,6 @@
 """The objects of an external API server, in the form of the lab's own Registry.
 
-Kubelets, static pods, and manifests use a Registry, whoever holds the objects. Here reads come from a copy that follows the server
+Kubelets, static pods, and manifests use a Registry, wherever the objects are. Here reads come from a copy that follows the server
 (`kube/source.py`), and writes are requests. A write returns once the copy has it, so that a caller reads what it has written.
 """
 
