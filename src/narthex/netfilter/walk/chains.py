@@ -175,6 +175,8 @@ class ChainWalk:
                 continue
             if kind is ast.Assumed:
                 omission = expression.text  # type: ignore[union-attr]
+                if position == len(expressions) - 1 and not doubt:
+                    branch.suppose(omission)
                 continue
             if kind is ast.RandomMatch or kind is ast.EveryNth:
                 hit = branch.take(_probability(expression))

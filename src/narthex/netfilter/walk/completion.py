@@ -38,6 +38,8 @@ class CompletedTable(NamedTuple):
     """The number of rules that were put before those of the text, by chain."""
     lost: Callable[[], str] = str
     """Returns the sign that lines of the text are missing, or ""."""
+    signs: LossSigns | None = None
+    """The structure of the text; None for a table that is not of kube-proxy."""
 
 
 def complete(table: ast.Table) -> CompletedTable:
@@ -79,15 +81,15 @@ class _Completion:
         for name, rules in self._contents.items():
             if name not in self._table.chains and self._has_maps(rules):
                 text = f"chain {name} of {self._words} is not in the input; it is taken to be as kube-proxy writes it"
-                self._made[name] = ast.Chain(name=name, rules=tuple(_assumed(text, *rule) for rule in rules))
+                self._made[name] = ast.Chain(name=name, rules=self._standard(text, rules))
         if (
             self._table.name == "nat"
             and "KUBE-NODEPORTS" in self._table.chains
             and "KUBE-SERVICES" not in self._table.chains
         ):
             text = f"chain KUBE-SERVICES of {self._words} is not in the input; it is taken to have no rule but the last, which calls KUBE-NODEPORTS"
-            last = _assumed(text, ast.IsLocal(ast.Field.DADDR), ast.Jump("KUBE-NODEPORTS"))
-            self._made["KUBE-SERVICES"] = ast.Chain(name="KUBE-SERVICES", rules=(last,))
+            last = ast.Rule((ast.IsLocal(ast.Field.DADDR), ast.Jump("KUBE-NODEPORTS")))
+            self._made["KUBE-SERVICES"] = ast.Chain(name="KUBE-SERVICES", rules=(_assumed(text), last))
         for jump in self._jumps:
             self._complete_jump(jump)
         names = (*self._table.chains, *(name for name in self._made if name not in self._table.chains))
@@ -98,7 +100,14 @@ class _Completion:
             msgspec.structs.replace(self._table, chains=chains),
             self._shifts,
             lambda: self._lacks_jump or self._signs.lost,
+            self._signs,
         )
+
+    def _standard(self, text: str, rules: tuple[tuple[ast.Expression, ...], ...]) -> tuple[ast.Rule, ...]:
+        """Return what kube-proxy writes into a chain. Whatever passes it assumes that, also if no rule matches."""
+        sets = self._table.sets
+        kept = (rule for rule in rules if all(each.name in sets for each in rule if isinstance(each, ast.InSet)))
+        return (_assumed(text), *map(ast.Rule, kept))
 
     def _has_maps(self, rules: tuple[tuple[ast.Expression, ...], ...]) -> bool:
         return maps_of(rules[:1]) <= set(self._table.sets)
@@ -171,6 +180,9 @@ class _Completion:
             )
             priority = priority_number(NFT_PRIORITIES.get(jump.target, "filter").split())
             hook = ast.Hook(type="nat" if nat else "filter", hook=jump.hook, priority=priority)
+            if name in self._table.chains:
+                # The text's chain of this name has another hook.
+                name += "-2"
         held = self._made.get(name)
         rules = (*held.rules, rule) if held is not None else (rule,)
         self._made[name] = ast.Chain(name=name, rules=rules, hook=hook)
@@ -183,8 +195,13 @@ class _Completion:
         rules = self._contents.get(name)
         if rules is not None and not chain.rules:
             text = f"chain {name} of {self._words} has no rule in the input; it is taken to be as kube-proxy writes it"
-            return msgspec.structs.replace(chain, rules=tuple(_assumed(text, *rule) for rule in rules))
-        before = [*self._before.get(name, ()), *self._contradictions(chain), *self._signs.lost_dispatch(chain)]
+            return msgspec.structs.replace(chain, rules=self._standard(text, rules))
+        before = [
+            *self._before.get(name, ()),
+            *self._contradictions(chain),
+            *self._signs.lost_dispatch(chain),
+            *self._signs.doubtful(chain),
+        ]
         after = [*self._node_ports(chain)]
         if not before and not after:
             return chain

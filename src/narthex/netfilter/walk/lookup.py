@@ -11,6 +11,7 @@ from narthex.netfilter.ast import Atom, Chain, Compare, ElementData, ElementKey,
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.lazy import base_chains
 from narthex.netfilter.walk.completion import complete
+from narthex.netfilter.walk.losses import LossSigns
 
 _NAT_PRIORITY = {"prerouting": -100, "output": -100, "postrouting": 100, "input": 100}
 """The kernel runs all nat chains of a hook at one fixed priority. Their own priorities only order them among each other
@@ -206,6 +207,7 @@ class RulesetIndex:
         self.copied = ruleset.copied
         self._shifts: dict[int, Mapping[str, int]] = {}
         self._lost: dict[str, Callable[[], str]] = {}
+        self._signs: list[LossSigns] = []
         tables = [
             self._completed(table) if ruleset.copied else table
             for table in ruleset.tables
@@ -222,12 +224,21 @@ class RulesetIndex:
         completed = complete(table)
         self._shifts[id(completed.table)] = completed.shifts
         self._lost[table.name] = completed.lost
+        if completed.signs is not None:
+            self._signs.append(completed.signs)
         return completed.table
 
     @cached_property
     def lost(self) -> Mapping[str, str]:
         """The signs that lines are missing from a copied text, by table."""
         return {name: lost() for name, lost in self._lost.items()}
+
+    def may_lack(self, address: str) -> bool:
+        """Return True for an address for which kube-proxy's rules could have one that a copied text lacks, though nothing shows it.
+
+        They have none for endpoints and pods.
+        """
+        return bool(self._signs) and not any(signs.is_endpoint(address) for signs in self._signs)
 
     def shift(self, table: Table, chain: str) -> int:
         """Return the number of rules that complete a chain in front of those of its text."""

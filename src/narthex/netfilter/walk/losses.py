@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property
 
-from narthex.model import IPFamily
+from narthex.model import IPFamily, contains
 from narthex.netfilter import ast
 from narthex.netfilter.walk.structure import (
     CLUSTER_IPS,
     DISPATCH,
     KUBE_PROXY_TABLE,
+    MASQUERADE_BIT,
     NARTHEX,
     NFT_CHAINS,
+    NFT_JUMPS,
     SERVICE_CHAINS,
     SERVICE_IPS,
     XTABLES_JUMPS,
@@ -106,6 +108,22 @@ class LossSigns:
                     text = f"the rule that marks packets for this address and port is missing: {_MISSING}"
                 yield ast.Rule((*frontend, ast.RuleGap(text)))
 
+    def doubtful(self, chain: ast.Chain) -> Iterator[ast.Rule]:
+        """Yield what a packet in a Service's chain assumes where the text is as one with a missing line, but can be whole."""
+        if not is_service_chain(chain.name):
+            return
+        if chain.name.startswith(_OF_CLUSTER_IPS) and not self._cluster_ip_marks:
+            text = f"kube-proxy masquerades no packet for a cluster IP: no rule of {self._words} marks one"
+            yield ast.Rule((ast.MarkIs(0, MASQUERADE_BIT), ast.Assumed(text)))
+        if chain.name.startswith(_EXTERNAL) and not self._knows_pods and _local_rules(chain)[1:] == [True, True]:
+            text = f"kube-proxy does not tell pods from other senders: no rule of {self._words} does"
+            yield ast.Rule((ast.Assumed(text),))
+        local = self._chains.get(chain.name.replace("KUBE-SVC-", "KUBE-SVL-"))
+        if local is not None and local.name != chain.name:
+            for target in sorted(set(local.targets) - set(chain.targets)):
+                text = f"chain {chain.name} of {self._words} sends nothing to {target}, unlike {local.name}"
+                yield ast.Rule((ast.Assumed(text),))
+
     @cached_property
     def _names(self) -> list[str]:
         """The chains of Services and endpoints; none if they are too many."""
@@ -146,6 +164,15 @@ class LossSigns:
         found = (each.values for each in self._sender_matches() if each.field is ast.Field.SADDR)
         return frozenset(str(value) for values in found for value in values)
 
+    def is_endpoint(self, address: str) -> bool:
+        """Return True for an endpoint of a Service, and for an address in a network of pods."""
+        return address in self._endpoints or any(contains(each, address) for each in self.pod_networks())
+
+    @cached_property
+    def _endpoints(self) -> frozenset[str]:
+        rules = (rule for name in self._names for rule in self._chains[name].rules)
+        return frozenset(each.address for rule in rules for each in rule.expressions if isinstance(each, ast.Dnat))
+
     @cached_property
     def _marks_no_cluster_ip(self) -> bool:
         """Whether rules of policy Local know pods, and no rule masquerades what others send to a cluster IP."""
@@ -159,11 +186,9 @@ class LossSigns:
             return ""
         if not any(map(_marks, chain.rules)):
             return "has no rule that marks what is to be masqueraded"
-        comments = [rule.comment.lower() for rule in chain.rules]
-        found = [any(word in comment for comment in comments for word in words.split("|")) for words in _LOCAL_RULES]
+        of_pods, marks, routes = found = _local_rules(chain)
         if not any(found):
             return ""
-        of_pods, marks, routes = found
         if not (marks and routes):
             return "lacks a rule for packets of the node itself"
         return "lacks the rule for packets of pods" if self._knows_pods and not of_pods else ""
@@ -205,7 +230,15 @@ class LossSigns:
             return ""
         known = {key[0] for each in maps for key in each.elements}
         lost = next((key[0] for key in held.elements if key[0] not in known), None)
-        return f"the maps of {self._words} lack the cluster IP {lost}: {_MISSING}" if lost is not None else ""
+        if lost is not None:
+            return f"the maps of {self._words} lack the cluster IP {lost}: {_MISSING}"
+        of_clusters = (
+            key[0]
+            for key, data in maps[0].elements.items()
+            if isinstance(data, (ast.Goto, ast.Jump)) and data.chain.startswith(_OF_CLUSTER_IPS)
+        )
+        lost = next((address for address in of_clusters if (address,) not in held.elements), None)
+        return f"the set {CLUSTER_IPS} of {self._words} lacks {lost}: {_MISSING}" if lost is not None else ""
 
 
 _Frontend = tuple[ast.Compare, ...]
@@ -224,6 +257,12 @@ def exact_destinations(rule: ast.Rule) -> Iterator[str]:
             yield from (
                 address for value in each.values if "-" not in (address := _single(str(value))) and "/" not in address
             )
+
+
+def _local_rules(chain: ast.Chain) -> list[bool]:
+    """Return for each of `_LOCAL_RULES` whether the chain has it."""
+    comments = [rule.comment.lower() for rule in chain.rules]
+    return [any(word in comment for comment in comments for word in words.split("|")) for words in _LOCAL_RULES]
 
 
 def _single(value: str) -> str:
@@ -321,17 +360,33 @@ def maps_of(rules: Iterable[tuple[ast.Expression, ...]]) -> set[str]:
     return {each.map for rule in rules for each in rule if isinstance(each, ast.VerdictMap)}
 
 
+_CHECKS = ("firewall-check", "service-endpoints-check", "nodeport-endpoints-check")
+"""Chains of which each rule looks up a map."""
+_HAIRPINS = "hairpin-connections"
 _SPREADS = (ast.RandomGoto, ast.RandomMap, ast.VerdictMap, ast.InlineVerdictMap)
+
+
+def _asks(rule: ast.Rule, name: str) -> bool:
+    return any(isinstance(each, ast.InSet) and each.name == name for each in rule.expressions)
 
 
 def _nft_flaw(chain: ast.Chain, maps: set[str]) -> str:
     if chain.name == "masquerading":
+        if _HAIRPINS in maps and not any(_asks(rule, _HAIRPINS) for rule in chain.rules):
+            return f"does not look up the set {_HAIRPINS}"
         return _postrouting_flaw(chain)
+    if chain.hook is not None:
+        known = {jump.target for jump in NFT_JUMPS if jump.hook == chain.hook.hook}
+        return "" if set(chain.targets) <= known else "has a rule of another chain"
+    if chain.name in _CHECKS and any(not maps_of([rule.expressions]) for rule in chain.rules):
+        return "has a rule of another chain"
     lacks = maps & maps_of(NFT_CHAINS.get(chain.name, ())) - maps_of(rule.expressions for rule in chain.rules)
     if lacks:
         return f"does not look up the map {min(lacks)}"
     if chain.name.startswith("endpoint-") and not _has(chain, ast.Dnat):
         return "has no rule that rewrites the destination"
+    if chain.name.startswith("firewall-") and "/" in chain.name and not _has(chain, ast.DropPacket):
+        return "has no rule that drops what the source ranges leave out"
     if chain.name.startswith("external-") and not any("/" in target for target in chain.targets):
         return "has no rule that sends to the Service"
     if chain.name.startswith(("service-", "local-")) and not _has(chain, *_SPREADS):

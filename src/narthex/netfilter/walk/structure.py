@@ -81,6 +81,7 @@ NFT_PRIORITIES = {"firewall-check": "dstnat - 10", "services": "dstnat", "masque
 
 NEW = ast.CtState(("new",))
 _FRONTEND: ast.Key = (ast.Field.DADDR, ast.Field.L4PROTO, ast.Field.DPORT)
+_HAIRPIN: ast.Key = (ast.Field.SADDR, *_FRONTEND)
 _PORT: ast.Key = (ast.Field.L4PROTO, ast.Field.DPORT)
 _MARKED = ast.MarkIs(MASQUERADE_BIT, MASQUERADE_BIT)
 XTABLES_CHAINS: dict[str, tuple[tuple[ast.Expression, ...], ...]] = {
@@ -91,7 +92,10 @@ XTABLES_CHAINS: dict[str, tuple[tuple[ast.Expression, ...], ...]] = {
 """Chains whose content is the same on every node."""
 NFT_CHAINS: dict[str, tuple[tuple[ast.Expression, ...], ...]] = {
     "mark-for-masquerade": ((ast.MarkOr(MASQUERADE_BIT),),),
-    "masquerading": ((_MARKED, ast.MarkXor(MASQUERADE_BIT), ast.Masquerade()),),
+    "masquerading": (
+        (_MARKED, ast.MarkXor(MASQUERADE_BIT), ast.Masquerade()),
+        (ast.CtStatus(("dnat",)), ast.InSet(_HAIRPIN, "hairpin-connections"), ast.Masquerade()),
+    ),
     "reject-chain": ((ast.RejectPacket(),),),
     "firewall-check": ((ast.VerdictMap(_FRONTEND, "firewall-ips"),),),
     "service-endpoints-check": ((ast.VerdictMap(_FRONTEND, "no-endpoint-services"),),),

@@ -15,7 +15,7 @@ from fractions import Fraction
 
 import msgspec
 
-from narthex.model import Disposition, Host, Memory, Outcome, Packet, Trace, WalkNearMiss, family_of
+from narthex.model import Disposition, Host, Memory, Outcome, Packet, Trace, WalkNearMiss, family_of, join_port
 from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.walk.chains import ChainWalk
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT, IpvsStage
@@ -82,9 +82,10 @@ class HookWalk:
             self._matcher, StatementExecutor(self._matcher, self._index, name_of), self._index, explained
         )
         self._ipvs = IpvsStage(objects, self._matcher, name_of)
+        self._is_new = state == "new"
         self._absent = (
             absent_parts(ruleset, self._matcher.family, self._index.lost, bool(objects.servers))
-            if state == "new"
+            if self._is_new
             else ("", "")
         )
 
@@ -184,7 +185,8 @@ class HookWalk:
     def is_unsure(self, branch: Branch, disposition: Disposition) -> bool:
         """Return True for an end that rules which the input lacks could prevent.
 
-        A rule of the input that refuses the packet shows the end, unless other rules of its table may be missing.
+        A rule of the input that refuses the packet shows the end, unless other rules of its table may be missing. That no rule
+        rewrites the packet shows its end only if no line is missing: where nothing shows that one is, the end assumes it.
         """
         last = branch.last_step()
         if (
@@ -195,9 +197,17 @@ class HookWalk:
             and not (branch.stranded or self._absent[0])
         ):
             branch.unsure = branch.unsure or _DROPPED_UNSENT
-        if not branch.unsure or branch.sent or disposition is Disposition.UNSUPPORTED:
+        if branch.stranded and last is not None and last.chain == CLUSTER_IPS_CHECK:
+            branch.unsure = branch.unsure or branch.stranded
+        if branch.sent or disposition is Disposition.UNSUPPORTED:
             return False
         refused = disposition in (Disposition.DROPPED, Disposition.REJECTED)
+        if not branch.unsure:
+            # What a Service's chain has not sent on is refused because of what no rule of that chain matches.
+            if self._is_new and (branch.stranded or not refused) and self._index.may_lack(branch.daddr):
+                to = join_port(branch.daddr, branch.dport) if branch.dport else branch.daddr
+                branch.suppose(f"no rule for {to} is missing from the input")
+            return False
         if last is not None and (last.chain == CLUSTER_IPS_CHECK or branch.unsure == _DROPPED_UNSENT):
             return True
         if refused and last is not None and (not self._absent[1] or is_proxy_chain(last.table, last.chain)):

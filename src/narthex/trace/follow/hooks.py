@@ -172,12 +172,20 @@ class NodeHooks:
         near: Near | None = None,
     ) -> tuple[PartialPath, PathEnd]:
         extended = self._extended(path, branch, before, place, near)
-        if self._walk.is_unsure(branch, end.disposition):
-            return extended, unsure_end(self._view.node, branch, FATES[end.disposition])
+        unsure = self.unsure_end(branch, end.disposition)
+        if unsure is not None:
+            return extended, unsure
         last = extended.steps[-1] if extended.steps else None
         why = f" ({last.why})" if last is not None and last.why else ""
         reason = end.note or _REASONS.get(end.disposition, "") + why
         return extended, PathEnd(fate=FATES[end.disposition], node=self._view.node, reason=reason)
+
+    def unsure_end(self, branch: Branch, disposition: Disposition) -> PathEnd | None:
+        """Return the end of a packet on which a rule that the input lacks may act; `disposition` is its end otherwise."""
+        if not self._walk.is_unsure(branch, disposition):
+            return None
+        may = (PossibleEnd(when="no rule that is missing acts on it", fate=FATES[disposition]),)
+        return PathEnd(fate=Fate.UNKNOWN, node=self._view.node, reason=branch.unsure, may=may)
 
     def _extended(
         self, path: PartialPath, branch: Branch, before: Header, place: HookPoint, near: Near | None = None
@@ -200,12 +208,6 @@ class NodeHooks:
         place, rule = self._place(met.table, met.chain, met.rule, met.what)
         view = self._view
         return rule_step(met, view.node, before, namespace=view.namespace, rule=rule, place=place)
-
-
-def unsure_end(node: str, branch: Branch, fate: Fate) -> PathEnd:
-    """Return the end of a packet on which a rule that the input lacks may act; `fate` is its end otherwise."""
-    may = (PossibleEnd(when="no rule that is missing acts on it", fate=fate),)
-    return PathEnd(fate=Fate.UNKNOWN, node=node, reason=branch.unsure, may=may)
 
 
 def _without_repetition(paths: list[PartialPath]) -> list[PartialPath]:

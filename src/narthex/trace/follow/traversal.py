@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from narthex.model import Host, IPFamily, Protocol, contains, family_of, join_port, network
+from narthex.model import Disposition, Host, IPFamily, Protocol, contains, family_of, join_port, network
 from narthex.netfilter.dump.dump import GapKind
 from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT
 from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange
 from narthex.netfilter.walk.walk import HookPoint
 from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption
-from narthex.trace.follow.hooks import NodeHooks, PartialPath, Steps, unsure_end
+from narthex.trace.follow.hooks import NodeHooks, PartialPath, Steps
 from narthex.trace.follow.routing import RouteDecision, RouteQuery, check_source, forwards, localnet, look_up
 from narthex.trace.follow.views import NextHop, NodeView, TrackedConnection
 from narthex.trace.model import Fate, Header, PathEnd, PathStep, Stage
@@ -252,8 +252,9 @@ class NodeTraversal:
             one = self._undo_source(one)
             header = self._hooks.header(one, iif=iif)
             step = msgspec.structs.replace(self._step(Stage.DELIVERY, f"to a process of {self._who}"), before=header)
-            if one.branch.unsure and not one.branch.sent:
-                self._put(one.then(step), header, unsure_end(self._view.node, one.branch, Fate.DELIVERED))
+            unsure = self._hooks.unsure_end(one.branch, Disposition.DELIVERED)
+            if unsure is not None:
+                self._put(one.then(step), header, unsure)
                 continue
             end = PathEnd(fate=Fate.DELIVERED, node=self._view.node, address=header.destination, port=header.port)
             self._put(one.then(step), header, end)
@@ -279,8 +280,9 @@ class NodeTraversal:
 
     def _out(self, path: PartialPath, hop: NextHop) -> None:
         for one in self._hook(HookPoint("postrouting", oif=hop.link or self._assumed.link or None), [path]):
-            if one.branch.unsure and not one.branch.sent:
-                self._put(one, self._hooks.header(one), unsure_end(self._view.node, one.branch, Fate.LEAVES))
+            unsure = self._hooks.unsure_end(one.branch, Disposition.NOT_OURS)
+            if unsure is not None:
+                self._put(one, self._hooks.header(one), unsure)
                 continue
             self._resolve_source(one, hop)
             one = self._undo_source(self._as_known_source(one))
