@@ -67,6 +67,12 @@ class LabCluster:
         """Objects as data."""
         return json.loads(self.kubectl("get", *words, "-o", "json"))
 
+    def log(self, pod: str) -> Callable[[], str]:
+        """Follow a pod's log from now on; the function returns all of it at its end."""
+        words = ["kubectl", "logs", "-f", pod]
+        process = subprocess.Popen(words, env=self.environment, stdout=subprocess.PIPE, text=True)
+        return lambda: process.communicate(timeout=60)[0]
+
     @property
     def environment(self) -> dict[str, str]:
         # Discovery is not to come from a cache that another lab at the same port has left.

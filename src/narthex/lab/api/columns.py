@@ -328,7 +328,19 @@ def _two(first: int, unit: str, second: int, below: str) -> str:
 
 def _pod_ready(raw: Raw, _: datetime) -> str:
     ready = 0 if _initializing(raw) else sum(map(_runs, _of(raw, "status.containerStatuses") or ()))
-    return f"{ready}/{len(_of(raw, 'spec.containers') or ())}"
+    ready += sum(bool(each.get("ready")) for each in _started_sidecars(raw))
+    return f"{ready}/{len(_of(raw, 'spec.containers') or ()) + len(_sidecars(raw))}"
+
+
+def _sidecars(raw: Raw) -> set[str]:
+    """Return the names of the init containers that run in addition to the main containers."""
+    return {each["name"] for each in _of(raw, "spec.initContainers") or () if each.get("restartPolicy") == "Always"}
+
+
+def _started_sidecars(raw: Raw) -> list[Raw]:
+    names = _sidecars(raw)
+    statuses = _of(raw, "status.initContainerStatuses") or ()
+    return [each for each in statuses if each.get("name") in names and each.get("started")]
 
 
 def _pod_status(raw: Raw, _: datetime) -> str:
@@ -350,7 +362,7 @@ def _pod_status(raw: Raw, _: datetime) -> str:
 def _pod_restarts(raw: Raw, now: datetime) -> str:
     if initializing := _initializing(raw):
         return str(initializing[1])
-    containers = _of(raw, "status.containerStatuses") or ()
+    containers = (*(_of(raw, "status.containerStatuses") or ()), *_started_sidecars(raw))
     restarts = sum(each.get("restartCount", 0) for each in containers)
     last = max(filter(None, (_of(each, "lastState.terminated.finishedAt") for each in containers)), default=None)
     return f"{restarts} ({age(last, now)} ago)" if restarts and last else str(restarts)
@@ -359,11 +371,12 @@ def _pod_restarts(raw: Raw, now: datetime) -> str:
 def _initializing(raw: Raw) -> tuple[str, int] | None:
     """Return the status word and the restarts of a pod whose init containers have not ended, otherwise None."""
     first, restarts = _of(raw, "status.initContainerStatuses") or (), 0
+    started = _started_sidecars(raw)
     for index, each in enumerate(first):
         restarts += each.get("restartCount", 0)
         state = each.get("state") or {}
         terminated, waiting = state.get("terminated"), state.get("waiting")
-        if terminated is not None and not terminated.get("exitCode"):
+        if each in started or (terminated is not None and not terminated.get("exitCode")):
             continue
         if terminated is not None:
             return f"Init:{_ended(terminated)}", restarts

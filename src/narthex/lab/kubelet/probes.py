@@ -1,4 +1,4 @@
-"""Probes of containers (kubernetes `pkg/kubelet/prober`): their specs, schedule, and results.
+"""Probes and lifecycle hooks of containers (kubernetes `pkg/kubelet/prober`, `pkg/kubelet/lifecycle`): specs, schedule, results.
 
 The kubelet runs the probes and keeps a `ProbeState` for each run of a container:
 
@@ -48,13 +48,19 @@ class ExecAction(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
 
 
+class SleepAction(msgspec.Struct, frozen=True, kw_only=True):
+    """A pause; only of hooks."""
+
+    seconds: int
+
+
 class UnsupportedAction(msgspec.Struct, frozen=True, kw_only=True):
     """An action that cannot run and always fails."""
 
     why: str
 
 
-ProbeAction: TypeAlias = HttpGetAction | TcpSocketAction | ExecAction | UnsupportedAction
+ProbeAction: TypeAlias = HttpGetAction | TcpSocketAction | ExecAction | SleepAction | UnsupportedAction
 
 
 class ContainerProbe(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +85,16 @@ def probes_of(container: Mapping[str, Any]) -> tuple[ContainerProbe, ...]:
     """Return the probes in a container's spec."""
     given = ((purpose, container.get(f"{purpose}Probe")) for purpose in _PURPOSES)
     return tuple(_probe(purpose, spec, container) for purpose, spec in given if spec)
+
+
+def hook_of(container: Mapping[str, Any], name: Literal["postStart", "preStop"]) -> ProbeAction | None:
+    """Return what a lifecycle hook of a container does, None without one."""
+    hook = (container.get("lifecycle") or {}).get(name)
+    if not hook:
+        return None
+    if hook.get("sleep") is not None:
+        return SleepAction(seconds=max(0, integer_or(hook["sleep"].get("seconds"))))
+    return _parse_action(hook, container)
 
 
 def _probe(purpose: ProbePurpose, spec: Mapping[str, Any], container: Mapping[str, Any]) -> ContainerProbe:
@@ -169,6 +185,7 @@ class ProbeState:
         """No startup probe is pending (`status.containerStatuses[].started`)."""
         self.to_restart: ContainerProbe | None = None
         """The failed probe that requires a restart."""
+        self._ending = False
 
     @property
     def ready(self) -> bool:
@@ -176,6 +193,10 @@ class ProbeState:
         return self.started and all(
             tally.passed for probe, tally in self._tallies.items() if probe.purpose == "readiness"
         )
+
+    def end(self) -> None:
+        """Run only readiness probes from now on: the container is being terminated."""
+        self._ending = True
 
     def due(self, now: datetime) -> tuple[ContainerProbe, ...]:
         """Return the probes to run now."""
@@ -190,8 +211,8 @@ class ProbeState:
         self._tallies[probe].due = now + timedelta(seconds=max(probe.period, probe.timeout))
 
     def record_result(self, probe: ContainerProbe, ok: bool, now: datetime) -> None:
-        """Record the result of a probe."""
-        if self.to_restart is not None:
+        """Record the result of a probe; one that is not run any more is ignored."""
+        if probe not in self._enabled_probes():
             return
         tally = self._tallies[probe]
         tally.record_result(probe, ok, now)
@@ -204,4 +225,6 @@ class ProbeState:
         """Return the startup probe until it passes, then the others."""
         if self.to_restart is not None:
             return []
+        if self._ending:
+            return [probe for probe in self._tallies if probe.purpose == "readiness" and self.started]
         return [probe for probe in self._tallies if (probe.purpose == "startup") != self.started]

@@ -55,12 +55,19 @@ class ContainerFacts(msgspec.Struct, kw_only=True):
     ready: bool = False
     container_id: str = ""
     init: bool = False
+    sidecar: bool = False
+    """An init container with `restartPolicy: Always`, which runs in addition to the main containers."""
     ephemeral: bool = False
 
     @property
     def succeeded(self) -> bool:
         """True if it has ended with exit status 0."""
         return isinstance(self.state, Terminated) and self.state.exit_code == 0
+
+    @property
+    def initialized(self) -> bool:
+        """True if the container after this init container may start."""
+        return self.started if self.sidecar else self.succeeded
 
 
 class PodFacts(msgspec.Struct, kw_only=True):
@@ -91,18 +98,25 @@ class PodFacts(msgspec.Struct, kw_only=True):
 
     @property
     def initialized(self) -> bool:
-        """True if all init containers have succeeded."""
-        return all(each.succeeded for each in self.init)
+        """True if all init containers have succeeded and all sidecars have started, or if they had before."""
+        return any(each.container_id for each in self.main) or all(each.initialized for each in self.init)
+
+    @property
+    def serving(self) -> list[ContainerFacts]:
+        """The containers that make the pod ready: sidecars and main containers."""
+        return [each for each in self.containers if each.sidecar] + self.main
 
     @property
     def ready(self) -> bool:
         """True if all containers are ready."""
-        return self.initialized and bool(self.main) and all(each.ready for each in self.main)
+        return self.initialized and bool(self.main) and all(each.ready for each in self.serving)
 
 
 def phase(facts: PodFacts, policy: str) -> str:
     """Return Pending, Running, Succeeded, or Failed."""
-    failed_init = any(isinstance(each.state, Terminated) and each.state.exit_code for each in facts.init)
+    failed_init = any(
+        isinstance(each.state, Terminated) and each.state.exit_code for each in facts.init if not each.sidecar
+    )
     if not facts.initialized:
         return "Failed" if failed_init and policy == "Never" else "Pending"
     states = [each.state for each in facts.main]
@@ -144,14 +158,14 @@ def status(pod: Mapping[str, Any], facts: PodFacts, now: str) -> Object:
 
 def _conditions(pod: Mapping[str, Any], facts: PodFacts, over: bool, found: str, now: str) -> list[Object]:
     held = {each["type"]: each for each in (pod.get("status") or {}).get("conditions") or ()}
-    unready = [each.name for each in facts.main if not each.ready]
+    unready = [each.name for each in facts.serving if not each.ready]
     message = f"containers with unready status: [{' '.join(unready)}]"
     not_ready: Object = {"reason": "ContainersNotReady", "message": message}
     if over:
         not_ready = {"reason": "PodCompleted" if found == "Succeeded" else "PodFailed"}
     gates = [str(each["conditionType"]) for each in pod["spec"].get("readinessGates") or ()]
     closed = [gate for gate in gates if held.get(gate, {}).get("status") != "True"]
-    incomplete = [each.name for each in facts.init if not each.succeeded]
+    incomplete = [each.name for each in facts.init if not each.initialized]
     not_initialized = f"containers with incomplete status: [{' '.join(incomplete)}]"
     desired: dict[str, tuple[bool, Object]] = {
         "PodReadyToStartContainers": (facts.networked and not over, {}),

@@ -24,6 +24,9 @@ from narthex.lab.containers.program import (
 from narthex.lab.containers.root import BindMount, is_private
 from narthex.lab.program.state import LabError, LabState, PodRecord, StateDirectory
 
+_RESOLVER = "timeout:1 attempts:1"
+"""Nodes do not reach the machine's DNS servers. Programs such as `iptables -L` would wait 5 s for the name of each address."""
+
 
 class ExecTarget(NamedTuple):
     """Where a command runs."""
@@ -84,6 +87,7 @@ def _working_directory(directory: str) -> tuple[BindMount, ...]:
 def run(state: LabState, target: ExecTarget, argv: Sequence[str], container: str = "") -> NoReturn:
     """Run a command with this process's terminal and files, and exit with its status. Raises LabError."""
     if target.pod is None:
+        os.environ.setdefault("RES_OPTIONS", _RESOLVER)
         # `ip netns exec` also puts the namespace's own view of /sys in place.
         os.execvp("ip", ["ip", "netns", "exec", target.network_namespace, *argv])
     target_pid = container_pid(target.pod, container)

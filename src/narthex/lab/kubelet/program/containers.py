@@ -60,7 +60,16 @@ class ContainerRun:
         self.check_scheduled = False
         """The next evaluation of probes is scheduled."""
         self.failed = False
-        """It is being terminated because of a probe."""
+        """It is being terminated because of a probe or its postStart hook."""
+        self.starting = False
+        """Its postStart hook runs."""
+        self.kill_at = 0.0
+        """Time of SIGKILL by `time.monotonic`; 0: nothing stops it. The rest belongs to `Stopping`."""
+        self.delayed = False
+        """SIGTERM follows a hook, or other containers."""
+        self.waits_for_turn = False
+        self.signaled = False
+        """It was sent SIGTERM, or its echo server drains."""
 
 
 def echo_name(pod: Object, container: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import signal
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -20,10 +19,11 @@ from narthex.lab.api.registry import stamp
 from narthex.lab.containers.container import ContainerStartError, RunningContainer
 from narthex.lab.controllers.objects import Object, key_of, uid_of
 from narthex.lab.kubelet.environment import ContainerConfigError
-from narthex.lab.kubelet.probes import ContainerProbe
+from narthex.lab.kubelet.probes import ContainerProbe, hook_of
 from narthex.lab.kubelet.program.containers import ContainerRun, PodDependencies, echo_name, start_echo, start_program
 from narthex.lab.kubelet.program.images import ContainerImage
 from narthex.lab.kubelet.program.prober import ContainerProbeResult, ProbeTarget
+from narthex.lab.kubelet.program.stopping import Stopping
 from narthex.lab.kubelet.program.work_queue import WorkQueue
 from narthex.lab.kubelet.restarts import back_off, is_restarted, restarts_counted
 from narthex.lab.kubelet.status import ContainerFacts, PodFacts, Running, Terminated, Waiting, status
@@ -35,11 +35,17 @@ _SERVER_ERRORS = 500
 """From this status on, the API server may answer otherwise later."""
 _DRAIN_POLL_SECONDS = 0.05
 _GRACE_SECONDS = 30
+_POST_START_SECONDS = 600.0
+"""Longest time of a postStart hook. A kubelet waits forever."""
 _DRAIN_SECONDS = 10.0
 """Maximum time that the echo server keeps serving a terminating pod."""
 _QUIET_SECONDS = 0.25
 _IDLE_SECONDS = 1.0
 """Idle time after which a connection to the echo server of a terminating pod is closed."""
+
+
+_NEW = (Waiting("PodInitializing"), Waiting("ContainerCreating"))
+"""States of containers whose start was not tried yet."""
 
 
 class PodLifecycle:
@@ -57,13 +63,20 @@ class PodLifecycle:
         self._deps = deps
         inits = {each["name"]: each for each in pod["spec"].get("initContainers") or ()}
         self.specs = inits | {each["name"]: each for each in pod["spec"]["containers"]}
-        waiting = Waiting("PodInitializing" if inits else "ContainerCreating")
+        waiting = _NEW[0 if inits else 1]
         facts = [
-            ContainerFacts(name=name, image=spec.get("image") or "", state=waiting, init=name in inits)
+            ContainerFacts(
+                name=name,
+                image=spec.get("image") or "",
+                state=waiting,
+                init=name in inits,
+                sidecar=name in inits and spec.get("restartPolicy") == "Always",
+            )
             for name, spec in self.specs.items()
         ]
         self.facts = PodFacts(containers=facts, host_ips=node.addresses)
         self._policy = pod["spec"].get("restartPolicy") or "Always"
+        self._stopping = Stopping(self, worker, deps.prober)
         self._ending = False
         self._ending_since = 0.0
         self.finished = False
@@ -104,20 +117,26 @@ class PodLifecycle:
             self._start_next()
         self.write_status()
 
-    def _record_event(self, reason: str, message: str, *, warning: bool = False) -> None:
+    def record_event(self, reason: str, message: str, *, warning: bool = False) -> None:
+        """Record an Event about the pod."""
         self._deps.record_event(self.pod, reason, message, warning=warning)
 
     def _retry_after_failure(self, reason: str, message: str, retry: Any, problem: str = "") -> None:
         self.problem = problem or message
-        self._record_event(reason, message, warning=True)
+        self.record_event(reason, message, warning=True)
         self._worker.after(_RETRY_SECONDS, retry)
 
     def _start_next(self) -> None:
-        """Start the next init container, or all main containers."""
-        to_do = [each for each in self.facts.init if not each.succeeded]
-        for facts in to_do[:1] or self.facts.main:
-            if facts.name not in self.runs and isinstance(facts.state, Waiting):
+        """Start what is due for the first time: each init container after those before it, then the main containers in order."""
+        for facts in (*self.facts.init, *self.facts.main):
+            if facts.init and self.facts.initialized:
+                continue
+            if facts.state in _NEW:
                 self._start_container(facts)
+            if facts.init and not facts.initialized:
+                return
+            if (run := self.runs.get(facts.name)) is not None and run.starting:
+                return
 
     def _start_container(self, facts: ContainerFacts) -> None:
         spec = self.specs[facts.name]
@@ -141,10 +160,31 @@ class PodLifecycle:
             identity = hashlib.sha256(f"{self.uid} {facts.name} {facts.restarts}".encode()).hexdigest()
             facts.container_id = f"narthex://{identity}"
             facts.state = Running(_timestamp())
+            self.record_event("Pulled", f'Container image "{facts.image}" already present on machine')
+            self.record_event("Created", f"Created container: {facts.name}")
+            self.record_event("Started", f"Started container {facts.name}")
+            action = hook_of(spec, "postStart")
+            if action is not None:
+                run.starting = True
+                result = partial(self._on_post_start, run)
+                self._deps.prober.run_hook(action, self.probe_target(run), _POST_START_SECONDS, result)
             self._evaluate_probes(run)
-            self._record_event("Pulled", f'Container image "{facts.image}" already present on machine')
-            self._record_event("Created", f"Created container: {facts.name}")
-            self._record_event("Started", f"Started container {facts.name}")
+
+    def _on_post_start(self, run: ContainerRun, result: ContainerProbeResult) -> None:
+        """Post the end of a hook to the node's thread. Called in another thread."""
+        self._worker.post(lambda: self._handle_post_start(run, result))
+
+    def _handle_post_start(self, run: ContainerRun, result: ContainerProbeResult) -> None:
+        if self.runs.get(run.facts.name) is not run or self._ending:
+            return
+        run.starting = False
+        if result.ok:
+            self._evaluate_probes(run)
+            self._start_next()
+        else:
+            self.record_event("FailedPostStartHook", f"PostStartHook failed: {result.why}", warning=True)
+            self._restart(run, f"Container {run.facts.name} failed its postStart hook")
+        self.write_status()
 
     def _run(self, spec: Object, image: ContainerImage, facts: ContainerFacts) -> ContainerRun:
         if not image.program:
@@ -158,23 +198,29 @@ class PodLifecycle:
     def _evaluate_probes(self, run: ContainerRun) -> None:
         """Apply the results of a container's probes, and run those that are due."""
         facts, probes, now = run.facts, run.probes, datetime.now(UTC)
-        facts.started, facts.ready = probes.started, probes.ready and not facts.init
+        facts.started = probes.started and not run.starting
+        facts.ready = probes.ready and (facts.sidecar or not facts.init)
         if probes.to_restart is not None:
-            self._restart_for_probe(run, probes.to_restart)
+            self._restart(run, f"Container {facts.name} failed {probes.to_restart.purpose} probe, will be restarted")
             return
         for probe in probes.due(now):
             probes.mark_started(probe, now)
-            process = run.container.pid if run.container is not None else 0
-            target = ProbeTarget(self._node.namespace, next(iter(self.facts.ips), ""), process, run.environment)
-            self._deps.prober.run(probe, target, partial(self._on_probe_result, run, probe))
+            self._deps.prober.run(probe, self.probe_target(run), partial(self._on_probe_result, run, probe))
         due = probes.next_due()
         if due is not None and not run.check_scheduled:
             run.check_scheduled = True
             self._worker.after((due - now).total_seconds(), partial(self._evaluate_later, run))
+        if facts.sidecar and facts.started and not self._ending:
+            self._start_next()
+
+    def probe_target(self, run: ContainerRun) -> ProbeTarget:
+        """Return where probes and hooks of a container run."""
+        process = run.container.pid if run.container is not None else 0
+        return ProbeTarget(self._node.namespace, next(iter(self.facts.ips), ""), process, run.environment)
 
     def _evaluate_later(self, run: ContainerRun) -> None:
         run.check_scheduled = False
-        if self.runs.get(run.facts.name) is run and not self._ending:
+        if self.runs.get(run.facts.name) is run:
             self._evaluate_probes(run)
 
     def _on_probe_result(self, run: ContainerRun, probe: ContainerProbe, result: ContainerProbeResult) -> None:
@@ -182,24 +228,22 @@ class PodLifecycle:
         self._worker.post(lambda: self._handle_probe_result(run, probe, result))
 
     def _handle_probe_result(self, run: ContainerRun, probe: ContainerProbe, result: ContainerProbeResult) -> None:
-        if self.runs.get(run.facts.name) is not run or self._ending or run.failed:
+        if self.runs.get(run.facts.name) is not run or run.failed:
             return
         run.probes.record_result(probe, result.ok, datetime.now(UTC))
         if not result.ok:
-            self._record_event("Unhealthy", probe.failure_message(result.why), warning=True)
+            self.record_event("Unhealthy", probe.failure_message(result.why), warning=True)
         self._evaluate_probes(run)
         self.write_status()
 
-    def _restart_for_probe(self, run: ContainerRun, probe: ContainerProbe) -> None:
-        """Terminate a container whose probe failed; it restarts as after any other end."""
+    def _restart(self, run: ContainerRun, why: str) -> None:
+        """Terminate a container whose probe or hook failed; it restarts as after any other end."""
         run.failed = True
-        self._record_event("Killing", f"Container {run.facts.name} failed {probe.purpose} probe, will be restarted")
+        self.record_event("Killing", why)
         if run.container is None:
-            self._kill_container(run.facts)
-            return
-        run.container.signal(signal.SIGTERM)
-        grace = float(self.pod["spec"].get("terminationGracePeriodSeconds") or _GRACE_SECONDS)
-        self._worker.after(grace, partial(run.container.signal, signal.SIGKILL))
+            self.kill_container(run.facts, 128 + signal.SIGKILL)
+        else:
+            self._stopping.stop(run, float(self.pod["spec"].get("terminationGracePeriodSeconds") or _GRACE_SECONDS))
 
     def _retry_container_later(self, facts: ContainerFacts, message: str) -> None:
         problem = f"container {facts.name}: {message}"
@@ -247,18 +291,37 @@ class PodLifecycle:
         facts.state = ended
         facts.started = facts.ready = False
         if self._ending:
+            self._stopping.continue_turns()
             self._finish_if_stopped()
+            # The pod may end long after this container.
+            self.write_status()
             return
         if facts.ephemeral:
             # It is not started again.
             self.write_status()
             return
-        if facts.init and code == 0:
+        if facts.init and not facts.sidecar and code == 0:
             self._start_next()
-        elif is_restarted(self._policy, code):
+        elif is_restarted("Always" if facts.sidecar else self._policy, code) and not (facts.sidecar and self._is_over):
             facts.restarts = restarts_counted(facts.restarts, time.monotonic() - run.began)
             self._restart_later(facts, ended)
+        if self._is_over:
+            self._stop_all(float(self.pod["spec"].get("terminationGracePeriodSeconds") or _GRACE_SECONDS))
         self.write_status()
+
+    @property
+    def _is_over(self) -> bool:
+        """True if only sidecars are left to run."""
+        states = [each.state for each in self.facts.main]
+        failed = [each.state for each in self.facts.init if not each.sidecar and not each.succeeded]
+        return any(map(self._is_last, failed)) or all(map(self._is_last, states))
+
+    def _is_last(self, state: object) -> bool:
+        return isinstance(state, Terminated) and not is_restarted(self._policy, state.exit_code)
+
+    def _stop_all(self, grace: float) -> None:
+        for run in tuple(self.runs.values()):
+            self._stopping.stop(run, grace, in_turn=True)
 
     def _restart_later(self, facts: ContainerFacts, ended: Terminated) -> None:
         delay = back_off(facts.restarts)
@@ -268,43 +331,37 @@ class PodLifecycle:
             pod = f"{self.key.name}_{self.key.namespace}({self.uid})"
             message = f"back-off {_duration(delay)} restarting failed container={facts.name} pod={pod}"
             facts.state = Waiting("CrashLoopBackOff", message)
-            self._record_event("BackOff", message[0].upper() + message[1:], warning=True)
+            self.record_event("BackOff", message[0].upper() + message[1:], warning=True)
         self._worker.after(delay, lambda: self._retry_container(facts))
 
     def terminate(self, grace: float) -> None:
-        """Send SIGTERM to all containers, and SIGKILL after `grace` seconds. A second call can only shorten the time."""
+        """Stop all containers within about `grace` seconds. A second call can only shorten the time."""
         if self.finished:
             return
-        self._worker.after(grace, self._kill)
         if self._ending:
+            self._stopping.shorten(grace)
             return
         self._ending = True
         self._ending_since = time.time()
-        for facts in self.facts.containers:
-            run = self.runs.get(facts.name)
-            if run is None:
-                continue
-            self._record_event("Killing", f"Stopping container {facts.name}")
-            if run.container is None:
-                self._deps.echo.drain(echo_name(self.pod, facts.name))
-                self._worker.post(partial(self._drain_echo, facts))
-            else:
-                terminate = partial(run.container.signal, signal.SIGTERM)
-                self._worker.after(_pre_stop_seconds(self.specs[facts.name], grace), terminate)
+        for name in tuple(self.runs):
+            self.record_event("Killing", f"Stopping container {name}")
+        self._stop_all(grace)
         self._finish_if_stopped()
 
-    def _drain_echo(self, facts: ContainerFacts) -> None:
+    def drain(self, facts: ContainerFacts) -> None:
         """Remove an echo container once no proxy routes traffic to it and its connections are idle."""
+        self._deps.echo.drain(echo_name(self.pod, facts.name))
+        self._worker.post(partial(self._drain_until, facts, time.monotonic() + _DRAIN_SECONDS))
+
+    def _drain_until(self, facts: ContainerFacts, end: float) -> None:
         run = self.runs.get(facts.name)
         if run is None or run.container is not None:
             return
-        pre_stop = _pre_stop_seconds(self.specs[facts.name], _DRAIN_SECONDS)
-        elapsed = time.time() - self._ending_since
-        still_routed = elapsed < pre_stop or not self._deps.is_released(self.key, self._deletion_requested_at())
-        if elapsed < pre_stop + _DRAIN_SECONDS and (still_routed or self._in_use(facts)):
-            self._worker.after(_DRAIN_POLL_SECONDS, lambda: self._drain_echo(facts))
+        still_routed = not self._deps.is_released(self.key, self._deletion_requested_at())
+        if time.monotonic() < end and self._ending and (still_routed or self._in_use(facts)):
+            self._worker.after(_DRAIN_POLL_SECONDS, lambda: self._drain_until(facts, end))
             return
-        self._kill_container(facts, 0)
+        self.kill_container(facts)
 
     def _deletion_requested_at(self) -> float:
         """Return a lower bound of the time of the deletion request, since the API counts whole seconds."""
@@ -323,14 +380,9 @@ class PodLifecycle:
     def crash(self) -> None:
         """Kill all containers."""
         for facts in self.facts.containers:
-            self._kill_container(facts)
+            self.kill_container(facts, 128 + signal.SIGKILL)
 
-    def _kill(self) -> None:
-        for facts in self.facts.containers:
-            self._kill_container(facts, 0)
-        self._finish_if_stopped()
-
-    def _kill_container(self, facts: ContainerFacts, echo_status: int = 128 + signal.SIGKILL) -> None:
+    def kill_container(self, facts: ContainerFacts, echo_status: int = 0) -> None:
         """Kill a container, if it runs. `echo_status` is the exit status of one that the echo server replaces."""
         run = self.runs.get(facts.name)
         if run is not None and run.container is not None:
@@ -348,7 +400,7 @@ class PodLifecycle:
                 self._deps.network.remove(self.pod)
             except (OSError, CniError) as error:
                 # The plugins release leftovers later: the namespace is gone.
-                self._record_event("FailedKillPod", f"error killing pod: {error}", warning=True)
+                self.record_event("FailedKillPod", f"error killing pod: {error}", warning=True)
         self._deps.files.remove(self.pod)
         self._confirm_deletion()
 
@@ -379,11 +431,6 @@ class PodLifecycle:
         except StatusError as error:
             if error.code >= _SERVER_ERRORS:
                 self._worker.after(_RETRY_SECONDS, self.write_status)
-
-
-def _pre_stop_seconds(spec: Mapping[str, Any], grace: float) -> float:
-    hook = (spec.get("lifecycle") or {}).get("preStop") or {}
-    return min(float((hook.get("sleep") or {}).get("seconds") or 0), grace)
 
 
 def _duration(seconds: float) -> str:

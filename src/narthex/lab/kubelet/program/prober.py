@@ -1,4 +1,4 @@
-"""Execution of probes from the network of the pod's node.
+"""Execution of probes and lifecycle hooks from the network of the pod's node.
 
 `lab/kubelet/probes.py` evaluates the results. Messages are upstream's (`pkg/probe/http`, `pkg/probe/tcp`).
 """
@@ -9,6 +9,7 @@ import os
 import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from narthex.lab.kubelet.probes import (
     ExecAction,
     HttpGetAction,
     ProbeAction,
+    SleepAction,
     TcpSocketAction,
     is_http_success,
 )
@@ -66,6 +68,17 @@ class Prober:
         """Run a probe; `on_result` is called in another thread."""
         self._pool.submit(lambda: on_result(self._run(probe.action, target, float(probe.timeout))))
 
+    def run_hook(
+        self,
+        action: ProbeAction,
+        target: ProbeTarget,
+        timeout: float,
+        on_result: Callable[[ContainerProbeResult], None],
+    ) -> None:
+        """Run a hook in a thread of its own, since it may take minutes; `on_result` is called there."""
+        run = threading.Thread(target=lambda: on_result(self._run(action, target, timeout)), name="hook", daemon=True)
+        run.start()
+
     def _run(self, action: ProbeAction, target: ProbeTarget, timeout: float) -> ContainerProbeResult:
         try:
             if isinstance(action, HttpGetAction):
@@ -74,6 +87,8 @@ class Prober:
                 _dial(target.namespace, action.host or target.address, action.port, timeout).close()
             elif isinstance(action, ExecAction):
                 self._execute(action, target, timeout)
+            elif isinstance(action, SleepAction):
+                time.sleep(min(action.seconds, timeout))
             else:
                 return ContainerProbeResult(False, action.why)
         except _ProbeFailure as failure:

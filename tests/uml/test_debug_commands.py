@@ -1,0 +1,7 @@
+"""The commands of tutorials about mode ipvs, in a lab on the second kernel."""
+
+from tests.lab.debug_commands.walks import walk_in_lab
+
+
+def test_commands_answer_as_the_page_says():
+    walk_in_lab("ipvs")
