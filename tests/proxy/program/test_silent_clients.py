@@ -1,5 +1,6 @@
 """Status ports beside connections on which nobody sends anything."""
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -13,6 +14,7 @@ import pytest
 from narthex.runtime.connection_slots import SlotLimits
 from narthex.runtime.http import HttpResponse, SlowResponse
 from narthex.runtime.http import server as http_server
+from narthex.runtime.http.connection import HttpConnection
 from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.status import StatusListener, StatusServer
 from narthex.testing.load import until
@@ -122,6 +124,21 @@ def test_each_port_has_slots_of_its_own(http, silent):
     until(lambda: not any(map(is_open, crowd[:-4])), "the end of the others", PATIENCE)
     assert is_open(other)
     assert [is_open(sock) for sock in crowd[-4:]] == [True] * 4
+
+
+def test_a_connection_is_silent_since_it_was_accepted():
+    """Not since the server began to read from it, which is later on a busy machine and in another order."""
+
+    async def ask():
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n")
+        reader.feed_eof()
+        connection, notes = HttpConnection(reader, None), []
+        connection.on_waiting = notes.append
+        await connection.request()
+        return notes
+
+    assert asyncio.run(ask()) == [False]
 
 
 def test_who_is_being_answered_stays(http, silent):

@@ -218,29 +218,39 @@ class HttpConnection:
         self.writer = writer
         self.framing = RequestFraming(limits)
         self.is_reset = False
-        self.waits: Callable[[bool], object] = lambda _: None
-        """Called with True before the server waits for the client, and with False when the client has moved."""
+        self.on_waiting: Callable[[bool], object] = lambda _: None
+        """Called with True when the server begins to wait for the client, and with False when the client has moved.
+
+        A connection begins with the server waiting.
+        """
+        self._is_waiting = True
+
+    def note_waiting(self, is_waiting: bool) -> None:
+        """Note whether the server waits for the client."""
+        if is_waiting is not self._is_waiting:
+            self._is_waiting = is_waiting
+            self.on_waiting(is_waiting)
 
     async def head(self) -> HttpRequest | None:
         """Return the next request without its body, None if the client sends no more. Raises MalformedRequest."""
-        self.waits(True)
+        self.note_waiting(True)
         while (request := self.framing.next_head()) is None:
             if not (data := await self.reader.read(_RECEIVE_BYTES)):
                 return None
             self.framing.feed(data)
-        self.waits(False)
+        self.note_waiting(False)
         return request
 
     async def request(self) -> HttpRequest | None:
         """Return the next request, None if the client sends no more. Raises MalformedRequest."""
-        self.waits(True)
+        self.note_waiting(True)
         while (request := self.framing.next_request()) is None:
             if interim := self.framing.interim():
                 await self.write(interim)
             if not (data := await self.reader.read(_RECEIVE_BYTES)):
                 return None
             self.framing.feed(data)
-        self.waits(False)
+        self.note_waiting(False)
         return request
 
     async def respond(self, status: int, body: bytes, headers: HeaderFields) -> None:
@@ -263,9 +273,9 @@ class HttpConnection:
     async def write(self, data: bytes) -> None:
         """Send bytes as they are."""
         self.writer.write(data)
-        self.waits(True)
+        self.note_waiting(True)
         await self.writer.drain()
-        self.waits(False)
+        self.note_waiting(False)
 
     async def close(self) -> None:
         """Send what is buffered, then close."""
@@ -297,7 +307,7 @@ async def answer_once(connection: HttpConnection, responder: Responder, seconds:
             return
         await connection.respond(response.status, response.body, _headers(response))
         # To close while a request's body arrives would make the kernel discard the response.
-        connection.waits(True)
+        connection.note_waiting(True)
         connection.writer.write_eof()
         left = _LINGER_BYTES
         while left > 0 and (data := await connection.reader.read(_RECEIVE_BYTES)):

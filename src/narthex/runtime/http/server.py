@@ -279,7 +279,7 @@ class HttpServer:
             transport, _ = await loop.connect_accepted_socket(lambda: protocol, client, ssl=listener.tls)
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
             connection = self._connections[task] = listener.connect(reader, writer)
-            connection.waits = lambda waits: (self._slots.note_silent if waits else self._slots.note_working)(task)
+            connection.on_waiting = lambda waits: (self._slots.note_silent if waits else self._slots.note_working)(task)
             await listener.handle(connection)
         except OSError:
             # The client left, took too long, or failed the TLS handshake.
