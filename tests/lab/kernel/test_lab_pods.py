@@ -81,6 +81,16 @@ metadata: {name: deaf}
 spec:
   containers:
     - {name: c, image: shop/deaf:1.0, ports: [{containerPort: 8080}], readinessProbe: {tcpSocket: {port: 8081}, periodSeconds: 1}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: late}
+spec:
+  containers:
+    - name: c
+      image: /bin/sh
+      args: ["-c", "sleep 1; touch /tmp/ready; exec sleep 1000"]
+      readinessProbe: {exec: {command: [cat, /tmp/ready]}, periodSeconds: 3600}
 """
 
 
@@ -166,6 +176,10 @@ def test_readiness_takes_the_endpoint_out_and_back_in(lab):
     assert not ready(lab, "serve")
     inside(lab, "touch", "/tmp/scratch/ready")
     until(lambda: endpoints(lab) == [True], "the endpoint again")
+
+
+def test_a_readiness_probe_that_came_too_early_is_repeated_long_before_its_period_ends(lab):
+    until(lambda: ready(lab, "late"), "a ready pod")
 
 
 def test_liveness_restarts(lab):

@@ -57,8 +57,8 @@ class ContainerRun:
         self.environment = environment
         self.began = time.monotonic()
         self.probes = ProbeState(probes_of(spec), datetime.now(UTC))
-        self.check_scheduled = False
-        """The next evaluation of probes is scheduled."""
+        self.next_check: datetime | None = None
+        """The time for which the next evaluation of probes is scheduled."""
         self.failed = False
         """It is being terminated because of a probe or its postStart hook."""
         self.starting = False

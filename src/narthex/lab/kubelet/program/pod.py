@@ -207,9 +207,10 @@ class PodLifecycle:
             probes.mark_started(probe, now)
             self._deps.prober.run(probe, self.probe_target(run), partial(self._on_probe_result, run, probe))
         due = probes.next_due()
-        if due is not None and not run.check_scheduled:
-            run.check_scheduled = True
-            self._worker.after((due - now).total_seconds(), partial(self._evaluate_later, run))
+        # A result may have made a probe due earlier than the check that is scheduled.
+        if due is not None and (run.next_check is None or due < run.next_check):
+            run.next_check = due
+            self._worker.after((due - now).total_seconds(), partial(self._evaluate_later, run, due))
         if facts.sidecar and facts.started and not self._ending:
             self._start_next()
 
@@ -218,8 +219,9 @@ class PodLifecycle:
         process = run.container.pid if run.container is not None else 0
         return ProbeTarget(self._node.namespace, next(iter(self.facts.ips), ""), process, run.environment)
 
-    def _evaluate_later(self, run: ContainerRun) -> None:
-        run.check_scheduled = False
+    def _evaluate_later(self, run: ContainerRun, due: datetime) -> None:
+        if run.next_check == due:
+            run.next_check = None
         if self.runs.get(run.facts.name) is run:
             self._evaluate_probes(run)
 
