@@ -27,7 +27,7 @@ CONTEST_SHARE = 20
 CONTEST_BACKOFF = Backoff(1.0, 30.0)
 """Between repairs while another program competes, so that the two do not rewrite each other's rules all the time.
 
-It is for rules that the other program wrote. Rules that it only removed are missed by somebody, so they return at once.
+It is for rules that the other program wrote. A user misses rules that it only removed, so they return at once.
 """
 LOOK_SHARE, VAIN_LOOK_SHARE = 0.5, 0.25
 """Share of the time for looks and repairs while another program competes; the second after a look that found nothing missing."""

@@ -19,7 +19,8 @@ from narthex.lab.program import labs
 from narthex.lab.program.conformance.coordinator import Coordinator
 from narthex.lab.program.conformance.image import make_image
 from narthex.lab.program.conformance.suite import Suite, kill
-from narthex.lab.program.state import LabError
+from narthex.lab.program.state import LabError, LabState, StateDirectory
+from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import CommandError, StartedProgram
 from narthex.runtime.process import ended_by_signal
 
@@ -75,9 +76,9 @@ def run_suite(options: ConformanceOptions, report: Callable[[ConformanceProgress
         except (OSError, CommandError) as error:
             raise LabError(f"the image of the tests' pods cannot be made: {error}") from None
         _check(stopped)
-        with _lab(options, images) as kubeconfig:
+        with _lab(options, images) as lab:
             _check(stopped)
-            run = _Run(suite, chosen, options, kubeconfig)
+            run = _Run(suite, chosen, options, lab)
             try:
                 seconds = run.finish(stopped, report)
             finally:
@@ -97,11 +98,11 @@ def _directory() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _lab(options: ConformanceOptions, images: tuple[str, ...]) -> Iterator[Path]:
-    """Start the lab and return its kubeconfig; remove it at the end."""
+def _lab(options: ConformanceOptions, images: tuple[str, ...]) -> Iterator[LabState]:
+    """Start the lab and return its state; remove it at the end."""
     started = labs.up(options.name, None, options.nodes, options.mode, pools=options.pools, images=images)
     try:
-        yield started.state.kubeconfig
+        yield started.state
     finally:
         labs.down(options.name)
 
@@ -114,18 +115,20 @@ def _check(stopped: threading.Event) -> None:
 class _Run:
     """The suite's processes and what they have reported."""
 
-    def __init__(self, suite: Suite, chosen: ChosenCases, options: ConformanceOptions, kubeconfig: Path) -> None:
-        """Start the processes."""
+    def __init__(self, suite: Suite, chosen: ChosenCases, options: ConformanceOptions, lab: LabState) -> None:
+        """Start the processes where a client outside the cluster is, which reaches nodes and load balancers."""
         self._suite = suite
         self._chosen = chosen
-        self._coordinator = Coordinator(chosen, options.processes)
+        with in_namespace(lab.outside):
+            self._coordinator = Coordinator(chosen, options.processes)
+        kubeconfig = StateDirectory(lab.name).node_kubeconfig
         self._programs: dict[int, StartedProgram[bytes]] = {}
         self._ended: set[int] = set()
         self.results: list[CaseOutput] = []
         try:
             for process in range(1, options.processes + 1):
                 self._programs[process] = suite.start(
-                    process, options.processes, self._coordinator.address, kubeconfig, options.nodes
+                    process, options.processes, self._coordinator.address, kubeconfig, options.nodes, lab.outside
                 )
         except BaseException:
             self.close()

@@ -53,8 +53,10 @@ class Suite:
             raise LabError("no test matches --focus and --skip; `--focus 'sig-network'` takes all of the network's")
         return chosen
 
-    def start(self, process: int, total: int, coordinator: str, kubeconfig: Path, nodes: int) -> StartedProgram[bytes]:
-        """Start one of `total` processes. Raises OSError."""
+    def start(
+        self, process: int, total: int, coordinator: str, kubeconfig: Path, nodes: int, namespace: str
+    ) -> StartedProgram[bytes]:
+        """Start one of `total` processes in a network namespace. Raises OSError."""
         # With one process, Ginkgo does not ask the coordinator.
         parallel = [f"process={process}", f"total={max(total, 2)}", f"host={coordinator}"]
         options = [*self._options, *(f"--ginkgo.parallel.{each}" for each in parallel)]
@@ -65,6 +67,7 @@ class Suite:
         with self._log(process).open("wb") as log:
             return start_program(
                 [str(self._program), *options],
+                namespace=namespace,
                 output=log.fileno(),
                 environment={**os.environ, **places, "GINKGO_PARALLEL_PROTOCOL": "HTTP"},
                 directory=self._directory,
