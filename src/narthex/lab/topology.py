@@ -1,7 +1,7 @@
 """The lab's network as data: names, addresses, links, and routes.
 
     outside 192.0.2.2 ──── fabric 192.0.2.1
-                           fabric underlay 192.168.49.1, 192.168.49.2 (the API server)
+                           fabric underlay 192.168.49.1, 192.168.49.2 (the API server), 192.168.49.3 (Ingresses)
                              ├── node-1 eth0 192.168.49.11 ── cni0 10.244.1.1 ── pods 10.244.1.2 …
                              └── node-2 eth0 192.168.49.12 ── cni0 10.244.2.1 ── pods 10.244.2.2 …
 
@@ -38,6 +38,8 @@ SERVICE_CIDRS = ("10.96.0.0/16", "fd00:10:96::/112")
 API_ADDRESS = "192.168.49.2"
 """Address of the API server for nodes and pods. It belongs to the fabric, so it survives the death of any node."""
 API_PORT = 6443
+INGRESS_ADDRESSES = ("192.168.49.3", "fd00:192:168:49::3")
+"""Addresses of the load balancer for Ingresses, on the fabric. They exist from the first Ingress on."""
 
 OUTSIDE = "outside"
 OUTSIDE_ADDRESSES = ("192.0.2.2", "fd00:192:0:2::2")
@@ -252,7 +254,15 @@ def taken_addresses(members: Sequence[LabNode]) -> dict[str, str]:
     """Return single addresses in use, with their owners."""
     routers = {address.partition("/")[0]: "the router's" for address in _FABRIC_ADDRESSES}
     routers[API_ADDRESS] = "the API server's"
+    routers |= dict.fromkeys(INGRESS_ADDRESSES, "the load balancer's for Ingresses")
     return {**routers, **{ip: f"an address of {node.name}" for node in members for ip in node.addresses}}
+
+
+def wire_ingress(lab: str) -> Wiring:
+    """Return the change that gives the fabric the addresses for Ingresses."""
+    four, six = INGRESS_ADDRESSES
+    commands = (f"address replace {four}/32 dev {_UNDERLAY}", f"address replace {six}/128 dev {_UNDERLAY} nodad")
+    return Wiring(namespace=fabric_namespace(lab), sysctls={}, commands=commands)
 
 
 def wire_balancers(lab: str, gone: Iterable[str], new: Iterable[str]) -> tuple[Wiring, ...]:

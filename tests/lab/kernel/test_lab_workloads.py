@@ -1,9 +1,14 @@
-"""DaemonSets, StatefulSets, Jobs, and CronJobs in a lab, with kubectl."""
+"""DaemonSets, StatefulSets, Jobs, CronJobs, and Ingresses in a lab, with kubectl."""
 
 import json
+import subprocess
 
 import pytest
 from tests.lab.kernel.lab_cluster import eventually, running
+
+from narthex.lab.server import certificate
+from narthex.lab.topology import INGRESS_ADDRESSES, outside_namespace
+from narthex.linux.namespaces import in_namespace
 
 pytestmark = pytest.mark.kernel
 
@@ -22,12 +27,13 @@ def kubectl(cluster):
     def call(*words, **more):
         return cluster.kubectl(*words, program=cluster.newest, **more)
 
-    call.get = cluster.get
+    call.get, call.lab = cluster.get, cluster.name
     return call
 
 
-def apply(kubectl, version, kind, name, **spec):
-    made = {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+def apply(kubectl, version, kind, name, notes=None, **spec):
+    metadata = {"name": name, "annotations": notes or {}}
+    made = {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
     kubectl("apply", "-f", "-", stdin=json.dumps(made))
 
 
@@ -117,3 +123,43 @@ def test_a_cron_job_starts_jobs(kubectl):
     eventually(lambda: kubectl.get("cj", "tick")["status"].get("lastSuccessfulTime"))
     kubectl("delete", "cj", "tick")
     eventually(lambda: not kubectl.get("jobs")["items"])
+
+
+def test_an_ingress_leads_to_pods_and_node_ports(kubectl, tmp_path):
+    for name, type in (("web", "NodePort"), ("api", "ClusterIP")):
+        apply(kubectl, "apps/v1", "Deployment", name, replicas=2, **selected(name))
+        apply(
+            kubectl, "v1", "Service", name, type=type, selector={"app": name}, ports=[{"port": 80, "targetPort": 8080}]
+        )
+    made = certificate.make(["shop.example"])
+    (tmp_path / "tls.crt").write_text(made.certificate)
+    (tmp_path / "tls.key").write_text(made.key)
+    for name, path, sort in (("web", "/", "instance"), ("api", "/api", "ip")):
+        backend = {"service": {"name": name, "port": {"number": 80}}}
+        paths = [{"path": path, "pathType": "Prefix", "backend": backend}]
+        tls = [{"hosts": ["shop.example"], "secretName": "shop-tls"}]
+        rules = [{"host": "shop.example", "http": {"paths": paths}}]
+        notes = {"alb.ingress.kubernetes.io/target-type": sort}
+        apply(kubectl, "networking.k8s.io/v1", "Ingress", name, notes, rules=rules, tls=tls)
+    assert "there is no Secret default/shop-tls" in eventually(lambda: kubectl("events", "--for", "ingress/web"))
+    files = (f"--cert={tmp_path / 'tls.crt'}", f"--key={tmp_path / 'tls.key'}")
+    kubectl("create", "secret", "tls", "shop-tls", *files)
+    for name in ("web", "api"):
+        kubectl("rollout", "status", f"deployment/{name}", PATIENCE)
+    ports = eventually(lambda: kubectl("get", "ing", "web", "--no-headers").split()[3].split(","))
+    assert ports == list(INGRESS_ADDRESSES)
+
+    def answer(url, *more):
+        words = ["curl", "-sS", "-m", "20", "--cacert", str(tmp_path / "tls.crt"), *more, url]
+        words += [word for port in (80, 443) for word in ("--resolve", f"shop.example:{port}:{INGRESS_ADDRESSES[0]}")]
+        with in_namespace(outside_namespace(kubectl.lab)):
+            return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).stdout
+
+    eventually(lambda: "web-" in answer("http://shop.example/"), "the node port")
+    eventually(lambda: "api-" in answer("http://shop.example/api/x"), "the pods")
+    assert "web-" in answer("https://shop.example/apix"), "TLS with the Secret's certificate"
+    # Pods see their own node.
+    assert "asked by 10.244." in answer("http://shop.example/api")
+    assert " 404 " in answer(f"http://{INGRESS_ADDRESSES[0]}/", "-i")
+    kubectl("scale", "deployment/api", "--replicas=0")
+    eventually(lambda: " 503 " in answer("http://shop.example/api", "-i"), "a backend without pods")

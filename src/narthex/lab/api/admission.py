@@ -24,6 +24,8 @@ def admit(registry: Registry, kind: ApiResource, held: Mapping[str, Any] | None,
     if held is None:
         _home(registry, kind, new)
         new = initialize(kind.name, new, registry.stamp())
+        if kind.name == "Ingress":
+            new = _with_default_class(registry, new)
     if found := field_errors_of(kind, held, new):
         raise errors.invalid(kind.kind, kind.group, str(new["metadata"].get("name", "")), found)
     return new
@@ -46,3 +48,20 @@ def _home(registry: Registry, kind: ApiResource, new: Raw) -> None:
         cause = {"reason": "NamespaceTerminating", "message": message, "field": "metadata.namespace"}
         fault.details["causes"] = [cause]
         raise fault
+
+
+_IS_DEFAULT, _OLD_CLASS = "ingressclass.kubernetes.io/is-default-class", "kubernetes.io/ingress.class"
+
+
+def _with_default_class(registry: Registry, new: Raw) -> Raw:
+    """Return an Ingress that names a class: the default, if there is one (the newest of several), unless it has its own."""
+    given = new["metadata"].get("annotations") or {}
+    marked = (
+        each["metadata"]
+        for each in registry.list("IngressClass")
+        if (each["metadata"].get("annotations") or {}).get(_IS_DEFAULT) == "true"
+    )
+    newest = max(marked, key=lambda meta: (meta["creationTimestamp"], meta["name"]), default=None)
+    if newest is None or _OLD_CLASS in given or (new.get("spec") or {}).get("ingressClassName") is not None:
+        return new
+    return {**new, "spec": {**new["spec"], "ingressClassName": newest["name"]}}

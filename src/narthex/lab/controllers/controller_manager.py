@@ -25,6 +25,7 @@ from narthex.lab.controllers.endpointslice.controller import EndpointSliceContro
 from narthex.lab.controllers.endpointslice.pod_endpoints import PodEndpoints
 from narthex.lab.controllers.events import EventTtlController
 from narthex.lab.controllers.garbage_collector import GarbageCollector
+from narthex.lab.controllers.ingress.controller import IngressController
 from narthex.lab.controllers.job import JobController
 from narthex.lab.controllers.namespace_objects import NamespaceObjectsController
 from narthex.lab.controllers.node_lifecycle import NodeLifecycleController
@@ -179,6 +180,7 @@ def lab_controllers() -> ControllerManager:
             EndpointSliceController(endpoints),
             EndpointsController(endpoints),
             EndpointSliceMirroringController(),
+            IngressController(),
             ServiceCIDRController(),
             NodeLifecycleController(),
             GarbageCollector(),

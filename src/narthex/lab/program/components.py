@@ -33,6 +33,7 @@ from narthex.lab.program.api_server import LabApiServer
 from narthex.lab.program.control_plane import ControlPlane
 from narthex.lab.program.controller_loop import ControllerLoop
 from narthex.lab.program.external_controllers import ExternalControllers
+from narthex.lab.program.ingress import LabIngress
 from narthex.lab.program.manifests import ManifestApplier
 from narthex.lab.program.network import PodNetwork
 from narthex.lab.program.nodes import NodeProcesses
@@ -66,6 +67,7 @@ class LabComponents(msgspec.Struct, frozen=True, kw_only=True):
     pods: PodDependencies
     kubelet: Kubelet
     api_server: LabApiServer | ControlPlane
+    ingress: LabIngress
     kubelet_api: KubeletServer | None
     """None for a lab with its own API server, which reaches containers directly."""
 
@@ -145,6 +147,7 @@ def build_components(
         kubelet=kubelet,
         api_server=api_server,
         kubelet_api=None if remote is None else KubeletServer(access),
+        ingress=LabIngress(directory.name, registry, access),
     )
 
 

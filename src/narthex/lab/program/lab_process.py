@@ -9,6 +9,7 @@
     heartbeat.py         registers the nodes and renews their Leases
     nodes.py             the nodes' processes (`narthex node`), which follow the API over the lab's network
     api_server.py        the API's sockets, certificate, token, and kubeconfigs
+    ingress.py           the load balancer for Ingresses
     fault_injector.py    faults on request
 
 This module starts them. Its own thread applies manifests, assigns load balancer addresses, and writes the state file
@@ -144,6 +145,7 @@ class LabProcess:
             self._serve_kubelets(parts.kubelet_api)
         parts.registry.listen(parts.static_pods.wake)
         self._thread("static-pods", parts.static_pods.run)
+        self._thread("ingress", parts.ingress.run)
         self.apply()
         parts.node_processes.await_first_sync()
         self._set_state(processes=parts.node_processes.records)

@@ -19,7 +19,15 @@ from narthex.lab.program.impairments import impairments
 from narthex.lab.program.labs import open_lab
 from narthex.lab.program.shared_registry import snapshot_of
 from narthex.lab.program.state import LabError, LabState, PodRecord, StateDirectory
-from narthex.lab.topology import API_ADDRESS, FABRIC, OUTSIDE, OUTSIDE_ADDRESSES, LabNode, fabric_namespace
+from narthex.lab.topology import (
+    API_ADDRESS,
+    FABRIC,
+    INGRESS_ADDRESSES,
+    OUTSIDE,
+    OUTSIDE_ADDRESSES,
+    LabNode,
+    fabric_namespace,
+)
 from narthex.lb.program.inspection import announcers
 from narthex.linux.addresses import own_addresses
 from narthex.linux.namespaces import in_namespace
@@ -142,6 +150,7 @@ def names_of(lab: LabState) -> dict[str, AddressName]:
     for node in lab.nodes:
         names.update({ip: AddressName("node", node.name) for ip in (*node.addresses, *node.gateways)})
     names[API_ADDRESS] = AddressName("API server", "")
+    names |= dict.fromkeys(INGRESS_ADDRESSES, AddressName("load balancer for Ingresses", ""))
     return names
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, Protocol
 
 from narthex.lab.api.requests import LogRequest
+from narthex.linux.namespaces import in_namespace
 
 
 class PodProcess(Protocol):
@@ -67,6 +68,20 @@ DIAL_SECONDS = 30.0
 """Time to connect to a server in a pod, as upstream."""
 DIALERS = ThreadPoolExecutor(64, thread_name_prefix="api-dial")
 """Connects to pods, which may take DIAL_SECONDS, while the loop's own threads start programs. They begin with the first connections."""
+
+
+def dial_from(namespace: str, host: str, port: int, seconds: float = DIAL_SECONDS) -> socket.socket:
+    """Connect from a network namespace. Raises OSError."""
+    with in_namespace(namespace):
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(seconds)
+        sock.connect((host, port))
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 _AHEAD = 16

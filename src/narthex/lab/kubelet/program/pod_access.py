@@ -34,8 +34,7 @@ from narthex.lab.kubelet.program.kubelet import Kubelet
 from narthex.lab.kubelet.program.pod import PodLifecycle
 from narthex.lab.kubelet.static_pods import is_mirror
 from narthex.lab.kubelet.status import ContainerFacts, Running
-from narthex.lab.server.pods import DIAL_SECONDS
-from narthex.linux.namespaces import in_namespace
+from narthex.lab.server.pods import dial_from
 
 _POLL_SECONDS = 0.1
 _KEEPALIVE_POLLS = 5
@@ -146,15 +145,15 @@ class PodAccess:
 
     def dial(self, node: str, host: str, port: int) -> socket.socket:
         """Connect from a node. Raises StatusError or OSError."""
-        return _dial(self._kubelet.node_namespace(node), host, port)
+        return dial_from(self._kubelet.node_namespace(node), host, port)
 
     def connect(self, namespace: str, pod: str, port: int) -> socket.socket:
         """Connect to a port of a pod on its loopback address. Raises StatusError or OSError."""
         lifecycle, _ = self._find(namespace, pod, "")
         try:
-            return _dial(lifecycle.namespace, "127.0.0.1", port)
+            return dial_from(lifecycle.namespace, "127.0.0.1", port)
         except OSError:
-            return _dial(lifecycle.namespace, "::1", port)
+            return dial_from(lifecycle.namespace, "::1", port)
 
     def _find(self, namespace: str, pod: str, container: str) -> tuple[PodLifecycle, ContainerFacts]:
         lifecycle = self._kubelet.pod(ObjectKey(namespace, pod))
@@ -171,19 +170,6 @@ class PodAccess:
                     raise StatusError(400, "BadRequest", why)
                 return lifecycle, facts
         raise StatusError(400, "BadRequest", f"container {container} is not valid for pod {pod}")
-
-
-def _dial(namespace: str, host: str, port: int) -> socket.socket:
-    with in_namespace(namespace):
-        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(DIAL_SECONDS)
-        sock.connect((host, port))
-        sock.setblocking(False)
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 class ExecProcess:
