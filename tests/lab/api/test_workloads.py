@@ -5,6 +5,7 @@ from datetime import UTC, timedelta
 import pytest
 from tests.lab.controllers.world import START, World, cron_job, daemon_set, job, stateful_set
 
+from narthex.lab.api import protobuf
 from narthex.lab.api.columns import built_in_columns
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.registry import stamp
@@ -155,6 +156,17 @@ def test_what_may_not_change():
     with pytest.raises(StatusError) as error:
         world.patch("Job", "work", completions=5)
     assert error.value.message.endswith("spec.completions: Invalid value: 5: field is immutable")
+
+
+def test_protobuf_has_all_that_controllers_write():
+    world = World()
+    for obj in (daemon_set(), stateful_set(), job(), ingress(path())):
+        world.put(obj)
+    kinds = ("DaemonSet", "StatefulSet", "Job", "Ingress", "ControllerRevision", "Pod")
+    for raw in (each for kind in kinds for each in world.list(kind)):
+        # A number that is 0 may be absent.
+        found = protobuf.decode(protobuf.encode(raw))
+        assert {**found, "status": None} == {**raw, "status": None}
 
 
 def conditions(*types):

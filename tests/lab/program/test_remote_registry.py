@@ -8,8 +8,12 @@ from tests.lab.api.bare_server import bare
 from narthex.lab import cluster
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.requests import ApiRequest
+from narthex.lab.controllers.controller_manager import ControllerManager
+from narthex.lab.controllers.ingress.controller import IngressController
+from narthex.lab.program.controller_loop import ControllerLoop
 from narthex.lab.program.external_controllers import ExternalControllers
 from narthex.lab.program.remote_registry import COPIED, RemoteObjects, status_patch
+from narthex.lab.topology import INGRESS_ADDRESSES
 
 POD = {
     "metadata": {"name": "web", "namespace": "default"},
@@ -52,6 +56,21 @@ def test_who_writes_reads_it_at_once(remote):
             assert registry.get("ConfigMap", "default", name)["data"] == {"a": "2"}
             assert registry.delete("ConfigMap", "default", name) is None
             assert registry.get("ConfigMap", "default", name) is None
+
+
+def test_the_lab_s_controller_of_ingresses_works_with_another_control_plane(server, remote):
+    loop = ControllerLoop(remote.shared, ControllerManager([IngressController()]))
+    backend = {"service": {"name": "web", "port": {"number": 80}}}
+    server.create("Ingress", {"metadata": {"name": "web", "namespace": "default"}, "spec": {"defaultBackend": backend}})
+    with remote.shared.held() as registry:
+        # The copy has what was there before.
+        registry.create("ConfigMap", {"metadata": {"name": "later", "namespace": "default"}})
+    loop.reconcile()
+    with remote.shared.held() as registry:
+        status = registry.get("Ingress", "default", "web")["status"]
+        reasons = [each["reason"] for each in registry.list("Event", "default")]
+    assert status["loadBalancer"] == {"ingress": [{"ip": address} for address in INGRESS_ADDRESSES]}
+    assert reasons == ["BackendNotFound"]
 
 
 def test_changes_of_others_arrive_in_order_and_wake_listeners(server, remote):

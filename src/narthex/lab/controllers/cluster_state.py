@@ -61,7 +61,9 @@ class ObjectChange(msgspec.Struct, frozen=True):
 class ClusterState:
     """All objects by kind and key, with indexes by owner, label, node, and Service."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Iterable[str] = ()) -> None:
+        """Create an empty cache. `kinds` are those that it lists; empty: all."""
+        self._kinds = frozenset(kinds)
         self.version = 0
         """Version of the registry at the last sync."""
         self._objects: dict[str, dict[ObjectKey, Object]] = {}
@@ -89,7 +91,7 @@ class ClusterState:
         return change
 
     def _relist(self, registry: Registry) -> Iterator[ObjectChange]:
-        for kind in sorted({*registry.kinds, *self._objects}):
+        for kind in sorted(self._kinds or {*registry.kinds, *self._objects}):
             there = {key_of(obj): obj for obj in (registry.list(kind) if kind in registry.kinds else ())}
             for key in sorted(self._objects.get(kind, {}).keys() - there.keys()):
                 yield self._apply(kind, key, None)

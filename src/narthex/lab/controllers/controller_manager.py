@@ -76,7 +76,8 @@ class ControllerManager:
 
     def __init__(self, controllers: Sequence[Controller]) -> None:
         self._controllers = tuple(controllers)
-        self._state = ClusterState()
+        followed = [each.kinds for each in self._controllers]
+        self._state = ClusterState(frozenset().union(*followed) if all(followed) else ())
         self._by_kind: dict[str, tuple[Controller, ...]] = {}
         self._queue: dict[str, set[ObjectKey]] = {each.name: set() for each in self._controllers}
         self._delayed: dict[WorkItem, datetime] = {}

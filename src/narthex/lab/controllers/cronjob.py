@@ -128,7 +128,7 @@ def _new_job(cron_job: Object, due: datetime) -> Object:
         "metadata": {
             "name": f"{key.name}-{int(due.timestamp()) // 60}",
             "namespace": key.namespace,
-            "labels": given.get("labels") or {},
+            **({"labels": given["labels"]} if given.get("labels") else {}),
             "annotations": {**(given.get("annotations") or {}), _SCHEDULED: stamp(due)},
             "ownerReferences": [reference_to(cron_job)],
         },

@@ -15,7 +15,8 @@ from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import ObjectStore
 from narthex.lab.containers.container import Containers
 from narthex.lab.containers.forks import ForkServer
-from narthex.lab.controllers.controller_manager import lab_controllers
+from narthex.lab.controllers.controller_manager import ControllerManager, lab_controllers
+from narthex.lab.controllers.ingress.controller import IngressController
 from narthex.lab.controllers.node_lifecycle import EXTERNAL_NODE_GRACE_SECONDS, LEASES, NODE_GRACE_SECONDS
 from narthex.lab.controllers.service.admission import admission
 from narthex.lab.kubelet.program.containers import PodDependencies
@@ -68,6 +69,8 @@ class LabComponents(msgspec.Struct, frozen=True, kw_only=True):
     kubelet: Kubelet
     api_server: LabApiServer | ControlPlane
     ingress: LabIngress
+    ingress_controller: ControllerLoop | None
+    """None for a lab with its own controllers, which include that of Ingresses."""
     kubelet_api: KubeletServer | None
     """None for a lab with its own API server, which reaches containers directly."""
 
@@ -148,6 +151,9 @@ def build_components(
         api_server=api_server,
         kubelet_api=None if remote is None else KubeletServer(access),
         ingress=LabIngress(directory.name, registry, access),
+        ingress_controller=None
+        if remote is None
+        else ControllerLoop(registry, ControllerManager([IngressController()])),
     )
 
 

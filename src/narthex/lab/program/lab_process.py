@@ -146,6 +146,8 @@ class LabProcess:
         parts.registry.listen(parts.static_pods.wake)
         self._thread("static-pods", parts.static_pods.run)
         self._thread("ingress", parts.ingress.run)
+        if parts.ingress_controller is not None:
+            self._thread("ingress-controller", parts.ingress_controller.run)
         self.apply()
         parts.node_processes.await_first_sync()
         self._set_state(processes=parts.node_processes.records)

@@ -44,6 +44,8 @@ COPIED = (
     "CustomResourceDefinition",
     "Deployment",
     "EndpointSlice",
+    "Ingress",
+    "IngressClass",
     "Lease",
     "Namespace",
     "Node",
