@@ -5,6 +5,7 @@ from __future__ import annotations
 from narthex.cni import fields
 from narthex.cni.errors import DECODING_FAILURE, INCOMPATIBLE_VERSION, INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
 from narthex.cni.json import JsonError, parse
+from narthex.cni.keys import spelled_as_documented
 from narthex.model.values import Value
 
 TYPE_CHECKING = False
@@ -100,9 +101,9 @@ _NAME_RULE = f"a letter or digit, then letters, digits, '_', '.' and '-', {_MOST
 
 
 def configuration(stdin: bytes) -> Mapping[str, object]:
-    """Return the object on standard input. Raises CniError."""
+    """Return the object on standard input, with the documented spelling of keys. Raises CniError."""
     try:
-        config = parse(stdin)
+        config = spelled_as_documented(parse(stdin))
     except JsonError as error:
         raise CniError(DECODING_FAILURE, f"the network configuration cannot be read: {error}") from None
     if not isinstance(config, dict):

@@ -24,7 +24,7 @@ _MAGIC = importlib.util.MAGIC_NUMBER
 BUNDLED = (
     "narthex",
     "narthex.cni",
-    *(f"narthex.cni.{name}" for name in ("errors", "fields", "json", "plan", "request", "result")),
+    *(f"narthex.cni.{name}" for name in ("errors", "fields", "json", "keys", "plan", "request", "result")),
     "narthex.cni.plugins",
     *(f"narthex.cni.plugins.{name}" for name in ("bridge", "host_local", "iptables", "masquerade", "pod")),
     *(f"narthex.cni.plugins.{name}" for name in ("portmap", "ptp")),
