@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from narthex.cli.lab import name_option, report_lab_errors
+from narthex.cli.lab import external_options, name_option, report_lab_errors
 from narthex.cli.lab import output as lab_output
 from narthex.cli.lab.conformance import conformance
 from narthex.cli.lab.faults import fault
@@ -72,19 +72,7 @@ def command() -> None:
 @click.option(
     "--keep", is_flag=True, help="Keep the API's objects for the next lab of this name, until `lab down --forget`."
 )
-@click.option(
-    "--control-plane",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Directory with etcd, kube-apiserver, kube-controller-manager, and kube-scheduler, which then replace the lab's own API "
-    "server, controllers, and scheduler.",
-)
-@click.option(
-    "--kube-proxy",
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    help="A kube-proxy that the nodes run, in the mode of --mode, instead of their own proxy.",
-)
+@external_options
 @name_option
 @output_option
 @report_lab_errors

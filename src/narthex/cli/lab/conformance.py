@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 import msgspec
 
-from narthex.cli.lab import report_lab_errors
+from narthex.cli.lab import external_options, report_lab_errors
 from narthex.cli.options import output_option
 from narthex.cli.output import AnswersByStatus, print_document, working
 from narthex.lab.conformance import DEFAULT_FOCUS, CaseResult, junit
@@ -71,6 +71,7 @@ def _regex(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
 @click.option("--pool", "pools", multiple=True, metavar="CIDR", help="Addresses for load balancers; repeatable.")
 @click.option("--junit", "junit_file", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
               help="Write the results as JUnit, with the output of tests that failed.")  # fmt: skip
+@external_options
 @click.option("--name", default=_NAME, show_default=True, help="Name of the lab.")
 @output_option
 @report_lab_errors
@@ -84,6 +85,8 @@ def conformance(
     nodes: int,
     pools: tuple[str, ...],
     junit_file: Path | None,
+    control_plane: Path | None,
+    kube_proxy: Path | None,
     name: str,
     output: str,
 ) -> None:
@@ -110,6 +113,8 @@ def conformance(
         focus=focus,
         skip=skip,
         pools=pools,
+        control_plane=control_plane,
+        kube_proxy=kube_proxy,
     )
     progress = _Progress()
     with working(progress.text):

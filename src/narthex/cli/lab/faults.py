@@ -124,10 +124,10 @@ def api(word: str, seconds: float | None, name: str, output: str) -> None:
 @output_option
 @report_lab_errors
 def kill(target: str, name: str, output: str) -> None:
-    """Kill TARGET: a node, the containers of a pod, or process/NODE, the `narthex node` of a node.
+    """Kill TARGET: a node, the containers of a pod, process/NODE, the `narthex node` of a node, or proxy/NODE, its proxy.
 
     A dead node stays dead until `lab down`. Containers restart according to the pod's restartPolicy; a node's process
-    restarts at once.
+    restarts at once. The proxy is part of that process, or the kube-proxy of `lab up --kube-proxy`.
     """
     _send(name, {"kill": target})
     print_document(FaultKillDocument(target=target), output, lambda: f"{target} is killed.\n")

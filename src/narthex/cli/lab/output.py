@@ -84,7 +84,14 @@ def started(result: StartedLab) -> str:
     ]
     if result.cleared:
         parts.insert(0, f"Removed the remains of lab {state.name!r} after a crash.")
-    parts += [problems(state), _nodes(state), pods(state), _services(state), _next_steps(state, option)]
+    parts += [
+        _external(state),
+        problems(state),
+        _nodes(state),
+        pods(state),
+        _services(state),
+        _next_steps(state, option),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -99,8 +106,27 @@ def status(found: LabStatus) -> str:
     )
     now = time.time()
     faults = "\n".join(printable(f"Fault {each.number}: {each.text(now)}") for each in state.faults)
-    parts = [head, problems(state), faults, _nodes(state, dict(health)), pods(state), _services(state), scales]
+    parts = [
+        head,
+        _external(state),
+        problems(state),
+        faults,
+        _nodes(state, dict(health)),
+        pods(state),
+        _services(state),
+        scales,
+    ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _external(state: LabState) -> str:
+    """Return which official programs replace parts of the lab."""
+    lines = [
+        f"{part}: {printable(path)}, instead of the lab's own"
+        for part, path in (("control plane", state.control_plane), ("proxy", state.kube_proxy))
+        if path
+    ]
+    return "\n".join(lines)
 
 
 def _health(node: LabNodeStatus) -> str:

@@ -78,9 +78,9 @@ def create_lab_process(directory: StateDirectory, options: LabOptions, progress:
     # Imported after the fork, so that other commands start faster.
     from narthex.lab.containers.container import JOBS
     from narthex.lab.containers.forks import ForkServer
-    from narthex.lab.program.node_process import NODE, preload, run_node
+    from narthex.lab.program.node_process import NODE, PROGRAM, preload, run_node, run_program
 
-    forks = ForkServer({**JOBS, NODE: run_node}, preload)
+    forks = ForkServer({**JOBS, NODE: run_node, PROGRAM: run_program}, preload)
     from narthex.lab.kubelet.program.images import Images
     from narthex.lab.program.lab_process import LabProcess
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -36,7 +36,7 @@ from narthex.model import NamespacedName
 _CHECK_SECONDS = 1.0
 """Interval at which the targets of active faults are checked."""
 _ERROR_PAUSE_SECONDS = 1.0
-_PROCESS = "process/"
+_PROCESS, _PROXY = "process/", "proxy/"
 
 
 class FaultInjector:
@@ -213,6 +213,13 @@ class FaultInjector:
             raise LabError(str(error)) from error
 
 
+class RestartNode(Protocol):
+    """Kills a node's process, or its proxy, and starts a new one. Raises LabError."""
+
+    def __call__(self, node: str, *, proxy: bool) -> object:
+        """Restart one."""
+
+
 class FaultRequests:
     """Handles `narthex lab fault` in the lab's process, and lets other components react to faults."""
 
@@ -223,7 +230,7 @@ class FaultRequests:
         *,
         publish: Callable[[], object],
         kill_node: Callable[[str], object],
-        restart_node: Callable[[str], object],
+        restart_node: RestartNode,
     ) -> None:
         self._parts = parts
         self._state = state
@@ -273,7 +280,10 @@ class FaultRequests:
 
     def _kill(self, target: str) -> None:
         if target.startswith(_PROCESS):
-            self._restart_node(target.removeprefix(_PROCESS))
+            self._restart_node(target.removeprefix(_PROCESS), proxy=False)
+            return
+        if target.startswith(_PROXY):
+            self._restart_node(target.removeprefix(_PROXY), proxy=True)
             return
         if target in {node.name for node in self._parts.nodes}:
             self._kill_node(target)
@@ -285,4 +295,4 @@ class FaultRequests:
         namespace, _, pod = name.rpartition("/")
         if not self._parts.kubelet.crash(NamespacedName(namespace, pod)):
             nodes = ", ".join(node.name for node in self._parts.nodes)
-            raise LabError(f"no running {target!r}: name a pod, process/NODE, or a node ({nodes})")
+            raise LabError(f"no running {target!r}: name a pod, process/NODE, proxy/NODE, or a node ({nodes})")

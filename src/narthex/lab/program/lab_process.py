@@ -134,6 +134,7 @@ class LabProcess:
         self._thread("containers", parts.pods.containers.watch)
         if isinstance(parts.controllers, ControllerLoop):
             self._thread("controllers", parts.controllers.run)
+        self._thread("kube-proxies", parts.node_processes.supervise)
         if isinstance(parts.api_server, ControlPlane):
             self._thread("control-plane", parts.api_server.run)
         self._thread("heartbeats", parts.heartbeats.run)
@@ -366,12 +367,15 @@ class LabProcess:
         with self._lock:
             self._set_state(killed=(*self.state.killed, node))
 
-    def restart(self, node: str) -> None:
-        """Kill a node's process and start a new one, as a supervisor would. Raises LabError."""
+    def restart(self, node: str, *, proxy: bool = False) -> None:
+        """Kill a node's process, or its `proxy`, and start a new one, as a supervisor would. Raises LabError."""
         if node not in {each.name for each in self.parts.nodes} or node in self.state.killed:
             raise LabError(f"there is no running node {node!r}")
         with self._lock:
-            self.parts.node_processes.restart(node)
+            if proxy:
+                self.parts.node_processes.restart_proxy(node)
+            else:
+                self.parts.node_processes.restart(node)
             self._set_state(processes=self.parts.node_processes.records)
 
     def publish(self) -> None:
@@ -382,6 +386,7 @@ class LabProcess:
                 *self._load_balancers.problems,
                 *(Problem(message=message) for message in self.parts.controllers.problems),
                 *(Problem(message=message) for message in self.parts.api_server.problems),
+                *(Problem(message=message) for message in self.parts.node_processes.proxy_problems),
             )
             self.state = describe_state(
                 self.state, self.parts, self._read_objects(), problems, self.faults.injector.active
@@ -399,6 +404,8 @@ def _initial_state(parts: LabComponents, options: LabOptions, forks: ForkServer)
         name=parts.directory.name,
         mode=options.mode,
         overlay=options.overlay,
+        control_plane=str(options.control_plane or ""),
+        kube_proxy=str(options.kube_proxy or ""),
         source=str(options.source),
         since=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         controller=own,

@@ -108,7 +108,7 @@ def inspect_lab(name: str) -> LabStatus:
     nodes = []
     for node in state.nodes:
         running = node.name in recorded and is_alive(recorded[node.name])
-        healthy = running and is_node_healthy(node.namespace)
+        healthy = running and is_node_healthy(node.namespace, kube_proxy=bool(state.kube_proxy))
         killed, ready = node.name in state.killed, node.name not in state.not_ready
         nodes.append(
             LabNodeStatus(node=node.name, running=running, healthy=healthy and ready, killed=killed, ready=ready)
@@ -171,6 +171,8 @@ def up(
         if keep or directory.kept.is_dir():
             raise LabError("the objects of an external control plane are not kept: use another --name, without --keep")
         check_programs(control_plane)
+    if kube_proxy is not None and not (kube_proxy.is_file() and os.access(kube_proxy, os.X_OK)):
+        raise LabError(f"{kube_proxy} is not a program: name an executable kube-proxy of an official release")
     if source is not None and not source.exists():
         raise LabError(f"there is no directory {str(source)!r} to read manifests from")
     try:

@@ -12,6 +12,10 @@ from narthex.linux.namespaces import in_namespace
 
 HEALTH_PORT = 10256
 METRICS_PORT = 10249
+"""Ports of the proxy, which are those of `narthex node` unless the node runs a kube-proxy beside it."""
+BESIDE_HEALTH_PORT = 10266
+BESIDE_METRICS_PORT = 10269
+"""Ports of `narthex node` beside a kube-proxy."""
 _TIMES = re.compile(
     rb'^kubeproxy_sync_proxy_rules_last(_queued)?_timestamp_seconds\{[^}]*ip_family="([^"]+)"[^}]*\} (\S+)',
     re.MULTILINE,
@@ -36,14 +40,15 @@ def get(namespace: str, port: int, path: str, timeout: float = 2.0) -> tuple[int
     return int(words[1]), body
 
 
-def healthy(namespace: str) -> bool:
-    """Return True if the proxy has synced and all parts of the node's process work."""
+def healthy(namespace: str, *, kube_proxy: bool = False) -> bool:
+    """Return True if the proxy has synced and all parts of the node's process work. With `kube_proxy`, it runs beside them."""
     try:
-        status, body = get(namespace, HEALTH_PORT, "/healthz")
+        status, body = get(namespace, BESIDE_HEALTH_PORT if kube_proxy else HEALTH_PORT, "/healthz")
         parts = msgspec.json.decode(body)["parts"]
+        proxy = get(namespace, HEALTH_PORT, "/healthz")[0] if kube_proxy else 200
     except (OSError, msgspec.DecodeError, KeyError):
         return False
-    return status == 200 and all(part["healthy"] for part in parts.values())
+    return status == proxy == 200 and all(part["healthy"] for part in parts.values())
 
 
 def synced_since(namespace: str, moment: float) -> bool:
@@ -61,8 +66,11 @@ def synced_since(namespace: str, moment: float) -> bool:
 
 def announcer_status(namespace: str) -> AnnouncerStatus | None:
     """Return the status of the node's announcer, None if none runs or it is starting."""
-    try:
-        status, body = get(namespace, METRICS_PORT, "/announcer")
-    except OSError:
-        return None
-    return read_status(body) if status == 200 else None
+    for port in (METRICS_PORT, BESIDE_METRICS_PORT):
+        try:
+            status, body = get(namespace, port, "/announcer")
+        except OSError:
+            continue
+        if status == 200:
+            return read_status(body)
+    return None

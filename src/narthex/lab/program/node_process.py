@@ -18,8 +18,8 @@ from narthex.lab.containers.program import join_network
 from narthex.linux.processes import ProcessIdentity, identify_process, kill_processes
 from narthex.linux.run import with_package
 
-NODE = "node"
-"""Name of the job."""
+NODE, PROGRAM = "node", "node-program"
+"""Names of the jobs: `narthex node`, and another program of a node."""
 
 _PRELOADED = (
     "narthex.cli.node",
@@ -55,7 +55,7 @@ class NodeStartRequest(msgspec.Struct, frozen=True):
     log: str
     """Path of the log file."""
     arguments: tuple[str, ...]
-    """Arguments of `narthex node`."""
+    """Arguments of `narthex node`, or the program and its arguments."""
 
 
 class _StartedMessage(msgspec.Struct, frozen=True):
@@ -75,11 +75,7 @@ def preload() -> None:
 def run_node(control: socket.socket, message: bytes, files: Sequence[int]) -> None:
     """Run `narthex node` in a forked process (a job of `ForkServer`)."""
     del files
-    request = _START_REQUESTS.decode(message)
-    control.sendall(msgspec.json.encode(_StartedMessage(os.getpid())) + b"\n")
-    redirect_to_log(request.log)
-    join_network(request.namespace)
-    os.chdir("/")
+    request = _begin(control, message)
     # A node restarts itself with these arguments when its configuration changes.
     sys.argv = ["narthex", "node", *request.arguments]
     sys.orig_argv = [sys.executable, "-P", "-m", *sys.argv]
@@ -88,6 +84,27 @@ def run_node(control: socket.socket, message: bytes, files: Sequence[int]) -> No
     gc.unfreeze()
     # Run as `python -m narthex`, since this module must not depend on the CLI.
     runpy.run_module("narthex", run_name="__main__")
+
+
+def run_program(control: socket.socket, message: bytes, files: Sequence[int]) -> None:
+    """Replace a forked process by a program in a node's network (a job of `ForkServer`). It ends with the server."""
+    del files
+    argv = _begin(control, message).arguments
+    try:
+        os.execv(argv[0], argv)
+    except OSError as error:
+        print(f"{argv[0]} cannot be started: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(126)
+
+
+def _begin(control: socket.socket, message: bytes) -> NodeStartRequest:
+    """Report the process, and enter the node."""
+    request = _START_REQUESTS.decode(message)
+    control.sendall(msgspec.json.encode(_StartedMessage(os.getpid())) + b"\n")
+    redirect_to_log(request.log)
+    join_network(request.namespace)
+    os.chdir("/")
+    return request
 
 
 def redirect_to_log(path: str | os.PathLike[str]) -> None:
@@ -103,9 +120,9 @@ def redirect_to_log(path: str | os.PathLike[str]) -> None:
 class NodeProcess:
     """A node's process, seen from the lab's process."""
 
-    def __init__(self, forks: ForkServer, message: NodeStartRequest) -> None:
+    def __init__(self, forks: ForkServer, message: NodeStartRequest, job: str = NODE) -> None:
         """Start the process. Raises OSError."""
-        self._control = forks.start(NODE, msgspec.json.encode(message))
+        self._control = forks.start(job, msgspec.json.encode(message))
         self._lock = threading.Lock()
         self._status: int | None = None
         line = b""

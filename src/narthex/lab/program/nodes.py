@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +14,26 @@ import msgspec
 
 from narthex.lab import cluster, topology
 from narthex.lab.containers.forks import ForkServer
-from narthex.lab.program.node_client import HEALTH_PORT, METRICS_PORT, announcer_status, healthy, synced_since
-from narthex.lab.program.node_process import NodeProcess, NodeStartRequest
+from narthex.lab.program.node_client import (
+    BESIDE_HEALTH_PORT,
+    BESIDE_METRICS_PORT,
+    HEALTH_PORT,
+    METRICS_PORT,
+    announcer_status,
+    healthy,
+    synced_since,
+)
+from narthex.lab.program.node_process import PROGRAM, NodeProcess, NodeStartRequest
 from narthex.lab.program.options import LabOptions
 from narthex.lab.program.state import LabError, NodeRecord, StateDirectory, write_secret
 from narthex.lab.topology import LabNode
+from narthex.model.backoff import Backoff
 from narthex.proxy.kernel.dataplanes import DATAPLANES
 
+KUBE_PROXY = "kube-proxy"
+_WATCH_SECONDS = 0.5
+_PROXY_BACKOFF = Backoff(0.5, 30.0)
+"""Between the end of a kube-proxy and its next start."""
 _FIRST_SECONDS = 60.0
 _ANSWER_SECONDS = 25.0
 _POLL_SECONDS = 0.01
@@ -35,11 +50,15 @@ class NodeProcesses:
         self._nodes = nodes
         self._mode = options.mode
         self._overlay = options.overlay
+        self._kube_proxy = options.kube_proxy
         self._forks = forks
         self._start_requests: dict[str, NodeStartRequest] = {}
         self._processes: dict[str, NodeProcess] = {}
         self._crashed: set[str] = set()
         """Names of nodes that have crashed once during the start."""
+        self._proxies: dict[str, NodeProcess] = {}
+        """The kube-proxies beside `narthex node`, by node."""
+        self._proxy_lock = threading.Lock()
 
     def start(self, *, announce: bool) -> tuple[NodeRecord, ...]:
         """Start all nodes. With `announce` they answer for load balancer addresses. Raises OSError."""
@@ -60,6 +79,9 @@ class NodeProcesses:
             log.touch(mode=0o600)
             self._start_requests[node.name] = NodeStartRequest(node.namespace, str(log), arguments)
             self._start(node.name)
+            if self._kube_proxy is not None:
+                paths.kube_proxy.write_bytes(_documents([self.proxy_configuration(announce=announce)]))
+                self._start_proxy(node.name)
         return self.records
 
     @property
@@ -71,14 +93,60 @@ class NodeProcesses:
     def _start(self, name: str) -> None:
         self._processes[name] = NodeProcess(self._forks, self._start_requests[name])
 
+    def _start_proxy(self, name: str) -> None:
+        node = self._start_requests[name]
+        configuration = self._directory.node(name).kube_proxy
+        argv = (str(self._kube_proxy), f"--config={configuration}", f"--hostname-override={name}")
+        log = self._directory.logs / f"{name}-{KUBE_PROXY}.log"
+        self._proxies[name] = NodeProcess(self._forks, NodeStartRequest(node.namespace, str(log), argv), PROGRAM)
+
     def restart(self, name: str) -> None:
         """Kill a node's process and start a new one. Raises OSError."""
-        self.kill(name)
+        self._processes[name].kill()
         self._start(name)
 
     def kill(self, name: str) -> None:
-        """Kill a node's process."""
+        """Kill a node's process and the kube-proxy beside it."""
         self._processes[name].kill()
+        with self._proxy_lock:
+            if proxy := self._proxies.pop(name, None):
+                proxy.kill()
+
+    def restart_proxy(self, name: str) -> None:
+        """Kill a node's proxy, which is then started again. Raises OSError."""
+        with self._proxy_lock:
+            proxy = self._proxies.get(name)
+            if proxy is not None:
+                proxy.kill()
+                return
+        self.restart(name)
+
+    def supervise(self) -> None:
+        """Start kube-proxies again that have ended, until the process ends."""
+        failures, again = Counter[str](), dict[str, float]()
+        while self._kube_proxy is not None:
+            time.sleep(_WATCH_SECONDS)
+            with self._proxy_lock:
+                for name, proxy in self._proxies.items():
+                    if proxy.poll() is None:
+                        continue
+                    if name not in again:
+                        failures[name] += 1
+                        again[name] = time.monotonic() + _PROXY_BACKOFF.delay(failures[name])
+                    if time.monotonic() >= again[name]:
+                        del again[name]
+                        self._start_proxy(name)
+
+    @property
+    def proxy_problems(self) -> tuple[str, ...]:
+        """Kube-proxies that do not run, as sentences."""
+        ended = ((name, proxy.poll()) for name, proxy in tuple(self._proxies.items()))
+        return tuple(
+            f"the {KUBE_PROXY} of {name} ended ({_describe_exit(status)}) and starts again: "
+            f"see {self._directory.logs / f'{name}-{KUBE_PROXY}.log'}"
+            for name, status in ended
+            if status is not None
+        )
 
     def await_agents(self) -> None:
         """Wait for the CNI agents of all nodes. Raises LabError.
@@ -93,7 +161,8 @@ class NodeProcesses:
 
     def await_first_sync(self) -> None:
         """Wait until all nodes are healthy. Raises LabError."""
-        self._await(lambda node: healthy(node.namespace), _FIRST_SECONDS, "is not ready")
+        kube_proxy = self._kube_proxy is not None
+        self._await(lambda node: healthy(node.namespace, kube_proxy=kube_proxy), _FIRST_SECONDS, "is not ready")
 
     def synced(self, moment: float) -> bool:
         """Return True if all running proxies have written the changes up to `moment` (seconds since 1970)."""
@@ -128,6 +197,10 @@ class NodeProcesses:
                     raise LabError(
                         f"the process of {node.name} ended ({_describe_exit(status)}):\n{self._log_tail(node.name)}"
                     )
+                proxy = self._proxies.get(node.name)
+                if proxy is not None and (status := proxy.poll()) is not None:
+                    tail = self._log_tail(f"{node.name}-{KUBE_PROXY}")
+                    raise LabError(f"the {KUBE_PROXY} of {node.name} ended ({_describe_exit(status)}):\n{tail}")
             if time.monotonic() > deadline:
                 name = waiting[0].name
                 raise LabError(f"{name} {failure} after {timeout:.0f} s:\n{self._log_tail(name)}")
@@ -181,7 +254,7 @@ class NodeProcesses:
             "apiVersion": "narthex/v1alpha1",
             "kind": "NarthexConfiguration",
             "parts": {
-                "proxy": True,
+                "proxy": self._kube_proxy is None,
                 "cni": True,
                 "overlay": self._overlay != topology.NONE,
                 "dns": True,
@@ -197,7 +270,11 @@ class NodeProcesses:
         }
         if announce:
             own["announcer"] = {"keyFile": str(self._directory.announcer_key)}
-        return [self.proxy_configuration(announce=announce), own]
+        proxy = self.proxy_configuration(announce=announce)
+        if self._kube_proxy is not None:
+            proxy["healthzBindAddress"] = f"127.0.0.1:{BESIDE_HEALTH_PORT}"
+            proxy["metricsBindAddress"] = f"127.0.0.1:{BESIDE_METRICS_PORT}"
+        return [proxy, own]
 
 
 def _describe_exit(status: int) -> str:

@@ -113,6 +113,10 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     overlay: str = NONE
     """How pods of other nodes are reached: one of OVERLAYS."""
+    control_plane: str = ""
+    """Directory of the programs of an external control plane; empty: the lab's own."""
+    kube_proxy: str = ""
+    """The kube-proxy that nodes run instead of their own proxy; empty: their own."""
     source: str
     """Directory of the user's manifests."""
     since: str
@@ -160,6 +164,8 @@ class NodePaths:
         """The CNI plugins."""
         self.configuration = path / "config.json"
         """Configuration of `narthex node`."""
+        self.kube_proxy = path / "kube-proxy.json"
+        """Configuration of a kube-proxy beside it."""
         self.network = path / "net.d" / f"10-{NETWORK}.conflist"
         """The CNI configuration."""
         self.attached = path / "attached"

@@ -39,6 +39,10 @@ class ConformanceOptions(msgspec.Struct, frozen=True, kw_only=True):
     focus: str
     skip: str = ""
     pools: tuple[str, ...] = ()
+    control_plane: Path | None = None
+    """Directory of the programs of an external control plane; None: the lab's own."""
+    kube_proxy: Path | None = None
+    """A kube-proxy that the nodes run instead of their own proxy."""
 
 
 class ConformanceProgress(NamedTuple):
@@ -100,7 +104,16 @@ def _directory() -> Iterator[Path]:
 @contextlib.contextmanager
 def _lab(options: ConformanceOptions, images: tuple[str, ...]) -> Iterator[LabState]:
     """Start the lab and return its state; remove it at the end."""
-    started = labs.up(options.name, None, options.nodes, options.mode, pools=options.pools, images=images)
+    started = labs.up(
+        options.name,
+        None,
+        options.nodes,
+        options.mode,
+        pools=options.pools,
+        images=images,
+        control_plane=options.control_plane,
+        kube_proxy=options.kube_proxy,
+    )
     try:
         yield started.state
     finally:
