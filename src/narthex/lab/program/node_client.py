@@ -12,10 +12,10 @@ from narthex.linux.namespaces import in_namespace
 
 HEALTH_PORT = 10256
 METRICS_PORT = 10249
-"""Ports of the proxy, which are those of `narthex node` unless the node runs a kube-proxy beside it."""
+"""Ports of the proxy, which are those of `narthex node` unless the node also runs a kube-proxy."""
 BESIDE_HEALTH_PORT = 10266
 BESIDE_METRICS_PORT = 10269
-"""Ports of `narthex node` beside a kube-proxy."""
+"""Ports of `narthex node` on a node that also runs a kube-proxy."""
 _TIMES = re.compile(
     rb'^kubeproxy_sync_proxy_rules_last(_queued)?_timestamp_seconds\{[^}]*ip_family="([^"]+)"[^}]*\} (\S+)',
     re.MULTILINE,
@@ -41,7 +41,7 @@ def get(namespace: str, port: int, path: str, timeout: float = 2.0) -> tuple[int
 
 
 def healthy(namespace: str, *, kube_proxy: bool = False) -> bool:
-    """Return True if the proxy has synced and all parts of the node's process work. With `kube_proxy`, it runs beside them."""
+    """Return True if the proxy has synced and all parts of the node's process work. With `kube_proxy`, that is another program."""
     try:
         status, body = get(namespace, BESIDE_HEALTH_PORT if kube_proxy else HEALTH_PORT, "/healthz")
         parts = msgspec.json.decode(body)["parts"]

@@ -57,7 +57,7 @@ class NodeProcesses:
         self._crashed: set[str] = set()
         """Names of nodes that have crashed once during the start."""
         self._proxies: dict[str, NodeProcess] = {}
-        """The kube-proxies beside `narthex node`, by node."""
+        """The kube-proxies that run in addition to `narthex node`, by node."""
         self._proxy_lock = threading.Lock()
 
     def start(self, *, announce: bool) -> tuple[NodeRecord, ...]:
@@ -106,7 +106,7 @@ class NodeProcesses:
         self._start(name)
 
     def kill(self, name: str) -> None:
-        """Kill a node's process and the kube-proxy beside it."""
+        """Kill a node's process and its kube-proxy."""
         self._processes[name].kill()
         with self._proxy_lock:
             if proxy := self._proxies.pop(name, None):

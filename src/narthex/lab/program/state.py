@@ -165,7 +165,7 @@ class NodePaths:
         self.configuration = path / "config.json"
         """Configuration of `narthex node`."""
         self.kube_proxy = path / "kube-proxy.json"
-        """Configuration of a kube-proxy beside it."""
+        """Configuration of the kube-proxy of `lab up --kube-proxy`."""
         self.network = path / "net.d" / f"10-{NETWORK}.conflist"
         """The CNI configuration."""
         self.attached = path / "attached"
