@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 from xml.etree import ElementTree as xml
@@ -12,6 +13,10 @@ DEFAULT_FOCUS = r"\[sig-network\].*\[Conformance\]"
 _TEST = "It"
 _SERIAL = "Serial"
 _SKIPPED = ("skipped", "pending")
+_LONG = re.compile(
+    r"\[Slow\]|[Cc]onntrack|Granular Checks|HostPort|different protocols|session affinity|endpoints? from pods"
+)
+"""Names of tests that take longer than most: they begin first, so that none of them runs alone at the end."""
 _MOST_OUTPUT = 64 * 1024
 """Characters of a failed test's output in the JUnit file, from its end: a test that polls for minutes writes megabytes."""
 _NOT_XML = {code: None for code in range(32) if chr(code) not in "\t\n\r"}
@@ -72,7 +77,7 @@ class ChosenCases(msgspec.Struct, frozen=True):
 
     names: frozenset[str]
     by_position: dict[int, str]
-    """Names of those that may run at the same time as others, by their position in the suite's order."""
+    """Names of those that may run at the same time as others, by their position in the suite's order; the longest come first."""
     positions: int
     """How many tests of the suite may run at the same time as others, chosen or not."""
 
@@ -81,8 +86,9 @@ def choose(report: bytes) -> ChosenCases:
     """Read the report of a dry run. Raises msgspec.DecodeError if it is none."""
     tests = [each for suite in _REPORTS.decode(report) for each in suite.spec_reports if each.is_test]
     parallel = [each for each in tests if not each.is_serial]
-    chosen = {position: each.name for position, each in enumerate(parallel) if not each.is_skipped}
-    return ChosenCases(frozenset(each.name for each in tests if not each.is_skipped), chosen, len(parallel))
+    chosen = [(position, each.name) for position, each in enumerate(parallel) if not each.is_skipped]
+    chosen.sort(key=lambda each: _LONG.search(each[1]) is None)
+    return ChosenCases(frozenset(each.name for each in tests if not each.is_skipped), dict(chosen), len(parallel))
 
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):

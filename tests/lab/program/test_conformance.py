@@ -48,6 +48,11 @@ def test_only_chosen_tests_are_handed_out(coordinator):
     assert positions[2] > 1_000_000
 
 
+def test_long_tests_begin_first():
+    cases = [case("a [Slow]", "skipped"), case("b"), case("c [Slow]"), case("HostPort d")]
+    assert list(choose(json.dumps([{"SpecReports": cases}]).encode()).by_position) == [2, 3, 1]
+
+
 def test_if_the_order_is_another_one_all_are_handed_out(coordinator):
     assert ask(coordinator, "GET", "/counter")[1]["Index"] == 1
     ask(coordinator, "POST", "/did-run", case("a", "skipped"))

@@ -66,7 +66,7 @@ def _regex(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
 @click.option("--focus", default=DEFAULT_FOCUS, callback=_regex, metavar="REGEX", help="Tests to run, by their names; "
               f"default: {DEFAULT_FOCUS}")  # fmt: skip
 @click.option("--skip", default="", callback=_regex, metavar="REGEX", help="Tests not to run.")
-@click.option("--procs", default=4, show_default=True, type=click.IntRange(1, 32), help="Tests that run at a time.")
+@click.option("--procs", default=6, show_default=True, type=click.IntRange(1, 32), help="Tests that run at a time.")
 @click.option("--nodes", default=3, show_default=True, type=click.IntRange(2, 20), help="Number of the lab's nodes.")
 @click.option("--pool", "pools", multiple=True, metavar="CIDR", help="Addresses for load balancers; repeatable.")
 @click.option("--junit", "junit_file", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
