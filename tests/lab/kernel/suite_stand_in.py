@@ -172,7 +172,9 @@ def main(options: dict[str, str]) -> int:
     _poll(host, "/up")
     _post(host, "/suite-will-begin", {})
     if first:
-        assert len(json.loads(api("GET", "/api/v1/nodes"))["items"]) == int(options["num-nodes"])
+        nodes = json.loads(api("GET", "/api/v1/nodes"))["items"]
+        zones = {each["metadata"]["labels"]["topology.kubernetes.io/zone"] for each in nodes}
+        assert len(zones) == int(options["num-nodes"])
         _post(host, "/before-suite-completed", {"Data": "aGVsbG8=", "State": "passed"})
     else:
         assert _poll(host, "/before-suite-state")["Data"] == "aGVsbG8="
