@@ -1,7 +1,9 @@
 """Each network configuration of these tests is read a second time, with its keys in another case, and must mean the same."""
 
 import json
+from collections.abc import Callable
 from itertools import cycle
+from typing import Any
 
 import pytest
 
@@ -10,14 +12,14 @@ from narthex.cni.errors import CniError
 from narthex.cni.json import JsonError, parse
 from narthex.cni.keys import MATCHED_KEYS
 
-CASES = (str.upper, str.lower, str.swapcase, lambda key: key[:1].upper() + key[1:])
+CASES: tuple[Callable[[str], str], ...] = (str.upper, str.lower, str.swapcase, lambda key: key[:1].upper() + key[1:])
 
 
 @pytest.fixture(autouse=True)
-def keys_in_any_case(monkeypatch):
+def keys_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, cases = request.configuration, cycle(CASES)
 
-    def configuration(stdin):
+    def configuration(stdin: bytes) -> Any:
         try:
             found = parse(stdin)
         except JsonError:
@@ -30,14 +32,14 @@ def keys_in_any_case(monkeypatch):
     monkeypatch.setattr(request, "configuration", configuration)
 
 
-def outcome(read, stdin):
+def outcome(read: Callable[[bytes], Any], stdin: bytes) -> Any:
     try:
         return read(stdin)
     except CniError as error:
         return str(error)
 
 
-def changed(value, case):
+def changed(value: Any, case: Callable[[str], str]) -> Any:
     if isinstance(value, list):
         return [changed(one, case) for one in value]
     if isinstance(value, dict):
