@@ -288,3 +288,14 @@ def test_another_controller_s_class_is_left_to_it():
     assert address(world) == ADDRESS
     world.patch("Ingress", "shop", ingressClassName="other")
     assert address(world) is None
+
+
+def test_of_several_default_classes_the_newest_counts_then_the_first_name():
+    world = World()
+    for name, seconds in (("old", 0), ("b", 5), ("a", 0)):
+        world.wait(seconds)
+        world.put(ingress_class(name, "example.com/other", default=True))
+    world.put(ingress(rule("a", path("/"))))
+    world.put(ingress(rule("a", path("/")), name="own", ingressClassName="mine"))
+    chosen = [world.get("Ingress", name)["spec"]["ingressClassName"] for name in ("shop", "own")]
+    assert chosen == ["a", "mine"]

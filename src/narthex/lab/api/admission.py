@@ -54,14 +54,15 @@ _IS_DEFAULT, _OLD_CLASS = "ingressclass.kubernetes.io/is-default-class", "kubern
 
 
 def _with_default_class(registry: Registry, new: Raw) -> Raw:
-    """Return an Ingress that names a class: the default, if there is one (the newest of several), unless it has its own."""
+    """Return an Ingress with the default class unless it has its own. Of several defaults, the newest counts, then the first name."""
     given = new["metadata"].get("annotations") or {}
-    marked = (
+    marked = [
         each["metadata"]
         for each in registry.list("IngressClass")
         if (each["metadata"].get("annotations") or {}).get(_IS_DEFAULT) == "true"
-    )
-    newest = max(marked, key=lambda meta: (meta["creationTimestamp"], meta["name"]), default=None)
-    if newest is None or _OLD_CLASS in given or (new.get("spec") or {}).get("ingressClassName") is not None:
+    ]
+    if not marked or _OLD_CLASS in given or (new.get("spec") or {}).get("ingressClassName") is not None:
         return new
-    return {**new, "spec": {**new["spec"], "ingressClassName": newest["name"]}}
+    newest = max(each["creationTimestamp"] for each in marked)
+    name = min(each["name"] for each in marked if each["creationTimestamp"] == newest)
+    return {**new, "spec": {**new["spec"], "ingressClassName": name}}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
-from zoneinfo import ZoneInfo
 
 _DESCRIPTORS = {
     "@yearly": "0 0 1 1 *",
@@ -105,6 +104,9 @@ def _cron(fields: str, zone: tzinfo, moment: datetime, *, reverse: bool = False)
 def _zone(name: str) -> tzinfo:
     if not name or name == "UTC":
         return UTC
+    # Few labs have a CronJob with a time zone.
+    from zoneinfo import ZoneInfo
+
     try:
         if _ZONE.fullmatch(name):
             return ZoneInfo(name)
