@@ -4,7 +4,7 @@ import json
 import subprocess
 
 import pytest
-from tests.lab.kernel.lab_cluster import eventually, running
+from tests.lab.kernel.lab_cluster import CONTROL_PLANES, eventually, running
 
 from narthex.lab.server import certificate
 from narthex.lab.topology import INGRESS_ADDRESSES, outside_namespace
@@ -16,9 +16,9 @@ SERVER = {"name": "server", "image": "web:1", "ports": [{"containerPort": 8080}]
 PATIENCE = "--timeout=120s"
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with running("w") as made:
+@pytest.fixture(scope="module", params=CONTROL_PLANES)
+def cluster(request):
+    with running("w", *CONTROL_PLANES[request.param]) as made:
         yield made
 
 
@@ -34,7 +34,8 @@ def kubectl(cluster):
 def apply(kubectl, version, kind, name, notes=None, **spec):
     metadata = {"name": name, "annotations": notes or {}}
     made = {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
-    kubectl("apply", "-f", "-", stdin=json.dumps(made))
+    # A busy kube-apiserver has its schema late.
+    kubectl("apply", "--validate=false", "-f", "-", stdin=json.dumps(made))
 
 
 def selected(app):
