@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,7 +30,7 @@ from narthex.lab.kubelet.program.kubelet import Kubelet
 from narthex.lab.kubelet.program.pod_access import PodAccess
 from narthex.lab.kubelet.program.prober import Prober
 from narthex.lab.kubelet.program.static_pods import StaticPods
-from narthex.lab.kubelet.program.volumes import PodFiles
+from narthex.lab.kubelet.program.volumes import CreateToken, PodFiles
 from narthex.lab.program.api_server import LabApiServer
 from narthex.lab.program.control_plane import ControlPlane
 from narthex.lab.program.controller_loop import ControllerLoop
@@ -89,22 +90,19 @@ def build_components(
     progress: Callable[[str], object],
 ) -> LabComponents:
     """Create the components without starting any. Raises LabError if kept objects cannot be read."""
-    remote = None
     persistence = LabPersistence(directory) if directory.kept.is_dir() else None
-    api: ApiHandler | RemoteApi
     if options.control_plane is None:
-        registry, api = _own_objects(persistence)
+        plane = _own_plane(directory, persistence)
     else:
-        fabric = topology.fabric_namespace(directory.name)
-        remote = RemoteObjects(fabric, str(directory.node_kubeconfig), cluster.custom_resource_definitions())
-        registry, api = remote.shared, remote.api
+        plane = _external_plane(directory, options.control_plane, nodes, progress)
+    registry = plane.registry
     node_processes = NodeProcesses(directory, nodes, options, forks)
     containers = Containers(forks)
     events = EventRecorder(registry)
     pods = PodDependencies(
         registry=registry,
         network=PodNetwork(directory, nodes),
-        files=PodFiles(directory, registry, remote.registry.token if remote is not None else None),
+        files=PodFiles(directory, registry, plane.create_token),
         images=images,
         echo=EchoServer(),
         containers=containers,
@@ -114,33 +112,21 @@ def build_components(
     )
     kubelet = Kubelet(nodes, registry, pods)
     access = PodAccess(kubelet, pods)
-    grace = NODE_GRACE_SECONDS if remote is None else EXTERNAL_NODE_GRACE_SECONDS
-    api_server: LabApiServer | ControlPlane
-    if remote is None or options.control_plane is None:
-        assert isinstance(api, ApiHandler)
-        api_server = LabApiServer(directory, registry, api, access)
-    else:
-        api_server = ControlPlane(directory, options.control_plane, nodes, remote.connect, progress)
+    applied = persistence.applied if persistence is not None else None
     return LabComponents(
         directory=directory,
         nodes=nodes,
         registry=registry,
-        api=api,
+        api=plane.api,
         persistence=persistence,
-        manifests=ManifestApplier(
-            options.source,
-            registry,
-            api,
-            tuple(node.name for node in nodes),
-            persistence.applied if persistence is not None else None,
-        ),
-        controllers=ControllerLoop(registry, lab_controllers()) if remote is None else ExternalControllers(registry),
+        manifests=ManifestApplier(options.source, registry, plane.api, tuple(node.name for node in nodes), applied),
+        controllers=plane.controllers,
         heartbeats=NodeHeartbeats(
             nodes,
             registry,
-            interval=grace / _HEARTBEATS_PER_GRACE,
-            lease_seconds=int(grace),
-            kubelet_port=0 if remote is None else KUBELET_PORT,
+            interval=plane.grace / _HEARTBEATS_PER_GRACE,
+            lease_seconds=int(plane.grace),
+            kubelet_port=KUBELET_PORT if plane.external else 0,
             returned=kubelet.refresh,
         ),
         static_pods=StaticPods(nodes, registry),
@@ -148,23 +134,63 @@ def build_components(
         events=events,
         pods=pods,
         kubelet=kubelet,
-        api_server=api_server,
-        kubelet_api=None if remote is None else KubeletServer(access),
+        api_server=plane.serve(access),
+        kubelet_api=KubeletServer(directory, nodes, access) if plane.external else None,
         ingress=LabIngress(directory.name, registry, access),
-        ingress_controller=None
-        if remote is None
-        else ControllerLoop(registry, ControllerManager([IngressController()])),
+        ingress_controller=ControllerLoop(registry, ControllerManager([IngressController()]))
+        if plane.external
+        else None,
     )
 
 
-def _own_objects(persistence: LabPersistence | None) -> tuple[SharedRegistry, ApiHandler]:
-    """Return the objects of the lab's own API server, with those that were kept. Raises LabError."""
+class _Plane(NamedTuple):
+    """What differs between the lab's own control plane and an external one."""
+
+    external: bool
+    registry: SharedRegistry
+    api: ApiHandler | RemoteApi
+    controllers: ControllerLoop | ExternalControllers
+    serve: Callable[[PodAccess], LabApiServer | ControlPlane]
+    """Creates the API server."""
+    create_token: CreateToken | None
+    grace: float
+    """Seconds without a heartbeat after which a node is unknown."""
+
+
+def _own_plane(directory: StateDirectory, persistence: LabPersistence | None) -> _Plane:
+    """Return the lab's own control plane, with the objects that were kept. Raises LabError."""
     store = ObjectStore()
     if persistence is not None:
         persistence.load(store)
     registry = SharedRegistry(Registry(lambda: datetime.now(UTC), os.urandom, admit=admission(), store=store))
     with registry.held() as unlocked:
-        return registry, ApiHandler(unlocked)
+        api = ApiHandler(unlocked)
+    return _Plane(
+        external=False,
+        registry=registry,
+        api=api,
+        controllers=ControllerLoop(registry, lab_controllers()),
+        serve=lambda access: LabApiServer(directory, registry, api, access),
+        create_token=None,
+        grace=NODE_GRACE_SECONDS,
+    )
+
+
+def _external_plane(
+    directory: StateDirectory, programs: Path, nodes: tuple[LabNode, ...], progress: Callable[[str], object]
+) -> _Plane:
+    """Return a control plane of other programs."""
+    fabric = topology.fabric_namespace(directory.name)
+    remote = RemoteObjects(fabric, str(directory.node_kubeconfig), cluster.custom_resource_definitions())
+    return _Plane(
+        external=True,
+        registry=remote.shared,
+        api=remote.api,
+        controllers=ExternalControllers(remote.shared),
+        serve=lambda _: ControlPlane(directory, programs, nodes, remote.connect, progress),
+        create_token=remote.registry.token,
+        grace=EXTERNAL_NODE_GRACE_SECONDS,
+    )
 
 
 class LabPersistence:

@@ -48,17 +48,12 @@ from narthex.lab.program.options import LabOptions
 from narthex.lab.program.report import describe_state
 from narthex.lab.program.shared_registry import RegistrySnapshot
 from narthex.lab.program.state import LabError, LabState, StateDirectory
-from narthex.lab.server.certificate import Certificate
-from narthex.lab.server.kubelet import PORT as KUBELET_PORT
-from narthex.lab.server.kubelet import KubeletServer
 from narthex.lab.topology import NONE, LabNode
 from narthex.lb.released import ReleasedAddresses
 from narthex.linux.clock import SystemClock
-from narthex.linux.namespaces import in_namespace
 from narthex.linux.processes import identify_process
 from narthex.model import IPAddressPool, NamespacedName, Problem, Snapshot
 from narthex.model.backoff import Backoff
-from narthex.runtime.http.server import listen_tcp
 from narthex.runtime.reconciler import Reconciler, Throttle
 
 Object = dict[str, Any]
@@ -143,7 +138,7 @@ class LabProcess:
         parts.node_processes.await_agents()
         parts.kubelet.start()
         if parts.kubelet_api is not None:
-            self._serve_kubelets(parts.kubelet_api)
+            parts.kubelet_api.start()
         parts.registry.listen(parts.static_pods.wake)
         self._thread("static-pods", parts.static_pods.run)
         self._thread("ingress", parts.ingress.run)
@@ -180,15 +175,6 @@ class LabProcess:
         """
         for _ in ManifestSource(self.state.source).changes(threading.Event()):
             self._reconciler.wake()
-
-    def _serve_kubelets(self, server: KubeletServer) -> None:
-        """Let the API server reach the containers of all nodes."""
-        directory = self.parts.directory
-        made = Certificate(directory.certificate.read_text(), directory.key.read_text())
-        context = made.context(directory.control_plane.kubelet_client.read_text())
-        for node in self.parts.nodes:
-            with in_namespace(node.namespace):
-                server.listen(listen_tcp("::", KUBELET_PORT, both_families=True), context)
 
     def _set_state(self, **values: Any) -> None:
         with self._lock:

@@ -165,14 +165,7 @@ def up(
     started = time.monotonic()
     _check_machine(mode)
     directory = StateDirectory(name)
-    if control_plane is not None:
-        from narthex.lab.program.control_plane import check_programs
-
-        if keep or directory.kept.is_dir():
-            raise LabError("the objects of an external control plane are not kept: use another --name, without --keep")
-        check_programs(control_plane)
-    if kube_proxy is not None and not (kube_proxy.is_file() and os.access(kube_proxy, os.X_OK)):
-        raise LabError(f"{kube_proxy} is not a program: name an executable kube-proxy of an official release")
+    _check_programs(directory, control_plane, kube_proxy, keep=keep)
     if source is not None and not source.exists():
         raise LabError(f"there is no directory {str(source)!r} to read manifests from")
     try:
@@ -375,6 +368,20 @@ def _make_directories(directory: StateDirectory, *, keep: bool) -> Path:
     input_directory = directory.kept / "input"
     input_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return input_directory
+
+
+def _check_programs(
+    directory: StateDirectory, control_plane: Path | None, kube_proxy: Path | None, *, keep: bool
+) -> None:
+    """Raise LabError unless a lab can use these programs in the place of its own parts."""
+    if control_plane is not None:
+        from narthex.lab.program.control_plane import check_programs
+
+        if keep or directory.kept.is_dir():
+            raise LabError("the objects of an external control plane are not kept: use another --name, without --keep")
+        check_programs(control_plane)
+    if kube_proxy is not None and not (kube_proxy.is_file() and os.access(kube_proxy, os.X_OK)):
+        raise LabError(f"{kube_proxy} is not a program: name an executable kube-proxy of an official release")
 
 
 def _check_machine(mode: str) -> None:

@@ -6,12 +6,10 @@ Kubelets, static pods, and manifests use a Registry, wherever the objects are. H
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -19,8 +17,6 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from narthex.kube.access import Access
-from narthex.kube.client import ApiClient, Unreachable
 from narthex.kube.messages import WATCH_TIMES, is_older
 from narthex.kube.resources import WatchedResource
 from narthex.kube.source import KubeSource
@@ -31,13 +27,13 @@ from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import JSON, ApiRequest, ApiResponse
 from narthex.lab.api.store import Raw
 from narthex.lab.controllers.node_lifecycle import LEASES
+from narthex.lab.program.remote_client import RAW_OBJECTS, RemoteClient, discovered_resources
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import LabError
 from narthex.linux.namespaces import in_namespace
 from narthex.model import AnyObject, Delete, Event, NamespacedName, Upsert
 from narthex.model.backoff import Backoff
 from narthex.model.decode.objects import Decoded
-from narthex.runtime.configuration.values import ClientConnection
 
 COPIED = (
     "ConfigMap",
@@ -55,8 +51,6 @@ COPIED = (
     "ServiceCIDR",
 )
 """Built-in kinds that parts of a lab read often, or follow. All others are read at the server."""
-_REQUEST_SECONDS = 15.0
-"""Time for one request. A busy server answers within seconds; who waits longer holds up the pods of a node."""
 _SEEN_SECONDS = 2.0
 """Time for a change to arrive in the copy, which takes milliseconds. Later the caller goes on without."""
 _SYNC_SECONDS = 60.0
@@ -73,71 +67,6 @@ class CopiedObject(msgspec.Struct, frozen=True):
     kind: str
     key: NamespacedName
     raw: dict[str, Any]
-
-
-_RAW = msgspec.json.Decoder(dict[str, Any])
-
-
-class RemoteClient:
-    """Requests to the API server from any thread. They leave from the lab's network."""
-
-    def __init__(self, namespace: str | None, kubeconfig: str) -> None:
-        """Prepare a client. `namespace` is the network namespace to send from; None: the present one."""
-        self.access = Access(connection=ClientConnection(kubeconfig=kubeconfig, qps=-1.0))
-        self.namespace = namespace
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._ended = asyncio.Event()
-        self._api = ApiClient(self.access)
-
-    def start(self) -> None:
-        """Start the thread that sends the requests."""
-        ready = threading.Event()
-
-        def serve() -> None:
-            with in_namespace(self.namespace):
-                asyncio.run(self._serve(ready))
-
-        self._thread = threading.Thread(target=serve, name="api-client", daemon=True)
-        self._thread.start()
-        ready.wait()
-
-    async def _serve(self, ready: threading.Event) -> None:
-        self._loop = asyncio.get_running_loop()
-        async with contextlib.aclosing(self._api):
-            ready.set()
-            await self._ended.wait()
-
-    def close(self) -> None:
-        """Close all connections and end the thread."""
-        if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._ended.set)
-            self._thread.join()
-
-    def request(self, method: str, path: str, body: object = None, content_type: str = JSON) -> ApiResponse:
-        """Send a request and return the response. Raises StatusError without one."""
-        data = body if isinstance(body, bytes) or body is None else msgspec.json.encode(body)
-        assert self._loop is not None
-        sending = asyncio.run_coroutine_threadsafe(self._exchange(method, path, data, content_type), self._loop)
-        try:
-            code, answer = sending.result()
-        except (Unreachable, TimeoutError) as error:
-            why = str(error) or f"no response within {_REQUEST_SECONDS:.0f} s"
-            raise StatusError(503, "ServiceUnavailable", f"{method} {path}: {why}") from error
-        return ApiResponse(code, answer)
-
-    def object(self, method: str, path: str, body: object = None, content_type: str = JSON) -> Raw:
-        """Send a request and return the object in the response. Raises StatusError, also for an error of the server."""
-        response = self.request(method, path, body, content_type)
-        answer: Raw = _RAW.decode(response.body)
-        if response.status >= 300:
-            reason, message = str(answer.get("reason") or ""), str(answer.get("message") or f"{method} {path}")
-            raise StatusError(response.status, reason, message, answer.get("details"))
-        return answer
-
-    async def _exchange(self, method: str, path: str, data: bytes | None, content_type: str) -> tuple[int, bytes]:
-        async with asyncio.timeout(_REQUEST_SECONDS):
-            return await self._api.exchange(method, path, data, content_type)
 
 
 class RemoteRegistry(Registry):
@@ -275,7 +204,7 @@ class RemoteRegistry(Registry):
 
     def discover(self) -> None:
         """Learn which other kinds the server has. Raises StatusError."""
-        found = list(_discovered(self._client))
+        found = list(discovered_resources(self._client))
         known = {(each.kind, each.group) for each in KINDS.values()}
         others = {each.name: each for each in found if (each.kind, each.group) not in known and each.name not in KINDS}
         self.built_in = {**KINDS, **others}
@@ -414,29 +343,9 @@ def _list_path(definition: Mapping[str, Any]) -> str:
 def _watched(name: str, kind: str, api_version: str, path: str) -> WatchedResource:
     def decode(data: msgspec.Raw) -> Decoded:
         # Lists leave out kind and version of their items.
-        raw = {**_RAW.decode(data), "apiVersion": api_version, "kind": kind}
+        raw = {**RAW_OBJECTS.decode(data), "apiVersion": api_version, "kind": kind}
         meta = raw["metadata"]
         key = NamespacedName(meta.get("namespace") or "", meta["name"])
         return Decoded(cast(AnyObject, CopiedObject(name, key, raw)), (), (name, key))
 
     return WatchedResource(kind=name, paths=(path,), decode=decode)
-
-
-def _discovered(client: RemoteClient) -> Iterator[ApiResource]:
-    """Yield the kinds of all groups, in the preferred version of each."""
-    groups: list[tuple[str, str, tuple[str, ...]]] = [("", "v1", ("v1",))]
-    for group in client.object("GET", "/apis").get("groups") or ():
-        versions = tuple(each["version"] for each in group["versions"])
-        groups.append((group["name"], group["preferredVersion"]["version"], versions))
-    for name, version, versions in groups:
-        root = f"/apis/{name}/{version}" if name else f"/api/{version}"
-        for each in client.object("GET", root).get("resources") or ():
-            if "/" not in each["name"]:
-                yield ApiResource(
-                    kind=each["kind"],
-                    group=name,
-                    version=version,
-                    plural=each["name"],
-                    namespaced=bool(each.get("namespaced")),
-                    served=versions,
-                )

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
-import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from narthex.lab.api import errors
 from narthex.lab.api.api import error_response
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.requests import ApiRequest, ExecRequest, LogRequest, PortForwardRequest, is_true
 from narthex.lab.api.subresources import log_options
+from narthex.lab.program.state import StateDirectory
+from narthex.lab.server.certificate import Certificate
 from narthex.lab.server.pods import PodRuntime
 from narthex.lab.server.server import LIMITS, api_request, serve_from_pod
+from narthex.lab.topology import LabNode
+from narthex.linux.namespaces import in_namespace
 from narthex.runtime.connection_slots import SlotLimits
 from narthex.runtime.http.connection import HttpConnection, MalformedRequest
-from narthex.runtime.http.server import HttpServer
+from narthex.runtime.http.server import HttpServer, listen_tcp
 
 PORT = 10250
 _CONNECTIONS = 4096
@@ -33,14 +35,21 @@ _PATH = re.compile(r"/(containerLogs|exec|attach|portForward)/([^/]+)/([^/]+)(?:
 class KubeletServer:
     """The API of all kubelets of a lab. Its methods may be called from any thread."""
 
-    def __init__(self, pods: PodRuntime) -> None:
+    def __init__(self, directory: StateDirectory, nodes: Iterable[LabNode], pods: PodRuntime) -> None:
+        self._directory = directory
+        self._nodes = tuple(nodes)
         self._pods = pods
         self._http = HttpServer("kubelet-api", _CONNECTIONS)
 
-    def listen(self, sock: socket.socket, tls: ssl.SSLContext) -> None:
-        """Serve a bound socket."""
-        sock.listen(128)
-        self._http.serve(sock, _connection, self._serve, SlotLimits(_CONNECTIONS, _CONNECTIONS), tls)
+    def start(self) -> None:
+        """Listen on all nodes. Raises OSError."""
+        directory = self._directory
+        made = Certificate(directory.certificate.read_text(), directory.key.read_text())
+        context = made.context(directory.control_plane.kubelet_client.read_text())
+        for node in self._nodes:
+            with in_namespace(node.namespace):
+                sock = listen_tcp("::", PORT, both_families=True)
+            self._http.serve(sock, _connection, self._serve, SlotLimits(_CONNECTIONS, _CONNECTIONS), context)
 
     async def _serve(self, connection: HttpConnection) -> None:
         try:
