@@ -14,6 +14,7 @@ HERE = Path(__file__).parents[1] / "src/narthex/lab/api/types.txt"
 ROOTS = (
     "core_v1: ConfigMap Endpoints Event Namespace Node Pod Secret Service ServiceAccount Binding PodTemplateSpec",
     "apps_v1: Deployment ReplicaSet DaemonSet StatefulSet ControllerRevision",
+    "authentication_v1: TokenRequest",
     "batch_v1: Job CronJob",
     "coordination_v1: Lease",
     "discovery_v1: EndpointSlice",

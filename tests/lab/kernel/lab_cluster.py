@@ -68,10 +68,12 @@ class LabCluster:
         return json.loads(self.kubectl("get", *words, "-o", "json"))
 
     def log(self, pod: str) -> Callable[[], str]:
-        """Follow a pod's log from now on; the function returns all of it at its end."""
+        """Follow a pod's log, which has a line; the function returns all of it at its end."""
         words = ["kubectl", "logs", "-f", pod]
         process = subprocess.Popen(words, env=self.environment, stdout=subprocess.PIPE, text=True)
-        return lambda: process.communicate(timeout=60)[0]
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        return lambda: first + process.communicate(timeout=60)[0]
 
     @property
     def environment(self) -> dict[str, str]:

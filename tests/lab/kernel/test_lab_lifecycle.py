@@ -1,6 +1,10 @@
 """Containers of a lab from their start to their end: hooks, sidecars, probes during termination, shared processes, tokens."""
 
+import base64
+import json
+
 import pytest
+from tests.lab.api import kubectls
 from tests.lab.kernel.lab_cluster import eventually, running
 
 pytestmark = pytest.mark.kernel
@@ -35,6 +39,17 @@ spec:
   - {name: last, image: /bin/sh, args: ["-c", "echo last"]}
   containers:
   - {name: c, image: /bin/sh, args: ["-c", "trap 'echo bye; exit 0' TERM; echo main; while :; do sleep 0.1; done"]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: shared}
+spec:
+  shareProcessNamespace: true
+  terminationGracePeriodSeconds: 0
+  volumes: [{name: token, projected: {sources: [{serviceAccountToken: {path: vault, audience: vault}}]}}]
+  containers:
+  - {name: a, image: /bin/sleep, args: ["1001"]}
+  - {name: b, image: "docker.io/library/busybox:1", args: [sleep, "1002"], volumeMounts: [{name: token, mountPath: /mine}]}
 ---
 apiVersion: v1
 kind: Pod
@@ -97,3 +112,43 @@ def test_a_failed_post_start_hook_restarts_the_container(cluster):
 
     eventually(events, "the Event of the hook")
     eventually(lambda: cluster.get("pod", "refused")["status"]["containerStatuses"][0]["restartCount"], "a restart")
+
+
+def test_containers_share_their_processes(cluster):
+    cluster.kubectl("wait", "--for=condition=Ready", "pod/shared", "--timeout=60s")
+    listed = cluster.kubectl("exec", "shared", "-c", "b", "--", "ps", program=cluster.newest)
+    assert "sleep 1001" in listed and "sleep 1002" in listed
+    # A program that ends is started again in the same namespace.
+    cluster.kubectl("exec", "shared", "-c", "b", "--", "pkill", "-9", "-f", "^/bin/sleep", program=cluster.newest)
+    eventually(lambda: cluster.get("pod", "shared")["status"]["containerStatuses"][0]["restartCount"] == 1, "a restart")
+    eventually(lambda: "sleep 1001" in cluster.kubectl("exec", "shared", "-c", "b", "--", "ps", program=cluster.newest))
+
+
+def test_a_pod_has_the_tokens_that_it_asks_for(cluster):
+    cluster.kubectl("wait", "--for=condition=Ready", "pod/shared", "--timeout=60s")
+    token = cluster.kubectl("exec", "shared", "-c", "b", "--", "cat", "/mine/vault", program=cluster.newest)
+    claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
+    assert (claims["aud"], claims["sub"]) == (["vault"], "system:serviceaccount:default:default")
+    assert claims["kubernetes.io"]["pod"]["name"] == "shared"
+    issued = cluster.kubectl("create", "token", "default", program=cluster.newest).strip()
+    config = cluster.kubectl("config", "view", "--raw", "-o", "json")
+    server = json.loads(config)["clusters"][0]["cluster"]["server"]
+    words = ("--kubeconfig=/dev/null", f"--server={server}", "--insecure-skip-tls-verify", f"--token={issued}")
+    assert "shared" in cluster.kubectl(*words, "get", "pods", "-n", "default")
+    cluster.kubectl(*words[:-1], f"--token={issued}x", "get", "pods", status=1)
+
+
+def test_commands_run_in_the_pods_that_a_node_has(cluster):
+    words = ("-n", "kube-system", "exec", "kube-proxy-node-1", "--", "sh", "-c")
+    script = "hostname; nft list tables; cat /var/lib/kube-proxy-config/config"
+    found = cluster.kubectl(*words, script, program=cluster.newest)
+    assert found.startswith("node-1\n") and "table ip narthex\n" in found and "mode: nftables" in found
+
+
+@pytest.mark.parametrize("version", [kubectls.DEBIAN, kubectls.NEW])
+def test_the_output_of_a_fast_command_is_shown_once(cluster, version):
+    program = str(kubectls.kubectl(version))
+    for number in range(3):
+        name = f"fast-{version.replace('.', '-')}-{number}"
+        words = ("run", "-i", "--rm", name, "--image=busybox:1.36", "--restart=Never", "--", "echo", "quick", "words")
+        assert cluster.kubectl(*words, program=program, stdin="").count("quick words\n") == 1

@@ -26,6 +26,7 @@ SUBRESOURCES: Mapping[str, tuple[tuple[str, str, str], tuple[str, ...]]] = {
     "scale": (("autoscaling", "v1", "Scale"), _STATUS_VERBS),
     "binding": (("", "v1", "Binding"), ("create",)),
     "eviction": (("policy", "v1", "Eviction"), ("create",)),
+    "token": (("authentication.k8s.io", "v1", "TokenRequest"), ("create",)),
     "exec": (("", "v1", "PodExecOptions"), ("create", "get")),
     "attach": (("", "v1", "PodAttachOptions"), ("create", "get")),
     "log": (("", "v1", "Pod"), ("get",)),

@@ -108,7 +108,7 @@ KINDS: Mapping[str, ApiResource] = {
         ),
         _built_in("Secret", "secrets"),
         _built_in("Service", "services", "svc", "status proxy", categories=_ALL),
-        _built_in("ServiceAccount", "serviceaccounts", "sa"),
+        _built_in("ServiceAccount", "serviceaccounts", "sa", "token"),
         _built_in(
             "Deployment", "deployments", "deploy", "status scale", group="apps", categories=_ALL, generation=True
         ),

@@ -6,6 +6,7 @@ they passed in. Not thread-safe; callers lock. Follows apiserver's registry/gene
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -70,6 +71,11 @@ class Registry:
         self._entropy = entropy
         self._admit = admit
         self._changed_kinds()
+
+    @functools.cached_property
+    def token_key(self) -> bytes:
+        """The key that signs the tokens of service accounts."""
+        return self._entropy(32)
 
     @property
     def version(self) -> int:

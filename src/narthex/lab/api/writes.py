@@ -20,6 +20,7 @@ from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import ApiPath, ApiRequest, as_object, decode_body, decode_json_or_yaml, is_true
 from narthex.lab.api.store import Raw
 from narthex.lab.api.subresources import SUCCESS, bind, evict, read_scale, write_scale
+from narthex.lab.api.tokens import request_token
 from narthex.lab.api.types import object_type, validate_fields
 from narthex.lab.api.validation import warnings_of
 
@@ -184,6 +185,10 @@ def _placed(place: ApiPath, given: Raw) -> Raw:
     return {**given, "metadata": meta}
 
 
+_REQUESTS = {"binding": bind, "eviction": evict, "token": request_token}
+"""Subresources that are only created: the answer is no object that is kept."""
+
+
 def handle_write(
     registry: Registry, where: ApiPath, request: ApiRequest, selector: Callable[[], ListSelector]
 ) -> WriteResult:
@@ -195,9 +200,8 @@ def handle_write(
         return _delete(registry, where, request, selector)
     if part == "scale":
         return _scale(registry, where, request)
-    if method == "POST" and part in ("binding", "eviction"):
-        do = bind if part == "binding" else evict
-        return WriteResult(201, do(registry, where, decode_body(request)))
+    if method == "POST" and part in _REQUESTS:
+        return WriteResult(201, _REQUESTS[part](registry, where, decode_body(request)))
     how = write_options(request)
     if method == "POST" and not where.name:
         return create(registry, where, decode_body(request), how)

@@ -12,11 +12,18 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from narthex.lab.containers.forks import ForkServer
-from narthex.lab.containers.keeper import KEEPER_REPORTS, KeeperReport, KeeperRequest, keep_entry, keep_program
+from narthex.lab.containers.keeper import (
+    KEEPER_REPORTS,
+    KeeperReport,
+    KeeperRequest,
+    keep_entry,
+    keep_pause,
+    keep_program,
+)
 from narthex.lab.containers.program import ExecSpec, ProgramSpec
 
-RUN, ENTER = "run", "enter"
-JOBS = {RUN: keep_program, ENTER: keep_entry}
+RUN, ENTER, PAUSE = "run", "enter", "pause"
+JOBS = {RUN: keep_program, ENTER: keep_entry, PAUSE: keep_pause}
 """Jobs that the ForkServer must have."""
 
 _START_SECONDS = 60.0
@@ -80,6 +87,10 @@ class Containers:
         The thread of `watch` calls `ended` when the program has ended. Raises ContainerStartError.
         """
         return self._begin(RUN, msgspec.json.encode(program), files, ended)
+
+    def pause(self) -> RunningContainer:
+        """Start a process that holds a PID namespace, for programs that name it. Raises ContainerStartError."""
+        return self._begin(PAUSE, b"", (), lambda _: None)
 
     def enter(self, entry: ExecSpec, files: Sequence[int]) -> RunningContainer:
         """Start a program in the namespaces of another one. Raises ContainerStartError."""

@@ -28,6 +28,7 @@ from narthex.lab.containers.program import (
     find_program,
     join_network,
     join_process,
+    join_processes,
     unshare,
 )
 
@@ -71,7 +72,10 @@ def keep_program(control: socket.socket, order: bytes, files: Sequence[int]) -> 
             (out, its_out), (err, its_err) = os.pipe(), os.pipe()
             streams = {out: "stdout", err: "stderr"}
             files = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), its_out, its_err]
-        unshare(NEW_PROCESSES)
+        if program.process_namespace:
+            join_processes(program.process_namespace)
+        else:
+            unshare(NEW_PROCESSES)
         child = _start(lambda: become(program, files))
     except OSError as error:
         _fail(control, error)
@@ -88,6 +92,32 @@ def keep_entry(control: socket.socket, order: bytes, files: Sequence[int]) -> No
     except OSError as error:
         _fail(control, error)
     _keep(control, child, files, None, {})
+
+
+def keep_pause(control: socket.socket, _order: bytes, _files: Sequence[int]) -> NoReturn:
+    """Hold a PID namespace for several programs: its first process only reaps the others."""
+    try:
+        unshare(NEW_PROCESSES)
+    except OSError as error:
+        _fail(control, error)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        control.close()
+        die_with_parent(lambda: not _closed(writer))
+        _reap()
+    os.close(writer)
+    _keep(control, child, (), None, {})
+
+
+def _reap() -> NoReturn:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            signal.sigwait({signal.SIGCHLD})
 
 
 def _start(run: Callable[[], NoReturn]) -> int:

@@ -47,6 +47,8 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Working directory."""
     network_namespace: str
     """Name of its network namespace. Its mount, UTS, PID, and IPC namespaces are created for it."""
+    process_namespace: int = 0
+    """ID of a process whose PID namespace it shares, see `keep_pause`. 0: its own."""
     hostname: str = ""
     """Empty: the machine's host name."""
     layer: str = ""
@@ -105,6 +107,13 @@ def join_network(name: str) -> None:
         os.close(handle)
 
 
+def join_processes(process: int) -> None:
+    """Let later forks be in the PID namespace of another process."""
+    handle = os.open(f"/proc/{process}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    setns(handle, NEW_PROCESSES)
+    os.close(handle)
+
+
 def join_process(process: int) -> None:
     """Move to all namespaces of another process, with its capabilities. Its PID namespace applies to the next fork."""
     capabilities = bounding_set(process)
@@ -125,7 +134,7 @@ def join_process(process: int) -> None:
 def become(program: ProgramSpec, files: Sequence[int]) -> NoReturn:
     """Become the program, with these three standard files.
 
-    The process is the first of its PID namespace, and in its network namespace already. Raises OSError that names the failed step.
+    The process is in its network and PID namespaces already. Raises OSError that names the failed step.
     """
     enter_namespaces(program)
     executable = program.executable or find_program(program.argv[0], program.environment, program.directory)

@@ -78,6 +78,8 @@ def mirror_pods(node: Object) -> Iterator[Object]:
                         "image": f"narthex/{program}",
                         "command": list(command),
                         "imagePullPolicy": "IfNotPresent",
+                        # Commands there see and change the node's rules.
+                        "securityContext": {"capabilities": {"add": ["NET_ADMIN"]}},
                         "volumeMounts": [{"name": "config", "mountPath": directory}],
                     }
                 ],

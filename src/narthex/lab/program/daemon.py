@@ -84,7 +84,7 @@ def create_lab_process(directory: StateDirectory, options: LabOptions, progress:
     from narthex.lab.kubelet.program.images import Images
     from narthex.lab.program.lab_process import LabProcess
 
-    return LabProcess(directory, options, Images(options.images), forks, progress)
+    return LabProcess(directory, options, Images(options.images, directory.images), forks, progress)
 
 
 def _run_lab(

@@ -6,6 +6,7 @@
                          /api/                    the API server's certificate, key, and token
                          /api/plane/              files of an external control plane: see ControlPlanePaths
                          /pods/UID/               files and logs of a pod (`volumes.py`)
+                         /images/NAME/            files of images that are made of the machine's programs
                          /account/NAMESPACE/      service account files of pods
                          /net-conf.json           configuration of the overlay, if there is one
                          /Corefile                configuration of the nodes' DNS
@@ -214,6 +215,7 @@ class StateDirectory:
         self.token = self.path / "api" / "token"
         self.control_plane = ControlPlanePaths(self.path / "api" / "plane")
         self.pods = self.path / "pods"
+        self.images = self.path / "images"
         self.control = self.path / "control.sock"
         self.net_conf = self.path / "net-conf.json"
         """Configuration of the nodes' overlay."""

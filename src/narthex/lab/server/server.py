@@ -25,6 +25,7 @@ from narthex.lab.api.errors import StatusError, not_implemented
 from narthex.lab.api.proxy_path import ProxyRequest
 from narthex.lab.api.reads import WatchCursor
 from narthex.lab.api.requests import ApiRequest, ApiResponse, ExecRequest, LogRequest, PortForwardRequest
+from narthex.lab.api.tokens import is_valid_token
 from narthex.lab.server.metrics import PATH as METRICS_PATH
 from narthex.lab.server.metrics import RequestMetrics
 from narthex.lab.server.pods import PodRuntime, ThreadedReader
@@ -149,11 +150,19 @@ class ApiServer:
         """The number of open connections."""
         return len(self._http.connections)
 
+    def _knows(self, request: ApiRequest) -> bool:
+        """Return True if a request has the server's token, or one that it has issued."""
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme != "Bearer":
+            return False
+        if hmac.compare_digest(given.encode(), self.token.encode()):
+            return True
+        with self.lock:
+            return is_valid_token(self.api.registry, given)
+
     async def answer(self, connection: ApiConnection, request: ApiRequest) -> None:
         """Answer one request."""
-        given = request.headers.get("authorization", "").encode()
-        allowed = not self.token or _PUBLIC.fullmatch(request.path)
-        if not allowed and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
+        if self.token and not _PUBLIC.fullmatch(request.path) and not self._knows(request):
             await self._send(connection, request, error_response(_UNAUTHORIZED), ("WWW-Authenticate", "Bearer"))
             return
         if request.path == METRICS_PATH and request.method == "GET":

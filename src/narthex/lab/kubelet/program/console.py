@@ -19,6 +19,8 @@ from pathlib import Path
 from narthex.lab.containers.log import LogWriter
 
 _PIECE = 32 * 1024
+_REPLAYED_BYTES = 32 * 1024
+"""Output before the first client that it gets; less than a pipe holds, so that writing it does not wait."""
 
 
 class Console:
@@ -30,6 +32,8 @@ class Console:
         self._once = once
         self._log = LogWriter(str(log))
         self._clients: dict[str, list[int]] = {"stdout": [], "stderr": []}
+        self._early = {"stdout": b"", "stderr": b""} if once else {}
+        """Output that the first client is to get as well: `kubectl run -i` attaches after the start."""
         self._lock = threading.Lock()
         self._input: int | None
         if tty:
@@ -60,14 +64,23 @@ class Console:
         self.files = ()
 
     def attach(self, stream: str) -> int:
-        """Return the end of a pipe that carries a stream of the container from now on."""
+        """Return the end of a pipe that carries a stream of the container from now on.
+
+        The first client of a container with `stdinOnce` also gets what the container wrote before.
+        """
         reader, writer = os.pipe()
         with self._lock:
+            os.write(writer, self._early.pop(stream, b""))
             if stream in self._outputs.values():
                 self._clients[stream].append(writer)
             else:
                 os.close(writer)
         return reader
+
+    def forget_early(self) -> None:
+        """Forget the output so far: the first client has it from the log."""
+        with self._lock:
+            self._early = dict.fromkeys(self._early, b"")
 
     def input(self) -> int | None:
         """Return a file for the container's input, None if it has none any more."""
@@ -91,6 +104,8 @@ class Console:
             with contextlib.suppress(OSError):
                 self._log.take(stream, data)
             with self._lock:
+                if stream in self._early:
+                    self._early[stream] = (self._early[stream] + data)[-_REPLAYED_BYTES:]
                 clients = tuple(self._clients[stream])
             for client in clients:
                 self._pass_on(stream, client, data)

@@ -94,9 +94,18 @@ ProgramEnded = Callable[[RunningContainer], None]
 
 
 def start_program(
-    pod: Object, spec: Object, facts: ContainerFacts, image: ContainerImage, deps: PodDependencies, ended: ProgramEnded
+    pod: Object,
+    spec: Object,
+    facts: ContainerFacts,
+    image: ContainerImage,
+    deps: PodDependencies,
+    ended: ProgramEnded,
+    processes: int = 0,
 ) -> ContainerRun:
-    """Start a container's program. Raises ContainerConfigError, ContainerStartError, or OSError."""
+    """Start a container's program. Raises ContainerConfigError, ContainerStartError, or OSError.
+
+    `processes` is the process that holds the pod's PID namespace; 0: the container has its own.
+    """
     given = environment_of(pod, spec, deps.registry)
     named = {each["name"] for each in spec.get("env") or ()}
     known = {**given, **{name: value for name, value in image.environment.items() if name not in named}}
@@ -113,6 +122,7 @@ def start_program(
     program = msgspec.structs.replace(
         program_in_pod(pod, spec, deps, argv, executable, known),
         layer=image.layer,
+        process_namespace=processes,
         directory=directory,
         user=security.get("runAsUser"),
         group=security.get("runAsGroup"),

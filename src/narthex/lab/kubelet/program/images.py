@@ -5,6 +5,8 @@
     a program      the image's root has it, by its own name; it is the entry point, and words after PATH are its arguments
     a directory    its files lie over the machine's; its file image.json has Entrypoint, Cmd, Env, and WorkingDir as an OCI
                    image's configuration does
+
+`busybox`, with any registry and tag, has the machine's busybox under the names of all its commands, before the machine's programs.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from typing import Any
 import msgspec
 
 from narthex.lab.containers.root import BindMount
+from narthex.linux.run import run
 
+BUSYBOX = "busybox"
+_BUSYBOX_AT = "/usr/local/sbin"
+"""Where containers have the commands of busybox: the first directory of PATH, which machines leave empty."""
+_LIST_SECONDS = 10.0
 ECHO = "echo"
 """The image of the echo server, although machines have a command of this name."""
 CONFIGURATION = "image.json"
@@ -60,8 +67,13 @@ _CONFIGURATIONS = msgspec.json.Decoder(_Configuration)
 class Images:
     """The images that were given to a lab, and those that are programs of this machine."""
 
-    def __init__(self, given: Sequence[str] = ()) -> None:
-        """Read `PREFIX=PATH [ARGUMENT...]`. Raises ValueError with the reason if one is unusable."""
+    def __init__(self, given: Sequence[str] = (), directory: Path | None = None) -> None:
+        """Read `PREFIX=PATH [ARGUMENT...]`. Raises ValueError with the reason if one is unusable.
+
+        `directory` is for files of images; without it, images can be found but not run.
+        """
+        self._directory = directory
+        self._busybox: ContainerImage | None = None
         self.given = tuple(given)
         self._by_prefix: dict[str, ContainerImage] = {}
         for text in given:
@@ -77,6 +89,9 @@ class Images:
         for prefix in sorted(self._by_prefix, key=len, reverse=True):
             if name.startswith(prefix):
                 return self._by_prefix[prefix]
+        if name.rpartition("/")[2].partition("@")[0].partition(":")[0] == BUSYBOX:
+            self._busybox = self._busybox or _busybox(self._directory)
+            return self._busybox
         if name.startswith("/"):
             if _is_program(Path(name)):
                 return ContainerImage(entry_point=(name,))
@@ -89,6 +104,23 @@ class Images:
 
 def _is_program(path: Path) -> bool:
     return path.is_file() and os.access(path, os.X_OK)
+
+
+def _busybox(images: Path | None) -> ContainerImage:
+    """Return the image of busybox, the echo server if the machine has none. Links to it are written into a directory."""
+    program = shutil.which(BUSYBOX)
+    if program is None:
+        return ContainerImage()
+    if images is None:
+        return ContainerImage(arguments=("sh",), own_root=True)
+    directory = images / BUSYBOX
+    directory.mkdir(parents=True, exist_ok=True)
+    shutil.copy(program, directory / BUSYBOX)
+    for name in run([program, "--list"], timeout=_LIST_SECONDS).split():
+        if not (directory / name).exists():
+            (directory / name).symlink_to(BUSYBOX)
+    files = (BindMount(str(directory), _BUSYBOX_AT, read_only=True),)
+    return ContainerImage(arguments=("sh",), files=files, own_root=True)
 
 
 def _read(words: Sequence[str]) -> ContainerImage:

@@ -58,6 +58,8 @@ class PodLifecycle:
         self.problem = ""
         """Reason why it does not run; empty if it does."""
         self.runs: dict[str, ContainerRun] = {}
+        self.ended: dict[str, ContainerRun] = {}
+        """The last runs of containers with a console: a client may attach after their end."""
         self._node = node
         self._worker = worker
         self._deps = deps
@@ -76,6 +78,7 @@ class PodLifecycle:
         ]
         self.facts = PodFacts(containers=facts, host_ips=node.addresses)
         self._policy = pod["spec"].get("restartPolicy") or "Always"
+        self._pause: RunningContainer | None = None
         self._stopping = Stopping(self, worker, deps.prober)
         self._ending = False
         self._ending_since = 0.0
@@ -193,7 +196,15 @@ class PodLifecycle:
         def ended(container: RunningContainer) -> None:
             self._worker.post(lambda: self._program_ended(facts, container))
 
-        return start_program(self.pod, spec, facts, image, self._deps, ended)
+        return start_program(self.pod, spec, facts, image, self._deps, ended, self._shared_processes())
+
+    def _shared_processes(self) -> int:
+        """Return the process that holds the PID namespace of all containers, 0 if each has its own. Raises ContainerStartError."""
+        if not self.pod["spec"].get("shareProcessNamespace"):
+            return 0
+        if self._pause is None or self._pause.wait(0) is not None:
+            self._pause = self._deps.containers.pause()
+        return self._pause.pid
 
     def _evaluate_probes(self, run: ContainerRun) -> None:
         """Apply the results of a container's probes, and run those that are due."""
@@ -287,6 +298,8 @@ class PodLifecycle:
 
     def _container_ended(self, facts: ContainerFacts, code: int, signal_number: int = 0) -> None:
         run = self.runs.pop(facts.name)
+        if run.console is not None:
+            self.ended[facts.name] = run
         began = facts.state.started if isinstance(facts.state, Running) else _timestamp()
         reason = "Completed" if code == 0 else "Error"
         ended = Terminated(code, reason, began, _timestamp(), signal_number, container_id=facts.container_id)
@@ -397,6 +410,8 @@ class PodLifecycle:
         if self.runs or self.finished:
             return
         self.finished = True
+        if self._pause is not None:
+            self._pause.signal(signal.SIGKILL)
         if self.facts.networked:
             try:
                 self._deps.network.remove(self.pod)

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -22,7 +22,7 @@ from narthex.lab.api.requests import LogRequest
 from narthex.lab.containers.container import ContainerStartError, RunningContainer
 from narthex.lab.containers.log import LogReader, log_time
 from narthex.lab.containers.program import ExecSpec, find_program
-from narthex.lab.controllers.objects import ObjectKey
+from narthex.lab.controllers.objects import Object, ObjectKey
 from narthex.lab.kubelet.program.containers import (
     ContainerRun,
     PodDependencies,
@@ -42,6 +42,13 @@ _END_SECONDS = 5.0
 """Time between the end of a program's output and its own."""
 
 
+class _ExecPlace(NamedTuple):
+    pod: Object
+    spec: Object
+    process: int
+    """PID of the container's program; 0: it has none of its own."""
+
+
 class PodAccess:
     """Access to running containers. Safe from any thread."""
 
@@ -51,8 +58,8 @@ class PodAccess:
 
     def logs(self, request: LogRequest) -> Iterator[bytes]:
         """Yield the log of a container; of a mirror pod, that of its node. Raises StatusError."""
-        if (node := self._mirrored_node(request)) is not None:
-            return _node_log(self._deps.files.node_log(node), request)
+        if (mirror := self._mirror(request.namespace, request.pod)) is not None:
+            return _node_log(self._deps.files.node_log(str(mirror["spec"]["nodeName"])), request)
         lifecycle, facts = self._find(request.namespace, request.pod, request.container)
         number = facts.restarts - (1 if request.previous else 0)
         if request.previous and number < 0:
@@ -63,16 +70,19 @@ class PodAccess:
             return self._echo_log(lifecycle, facts, run, request)
         return self._program_log(lifecycle, facts, number, request)
 
-    def _mirrored_node(self, request: LogRequest) -> str | None:
-        """Return the node of a mirror pod, None if the pod is none."""
+    def _mirror(self, namespace: str, name: str) -> Object | None:
+        """Return a mirror pod, None if the pod is none."""
         with self._deps.registry.held() as registry:
-            pod = registry.get("Pod", request.namespace, request.pod)
-        return str(pod["spec"]["nodeName"]) if pod is not None and is_mirror(pod) else None
+            pod = registry.get("Pod", namespace, name)
+        return pod if pod is not None and is_mirror(pod) else None
 
     def _program_log(
         self, lifecycle: PodLifecycle, facts: ContainerFacts, number: int, request: LogRequest
     ) -> Iterator[bytes]:
         path = self._deps.files.log(lifecycle.pod, facts.name, number)
+        run = lifecycle.runs.get(facts.name) or lifecycle.ended.get(facts.name)
+        if run is not None and run.console is not None:
+            run.console.forget_early()
         since = "" if request.since is None else log_time(int(request.since * 1e9))
 
         def is_over() -> bool:
@@ -105,20 +115,16 @@ class PodAccess:
         self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool
     ) -> ExecProcess:
         """Start a program in a container. Raises StatusError."""
-        lifecycle, facts = self._find(namespace, pod, container)
-        run = lifecycle.runs.get(facts.name)
-        if run is None:
-            raise StatusError(500, "InternalError", f"container not found ({facts.name!r})")
-        spec = lifecycle.specs[facts.name]
-        environment = environment_of(lifecycle.pod, spec, self._deps.registry)
+        place = self._place(namespace, pod, container)
+        environment = environment_of(place.pod, place.spec, self._deps.registry)
         ours, theirs = _terminal() if tty else _pipes(stdin)
         try:
-            if run.container is not None:
-                entry = ExecSpec(target_pid=run.container.pid, argv=tuple(argv), environment=environment, tty=tty)
+            if place.process:
+                entry = ExecSpec(target_pid=place.process, argv=tuple(argv), environment=environment, tty=tty)
                 started = self._deps.containers.enter(entry, theirs)
             else:
                 executable = find_program(argv[0], environment)
-                program = program_in_pod(lifecycle.pod, spec, self._deps, argv, executable, environment)
+                program = program_in_pod(place.pod, place.spec, self._deps, argv, executable, environment)
                 started = self._deps.containers.run(msgspec.structs.replace(program, tty=tty), theirs)
         except (ContainerStartError, OSError) as error:
             for handle in ours:
@@ -129,12 +135,26 @@ class PodAccess:
                 os.close(handle)
         return ExecProcess(started, ours)
 
+    def _place(self, namespace: str, pod: str, container: str) -> _ExecPlace:
+        """Return where a command runs. Raises StatusError."""
+        mirror = self._mirror(namespace, pod)
+        if mirror is not None:
+            self._kubelet.node_namespace(str(mirror["spec"]["nodeName"]))
+            self._deps.files.write(mirror, ())
+            return _ExecPlace(mirror, mirror["spec"]["containers"][0], 0)
+        lifecycle, facts = self._find(namespace, pod, container)
+        run = lifecycle.runs.get(facts.name)
+        if run is None:
+            raise StatusError(500, "InternalError", f"container not found ({facts.name!r})")
+        process = run.container.pid if run.container is not None else 0
+        return _ExecPlace(lifecycle.pod, lifecycle.specs[facts.name], process)
+
     def attach(
         self, namespace: str, pod: str, container: str, stdin: bool, stdout: bool, stderr: bool
     ) -> AttachedProcess:
         """Attach to the program of a container; without `stdin` and `tty` in its spec only to its output. Raises StatusError."""
         lifecycle, facts = self._find(namespace, pod, container)
-        run = lifecycle.runs.get(facts.name)
+        run = lifecycle.runs.get(facts.name) or lifecycle.ended.get(facts.name)
         if run is None:
             raise StatusError(500, "InternalError", f"container {facts.name} not found in pod {pod}")
         if run.console is not None:

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from narthex.lab.api.errors import StatusError
+from narthex.lab.api.tokens import ISSUER, issue_token
 from narthex.lab.containers.root import BindMount
 from narthex.lab.kubelet.environment import ContainerConfigError, field_value, hostname, hosts, resolver
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import StateDirectory
 
+_TOKEN_SECONDS = 3600
+"""Lifetime of a token whose volume names none. Nothing replaces it in the volume."""
 _ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
 
 CreateToken = Callable[[str, str, Mapping[str, Any], Mapping[str, Any]], str]
@@ -146,9 +149,12 @@ class PodFiles:
         return {str(token["path"]): self._token_for(pod, token).encode()}
 
     def _token_for(self, pod: Mapping[str, Any], source: Mapping[str, Any]) -> str:
-        if self._create_token is None:
-            return self._token.read_text()
         meta, account = pod["metadata"], str(pod["spec"].get("serviceAccountName") or "default")
+        if self._create_token is None:
+            with self._registry.held() as registry:
+                audiences = [source["audience"]] if source.get("audience") else [ISSUER]
+                seconds = int(source.get("expirationSeconds") or _TOKEN_SECONDS)
+                return issue_token(registry, meta["namespace"], account, audiences, seconds, pod)[0]
         try:
             return self._create_token(meta["namespace"], account, pod, source)
         except StatusError as error:
