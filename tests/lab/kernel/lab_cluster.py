@@ -71,9 +71,15 @@ class LabCluster:
         """Follow a pod's log, which has a line; the function returns all of it at its end."""
         words = ["kubectl", "logs", "-f", pod]
         process = subprocess.Popen(words, env=self.environment, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        first = process.stdout.readline()
-        return lambda: first + process.communicate(timeout=60)[0]
+        stream = process.stdout
+        assert stream is not None
+        first = stream.readline()
+
+        def rest() -> str:
+            with process:
+                return first + stream.read()
+
+        return rest
 
     @property
     def environment(self) -> dict[str, str]:
