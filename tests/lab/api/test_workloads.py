@@ -60,7 +60,7 @@ def test_defaults_of_a_job():
     assert spec["selector"] == {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
     labels = {"batch.kubernetes.io/controller-uid": uid, "controller-uid": uid}
     labels |= {"batch.kubernetes.io/job-name": "work", "job-name": "work"}
-    assert spec["template"]["metadata"]["labels"] == labels
+    assert spec["template"]["metadata"]["labels"] == made["metadata"]["labels"] == labels
     assert "completions" not in created(job(parallelism=2))["spec"]
 
 

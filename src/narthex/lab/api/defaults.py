@@ -192,7 +192,11 @@ def _begin_job(raw: Raw, _: str) -> Raw:
         template = {**template, "metadata": {**inner, "labels": {**(inner.get("labels") or {}), **names}}}
         labels = {**((spec.get("selector") or {}).get("matchLabels") or {}), JOB_UID: meta["uid"]}
         spec = {**spec, "selector": {**(spec.get("selector") or {}), "matchLabels": labels}, "template": template}
-    return {**raw, "spec": spec, "status": {}}
+        own = (inner.get("labels") or {}).items()
+        if (meta.get("labels") or {}).items() == own:
+            # A Job without labels has those of its pods.
+            meta = {**meta, "labels": template["metadata"]["labels"]}
+    return {**raw, "metadata": meta, "spec": spec, "status": {}}
 
 
 def _namespace(raw: Raw) -> Raw:

@@ -24,12 +24,15 @@ from narthex.lab.controllers.objects import (
     controlled_by,
     integer_or,
     key_of,
+    labels_of,
     reference_to,
     spec_of,
 )
 
 HASH_LABEL = "controller-revision-hash"
-"""Label of pods and ControllerRevisions."""
+"""Label of pods, and of a DaemonSet's ControllerRevisions."""
+_OTHER_HASH_LABEL = "controller.kubernetes.io/hash"
+"""Label of a StatefulSet's ControllerRevisions."""
 
 
 def template_hash(template: Mapping[str, Any], collisions: int) -> str:
@@ -67,8 +70,10 @@ def as_template(revision: Object) -> TemplateRevision:
     """Return the template that a ControllerRevision keeps."""
     kept = ((revision.get("data") or {}).get("spec") or {}).get("template") or {}
     template = {name: value for name, value in kept.items() if name != "$patch"}
-    metadata = revision["metadata"]
-    return TemplateRevision(metadata["name"], (metadata.get("labels") or {}).get(HASH_LABEL, ""), template)
+    labels = labels_of(revision)
+    return TemplateRevision(
+        revision["metadata"]["name"], labels.get(HASH_LABEL) or labels.get(_OTHER_HASH_LABEL) or "", template
+    )
 
 
 def current_revision(
@@ -89,7 +94,8 @@ def current_revision(
         for each in hashes
         if state.get("ControllerRevision", ObjectKey(key.namespace, f"{key.name}-{each}")) is None
     )
-    labels = {**((template.get("metadata") or {}).get("labels") or {}), HASH_LABEL: chosen}
+    label = HASH_LABEL if owner["kind"] == "DaemonSet" else _OTHER_HASH_LABEL
+    labels = {**((template.get("metadata") or {}).get("labels") or {}), label: chosen}
     made = {
         "metadata": {
             "name": f"{key.name}-{chosen}",

@@ -85,7 +85,7 @@ class StatefulSetController:
 
     def _carry_out(self, owner: Object, step: PodStep, observed: _Observed) -> Iterator[ReconcileResult]:
         name = f"{owner['metadata']['name']}-{step.ordinal}"
-        word, reason = ("delete", "SuccessfulDelete") if step.delete else ("create", "SuccessfulCreate")
+        word, reason = ("Delete", "SuccessfulDelete") if step.delete else ("Create", "SuccessfulCreate")
         if step.delete:
             yield DeleteObject("Pod", key_of(observed.pods[step.ordinal]))
         else:
