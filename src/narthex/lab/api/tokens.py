@@ -1,6 +1,6 @@
 """Tokens of service accounts: JSON Web Tokens that the API server issues (TokenRequest) and accepts until they expire.
 
-They have the claims of Kubernetes' own tokens (pkg/serviceaccount/claims.go). The signature is an HMAC (HS256), since nobody but the
+They have the claims of Kubernetes' own tokens (pkg/serviceaccount/claims.go). The signature is an HMAC (HS256), since only the
 issuer verifies it.
 """
 
