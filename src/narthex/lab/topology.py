@@ -50,7 +50,7 @@ _UNDERLAY_CIDRS = ("192.168.49.0/24", "fd00:192:168:49::/64")
 _OUTSIDE_CIDRS = ("192.0.2.0/24", "fd00:192:0:2::/64")
 _OUTSIDE_GATEWAYS = ("192.0.2.1", "fd00:192:0:2::1")
 _API_ROUTES = 49
-"""Routing table for responses of the API server."""
+"""Routing table for packets of the API server."""
 
 _LAB_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?", re.ASCII)
 _PREFIX = "nx-"
@@ -174,15 +174,14 @@ def _address_link(addresses: Sequence[str], link: str) -> tuple[str, ...]:
     return f"address add {four}/24 dev {link}", f"address add {six}/64 dev {link} nodad", f"link set {link} up"
 
 
-def wire_fabric(lab: str, members: tuple[LabNode, ...], overlay: str = NONE) -> tuple[Wiring, ...]:
+def wire_fabric(lab: str, members: tuple[LabNode, ...]) -> tuple[Wiring, ...]:
     """Return the wiring of the fabric and `outside`: a bridge, and veth pairs to all nodes and `outside`.
 
-    The namespaces exist already. Without an overlay, packets of the API server, and nothing else, are routed to pods.
+    The namespaces exist already. Packets of the API server, and no others, are routed to pods.
     """
     to_pods = [
         f"route add {node.pod_cidrs[0]} via {node.addresses[0]} dev {_UNDERLAY} src {API_ADDRESS} table {_API_ROUTES}"
         for node in members
-        if overlay == NONE
     ]
     veth_pairs = [
         command

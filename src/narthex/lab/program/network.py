@@ -25,7 +25,7 @@ def wire(wiring: Wiring) -> None:
 
 def make_network(lab: str, nodes: tuple[LabNode, ...], overlay: str) -> None:
     """Create the fabric, nodes, and `outside`, without pods."""
-    fabric, outside = topology.wire_fabric(lab, nodes, overlay)
+    fabric, outside = topology.wire_fabric(lab, nodes)
     own_sides = [outside, *(topology.wire_node(node, nodes, overlay) for node in nodes)]
     for wiring in (fabric, *own_sides):
         create_namespace(wiring.namespace)
