@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import logging
 import math
 import os
@@ -18,6 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -146,6 +148,52 @@ class RulePoller:
             return None
 
 
+class NotificationSocket:
+    """A netlink socket in one network namespace (None: that of the calling thread) whose queue a thread empties."""
+
+    def __init__(self, protocol: int, queue_bytes: int, namespace: str | None = None) -> None:
+        """Open the socket, which is not bound yet. Raises OSError without permission."""
+        with in_namespace(namespace):
+            self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+        self.socket.setblocking(False)
+        self.socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, queue_bytes)
+
+    def datagrams(self) -> Iterator[bytes | None]:
+        """Yield all queued datagrams, and None where the kernel had to drop some."""
+        while True:
+            try:
+                data = self.socket.recv(1 << 18)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                yield None
+            else:
+                yield data
+
+    @contextmanager
+    def listening(self, name: str, drain: Callable[[], bool], notice: Callable[[], None]) -> Iterator[None]:
+        """While the block runs, a thread calls `drain` when datagrams are queued, and `notice` if it returns True."""
+        stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            with in_background(name, partial(self._listen, stop, drain, notice), partial(os.eventfd_write, stop, 1)):
+                yield
+        finally:
+            os.close(stop)
+
+    def _listen(self, stop: int, drain: Callable[[], bool], notice: Callable[[], None]) -> None:
+        poll, rest = select.poll(), select.poll()
+        poll.register(self.socket, select.POLLIN)
+        poll.register(stop, select.POLLIN)
+        rest.register(stop, select.POLLIN)
+        while not any(fd == stop for fd, _ in poll.poll()):
+            if drain():
+                notice()
+            if rest.poll(_PAUSE * 1000):
+                return
+
+
 class NftablesMonitor:
     """Receives notifications of all transactions in one network namespace (None: that of the calling thread)."""
 
@@ -156,12 +204,9 @@ class NftablesMonitor:
         self._concern = concern
         self._marks = tuple(name.encode() + b"\0" for name in concern.tables)
         self._families = frozenset(families)
-        with in_namespace(namespace):
-            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
-        self._socket.setblocking(False)
-        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE)
+        self._notices = NotificationSocket(_NETLINK_NETFILTER, _QUEUE, namespace)
         self._pass_over_own()
-        bind_own_port(self._socket)
+        bind_own_port(self._notices.socket)
         self._member(True)
         self._netlink = NfNetlink(namespace)
         self._lock = threading.Lock()
@@ -171,7 +216,6 @@ class NftablesMonitor:
         self._touched: dict[IPFamily, set[TouchedPart] | None] = {}
         """By the changes that were found; None: they may have changed anything."""
         self._looked_at: Mapping[IPFamily, set[TouchedPart] | None] = {}
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._notice: Callable[[], None] = lambda: None
 
     def look(self) -> Mapping[IPFamily, int]:
@@ -190,13 +234,12 @@ class NftablesMonitor:
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
         """Return a context in which a thread listens and calls `notice` after changes."""
         self._notice = notice
-        return in_background("nftables-monitor", lambda: self._listen(notice), lambda: os.eventfd_write(self._stop, 1))
+        return self._notices.listening("nftables-monitor", self._drain, notice)
 
     def close(self) -> None:
         """Close the sockets. Not while `listening`."""
-        self._socket.close()
+        self._notices.socket.close()
         self._netlink.close()
-        os.close(self._stop)
 
     @contextmanager
     def writing(self) -> Iterator[OwnTransactions]:
@@ -219,35 +262,15 @@ class NftablesMonitor:
                 self._lost_track()
             self._notice()
 
-    def _listen(self, notice: Callable[[], None]) -> None:
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        poll.register(self._stop, select.POLLIN)
-        rest = select.poll()
-        rest.register(self._stop, select.POLLIN)
-        while not any(fd == self._stop for fd, _ in poll.poll()):
-            with self._lock:
-                self._drain()
-                found = bool(self._found)
-            if found:
-                notice()
-            if rest.poll(_PAUSE * 1000):
-                return
-
-    def _drain(self) -> None:
-        """Process all queued notifications."""
-        for _ in range(_MOST_DATAGRAMS):
-            try:
-                data = self._socket.recv(1 << 18)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
-                # Too much came at once.
-                self._lost_track()
-                continue
-            self._take(data)
+    def _drain(self) -> bool:
+        """Process queued notifications; return True if there are changes that nobody has looked at."""
+        with self._lock:
+            for data in itertools.islice(self._notices.datagrams(), _MOST_DATAGRAMS):
+                if data is None:
+                    self._lost_track()
+                else:
+                    self._take(data)
+            return bool(self._found)
 
     def _lost_track(self) -> None:
         """Note changes of which nothing is known."""
@@ -298,7 +321,7 @@ class NftablesMonitor:
 
     def _member(self, join: bool) -> None:
         option = _ADD_MEMBERSHIP if join else _DROP_MEMBERSHIP
-        self._socket.setsockopt(_SOL_NETLINK, option, _GROUP_NFTABLES)
+        self._notices.socket.setsockopt(_SOL_NETLINK, option, _GROUP_NFTABLES)
 
     def _pass_over_own(self) -> None:
         """Attach a filter that drops notifications of this process's own sockets."""
@@ -312,7 +335,7 @@ class NftablesMonitor:
             (0x06, 0, 0, 0),
             (0x06, 0, 0, 0xFFFFFFFF),
         )
-        attach_filter(self._socket, code)
+        attach_filter(self._notices.socket, code)
 
 
 class LegacyTableSizes:

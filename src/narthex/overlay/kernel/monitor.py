@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import select
-import socket
 import struct
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from narthex.linux.background import in_background
+from narthex.linux.monitor import NotificationSocket
 from narthex.linux.netlink import HEADER, PORTS, PORTS_MASK, bind_own_port
 
 _NETLINK_ROUTE = 0
 _GROUPS = sum(1 << number - 1 for number in (1, 3, 5, 7, 9, 11))
 """Links, neighbors, IPv4 addresses and routes, IPv6 addresses and routes."""
 _LINK, _ADDRESS, _ROUTE, _NEIGHBOUR = (16, 17), (20, 21), (24, 25), (28, 29)
-_SO_RCVBUFFORCE = 33
 _QUEUE = 4 << 20
-_PAUSE = 0.02
-"""Debounce delay, so that a burst of changes costs little more than a few."""
 _TABLE_MAIN = 254
 _CLONED = 0x200
 
@@ -34,47 +27,23 @@ class RouteMonitor:
         `concerns` returns True for the index of a relevant link; it is called from another thread.
         """
         self._concerns = concerns
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE)
-        self._socket.setblocking(False)
-        self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE)
-        bind_own_port(self._socket, _GROUPS)
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._notices = NotificationSocket(_NETLINK_ROUTE, _QUEUE)
+        bind_own_port(self._notices.socket, _GROUPS)
 
     def close(self) -> None:
         """Close the socket. Not while `listening`."""
-        self._socket.close()
-        os.close(self._stop)
+        self._notices.socket.close()
 
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
         """Return a context manager in which `notice` is called, from another thread, whenever something may have changed."""
-        return in_background("overlay-notices", lambda: self._listen(notice), lambda: os.eventfd_write(self._stop, 1))
-
-    def _listen(self, notice: Callable[[], None]) -> None:
-        poll, rest = select.poll(), select.poll()
-        poll.register(self._socket, select.POLLIN)
-        poll.register(self._stop, select.POLLIN)
-        rest.register(self._stop, select.POLLIN)
-        while not any(fd == self._stop for fd, _ in poll.poll()):
-            if self._drain():
-                notice()
-            if rest.poll(_PAUSE * 1000):
-                return
+        return self._notices.listening("overlay-notices", self._drain, notice)
 
     def _drain(self) -> bool:
         """Read the queued notifications; return True if any is relevant."""
         found = False
-        while True:
-            try:
-                data = self._socket.recv(1 << 16)
-            except BlockingIOError:
-                return found
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
-                # The queue overflowed.
-                found = True
-                continue
-            found = found or self._matters(data)
+        for data in self._notices.datagrams():
+            found = found or data is None or self._matters(data)
+        return found
 
     def _matters(self, data: bytes) -> bool:
         at = 0
