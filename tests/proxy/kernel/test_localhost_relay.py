@@ -10,8 +10,7 @@ import pytest
 from narthex.linux.links import ip_batch
 from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.model import EndpointPort, IPFamily, Protocol, ServicePort
-from narthex.proxy.backends.userspace.localhost import localhost_listeners
-from narthex.proxy.kernel.localhost import LocalhostRelay
+from narthex.proxy.kernel.localhost import LocalhostRelay, localhost_listeners
 from narthex.testing.build import NODE, endpoint, endpoint_slice, plan, service
 
 ASKED = {"node_port_addresses": ("primary", "localhost"), "relayed_node_ports": True}

@@ -8,7 +8,7 @@ import msgspec
 
 from narthex.dns.corefile.pattern import compile_pattern
 from narthex.dns.corefile.settings import TemplateSettings
-from narthex.dns.corefile.template_text import ExpansionError, Template, TemplateValues, compile_template
+from narthex.dns.corefile.template_text import ExpansionError, TemplateValues, compile_template
 from narthex.dns.message import names, wire
 from narthex.dns.message.query import DnsClient, Query
 from narthex.dns.message.records import EXTENDED_ERROR, Message, Record, reply_to
@@ -84,15 +84,11 @@ def expand(query: Query, match: TemplateMatch) -> Message:
     for section, texts in zip(
         message.sections, (settings.answers, settings.authorities, settings.additional), strict=True
     ):
-        section += [_record(compile_template(text), values) for text in texts]
+        section += [parse_record(compile_template(text).expand(values)) for text in texts]
     if settings.extended_error is not None:
         code = settings.extended_error.to_bytes(2, "big")
         message.add_option(EXTENDED_ERROR, code + settings.extended_text.encode())
     return message
-
-
-def _record(template: Template, values: TemplateValues) -> Record:
-    return parse_record(template.expand(values))
 
 
 def parse_record(text: str) -> Record:

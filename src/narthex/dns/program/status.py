@@ -49,7 +49,7 @@ class StatusEndpoints:
                 self._strict = self._strict or block.ready.monitor == "continuously"
                 desired["ready", block.ready.listen] = _only("/ready", self._ready)
             if block.prometheus is not None:
-                desired["metrics", block.prometheus.listen] = _only("/metrics", lambda: SlowResponse(self._metrics))
+                desired["metrics", block.prometheus.listen] = _only("/metrics", self._metrics)
         for key in [key for key in self._open if key not in desired]:
             self._http.close(self._open.pop(key))
         for key, responder in desired.items():
@@ -63,8 +63,8 @@ class StatusEndpoints:
         self._http.stop()
         self._open.clear()
 
-    def _metrics(self) -> HttpResponse:
-        return metrics_reply(self._scrape())
+    def _metrics(self) -> SlowResponse:
+        return SlowResponse(lambda: metrics_reply(self._scrape()))
 
     def _ready(self) -> HttpResponse:
         now = self._readiness()

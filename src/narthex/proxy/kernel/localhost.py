@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 
+from immutables import Map
+
 from narthex.linux.run import ApplyError
 from narthex.model import IPFamily
-from narthex.proxy.backends.userspace.localhost import localhost_listeners
+from narthex.proxy.backends.userspace.backend import RELAYED
+from narthex.proxy.backends.userspace.rules import RelayListener, RelayListeners
 from narthex.proxy.kernel.kept_relay import KeptRelay
-from narthex.proxy.plan.ir import Plan
+from narthex.proxy.plan.ir import Forward, FrontendKind, Plan
 from narthex.proxy.relay.process import RelaySetup
 from narthex.proxy.relay.relay import UDP_IDLE_SECONDS
 from narthex.proxy.relay.wire import ADDRESS_FAMILIES, PortFailure
@@ -19,6 +22,31 @@ TEND_SECONDS = 2.0
 _MOST_LOGGED = 3
 
 _LOGGER = logging.getLogger("narthex")
+
+
+def localhost_listeners(plan: Plan) -> RelayListeners:
+    """Return a listener for each node port that senders outside of the cluster may reach; none if the plan asks for none.
+
+    As in kube-proxy, Local policy counts for clients on the node, too: without an endpoint here, nothing listens.
+    """
+    if not plan.node_ports.relayed:
+        return Map()
+    found = {}
+    for name, service in plan.services.items():
+        for frontend in service.frontends:
+            if frontend.kind is not FrontendKind.NODE_PORT or name.protocol not in RELAYED:
+                continue
+            if isinstance(frontend.other, Forward):
+                scope = frontend.other.scope
+                listener = RelayListener(
+                    name=name,
+                    scope=scope,
+                    port=frontend.port,
+                    endpoints=tuple((each.address, each.port) for each in service.pool(scope).endpoints),
+                    affinity_seconds=service.affinity_seconds,
+                )
+                found[listener.key] = listener
+    return Map(found)
 
 
 class LocalhostRelay:

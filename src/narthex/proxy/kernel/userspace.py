@@ -18,13 +18,7 @@ from narthex.model import IPFamily, Protocol
 from narthex.proxy.backends.base import Target
 from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.backends.userspace.names import USERSPACE_CHAINS
-from narthex.proxy.backends.userspace.rules import (
-    ListenKey,
-    RelayListener,
-    RelayListeners,
-    UserspaceChanges,
-    UserspaceRules,
-)
+from narthex.proxy.backends.userspace.rules import ListenKey, RelayListeners, UserspaceChanges, UserspaceRules
 from narthex.proxy.kernel.iptables import IptablesTarget
 from narthex.proxy.kernel.kept_relay import KeptRelay, listener_of
 from narthex.proxy.relay.process import RelaySetup
@@ -87,7 +81,7 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         Ports of other programs are avoided from then on.
         """
         self._mark = changes.mark
-        self._listen(changes.listen)
+        self._note(self._relay.listen(changes.listen, self._mark))
         if changes.tables:
             self._tables.apply(changes.tables)
         desired = {one.key for one in changes.listen}
@@ -112,9 +106,6 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
     def close(self) -> None:
         """End the relay. The rules stay and lead nowhere until the next relay starts."""
         self._relay.close()
-
-    def _listen(self, listeners: tuple[RelayListener, ...]) -> None:
-        self._note(self._relay.listen(listeners, self._mark))
 
     def _note(self, failed: tuple[PortFailure, ...]) -> None:
         """Avoid the ports of other programs. Raises ApplyError if there are any."""

@@ -51,7 +51,7 @@ class Turns:
         if first is None and order:
             self._next = (turn + 1) % len(order)
         ahead = [order[(turn + step) % len(order)] for step in range(len(order))]
-        ahead.sort(key=lambda place: (place != first, self._is_avoided(place, now)))
+        ahead.sort(key=lambda place: (place != first, self._avoided.get(place, now) > now))
         for place in ahead:
             if place in self._order:
                 yield place
@@ -64,9 +64,6 @@ class Turns:
     def reached(self, place: Place) -> None:
         """Record that the endpoint could be reached."""
         self._avoided.pop(place, None)
-
-    def _is_avoided(self, place: Place, now: float) -> bool:
-        return self._avoided.get(place, now) > now
 
 
 class Affinity:

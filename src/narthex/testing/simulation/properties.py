@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from narthex.model import Disposition, IPFamily, NamespacedName
+from narthex.model import Disposition, IPFamily, NamespacedName, join_port
 from narthex.proxy.kernel.dataplanes import Dataplane
 from narthex.proxy.program.schedule import CONTEST_REPAIRS, CONTEST_SECONDS, LONGEST_DEFERRAL, SyncPeriods
 from narthex.testing.build import HOST, packet
@@ -146,9 +146,8 @@ class RuleProperties:
 
     def _is_served(self, rules: Any, index: int) -> bool:
         where = cluster_ip(10 + index, self._world.families[0])
-        trace = self._world.kernel.backend.walk(
-            rules, packet(_client(self._world.families[0]), _with_port(where)), HOST
-        )
+        client = _CLIENT if self._world.families[0] is IPFamily.IPV4 else "fd64:0:0:1::200"
+        trace = self._world.kernel.backend.walk(rules, packet(client, join_port(where, 80)), HOST)
         return any(outcome.disposition is Disposition.DELIVERED for outcome in trace.outcomes)
 
     def _check_repair(self, name: str) -> None:
@@ -195,11 +194,3 @@ class RuleProperties:
 def cluster_ip(number: int, family: IPFamily) -> str:
     """Return the cluster IP of a Service by its number."""
     return f"10.110.0.{number}" if family is IPFamily.IPV4 else f"fd6e::{number:x}"
-
-
-def _client(family: IPFamily) -> str:
-    return _CLIENT if family is IPFamily.IPV4 else "fd64:0:0:1::200"
-
-
-def _with_port(address: str) -> str:
-    return f"[{address}]:80" if ":" in address else f"{address}:80"

@@ -10,7 +10,7 @@ from narthex.model import Protocol, in_any, is_zero_prefix, parsed_network
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs.frame import Mask
-from narthex.proxy.plan.ir import Drop, Forward, Frontend, FrontendKind, NodePorts, Plan, ServicePlan
+from narthex.proxy.plan.ir import Drop, Forward, Frontend, FrontendKind, Plan, ServicePlan
 
 SetEntry = tuple[str, str]
 """A set by its IPv4 name, and an entry of it in the format of `ipset save`."""
@@ -28,12 +28,9 @@ class IpvsServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def settings_of(plan: Plan, scheduler: str) -> IpvsServerSettings:
     """Return the settings of a plan."""
-    answering = tuple(ip for ip in plan.node_addresses if _answers(plan.node_ports, ip))
+    cidrs = plan.node_ports.cidrs
+    answering = tuple(ip for ip in plan.node_addresses if cidrs is None or in_any(cidrs, ip))
     return IpvsServerSettings(scheduler=scheduler, node_ports=answering, node_addresses=frozenset(plan.node_addresses))
-
-
-def _answers(node_ports: NodePorts, address: str) -> bool:
-    return node_ports.cidrs is None or in_any(node_ports.cidrs, address)
 
 
 class PlacedServer(msgspec.Struct, frozen=True, kw_only=True):
