@@ -263,7 +263,7 @@ class NftablesMonitor:
             self._notice()
 
     def _drain(self) -> bool:
-        """Process queued notifications; return True if there are changes that nobody has looked at."""
+        """Process queued notifications; return True if `look` has changes to return."""
         with self._lock:
             for data in itertools.islice(self._notices.datagrams(), _MOST_DATAGRAMS):
                 if data is None:
