@@ -11,6 +11,7 @@ from tests.lab.kernel.lab_cluster import SOURCE, eventually, left_of, narthex, r
 
 from narthex.lab.program import labs
 from narthex.lab.program.node_client import BESIDE_HEALTH_PORT, METRICS_PORT, get
+from narthex.lab.program.state import StateDirectory
 from narthex.linux.processes import processes_inside
 
 pytestmark = pytest.mark.kernel
@@ -80,6 +81,10 @@ def test_services_work_and_narthex_has_no_proxy_there(lab):
         assert get(node.namespace, METRICS_PORT, "/proxyMode") == (200, b"nftables")
         assert len(proxy_of(lab, node.name)) == 1
     assert fetch(lab, "node-1", "http://10.96.7.7/").startswith("web-")
+    logs = StateDirectory(lab.name).logs
+    said = lab.kubectl("logs", "-n", "kube-system", "kube-proxy-node-1", "--tail=3").splitlines()
+    assert said
+    assert set(said) <= set((logs / "node-1-kube-proxy.log").read_text().splitlines())
     assert f"proxy: {lab.proxy}, instead of the lab's own" in lab.narthex("status")
 
 

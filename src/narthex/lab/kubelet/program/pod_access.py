@@ -59,7 +59,7 @@ class PodAccess:
     def logs(self, request: LogRequest) -> Iterator[bytes]:
         """Yield the log of a container; of a mirror pod, that of its node. Raises StatusError."""
         if (mirror := self._mirror(request.namespace, request.pod)) is not None:
-            return _node_log(self._deps.files.node_log(str(mirror["spec"]["nodeName"])), request)
+            return _node_log(self._deps.files.node_log(str(mirror["spec"]["nodeName"]), request.pod), request)
         lifecycle, facts = self._find(request.namespace, request.pod, request.container)
         number = facts.restarts - (1 if request.previous else 0)
         if request.previous and number < 0:

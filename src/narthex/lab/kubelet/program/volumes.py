@@ -53,9 +53,10 @@ class PodFiles:
         """Return the log of a container after `number` restarts."""
         return self.directory(pod) / "log" / container / f"{number}.log"
 
-    def node_log(self, node: str) -> Path:
-        """Return the log of a node's own process."""
-        return self._node_logs / f"{node}.log"
+    def node_log(self, node: str, pod: str) -> Path:
+        """Return the log of the program that a mirror pod shows: its own, or that of the node's process."""
+        own = self._node_logs / f"{node}-{pod.removesuffix(f'-{node}')}.log"
+        return own if own.exists() else self._node_logs / f"{node}.log"
 
     def resolver(self, pod: Mapping[str, Any]) -> Path:
         """Return the pod's resolv.conf, which exists only if the pod does not use the machine's."""
