@@ -84,8 +84,8 @@ def test_unknown_has_its_own_status(tmp_path: Path) -> None:
     words = ("10.244.1.5", "10.96.0.7:80", "--rules", str(tmp_path / "part"))
     for form in ("text", "json", "svg"):
         trace(*words, "-o", form, status=3)
-    assert trace(*words, status=3).startswith("? not known: ")
-    assert "3  the path is not known" in trace("--help")
+    assert trace(*words, status=3).startswith("? unknown: ")
+    assert "3  the path is unknown" in trace("--help")
 
 
 def test_color_is_for_terminals_or_on_request(dropped: tuple[str, ...]) -> None:

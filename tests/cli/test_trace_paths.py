@@ -16,7 +16,7 @@ HELLO = DUMPS / "hello-world.iptables-save"
 
 
 def trace(*words: object, fails: bool = False) -> str:
-    """The output in lines that do not wrap; status 3 says that something is not known."""
+    """The output in lines that do not wrap; status 3 says that something is unknown."""
     done = CliRunner(env={"COLUMNS": "1000"}).invoke(main, ["trace", *map(str, words)])
     assert (done.exit_code not in (0, 3)) is fails, done.output
     return done.output
@@ -66,10 +66,10 @@ def test_the_rule_its_line_and_what_nearly_matched_are_told() -> None:
 
 def test_what_is_missing_is_said_and_not_guessed() -> None:
     said = trace("10.244.0.5", "10.106.183.112:4000", "--rules", HELLO)
-    assert "where 10.244.3.81 is the routes say, and they are not known" in said
+    assert "the route to 10.244.3.81 is unknown" in said
     assert "; routes; sysctls (--all says why)" in said
     assert "  routes: no file contains it" in trace("10.244.0.5", "10.106.183.112:4000", "--rules", HELLO, "--all")
-    assert "taken to be eth0, name another interface with --iif" in said
+    assert "assumed to be eth0, name another interface with --iif" in said
 
 
 def test_a_question_without_sources_or_with_too_many() -> None:
@@ -253,7 +253,7 @@ def test_a_load_balancers_address_with_local_policy_leads_to_the_local_pod() -> 
     words = ("outside", "192.168.15.1:80", "--rules", DUMPS / "redis-and-traefik.rules")
     said = trace(*words)
     assert "Balancing rule 0 for kube-system/traefik-load-balance-service:web" in trace(*words, "--all")
-    assert "not known: chain KUBE-SEP-EUB52TCTNKDY6XP4 of table nat is not in the input" in said
+    assert "unknown: chain KUBE-SEP-EUB52TCTNKDY6XP4 of table nat is not in the input" in said
     assert "Service port  kube-system/traefik-load-balance-service:web" in said
 
 

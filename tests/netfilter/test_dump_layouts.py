@@ -76,7 +76,7 @@ def test_read_whole_and_understood(name, rules):
         each.table.name: sum(rule != gap_rule() for c in each.table.chains.values() for rule in c.rules)
         for each in dump.tables
     } == {
-        table: count + sum("it is taken to set" in each.text for each in dump.notes) * (table == "nat")
+        table: count + sum("it is assumed to set" in each.text for each in dump.notes) * (table == "nat")
         for table, count in rules.items()
     }
     assert dump.check() == ()

@@ -459,11 +459,11 @@ def test_all_nat_chains_run_at_one_priority() -> None:
     assert only(walk(Ruleset((rewriting, guard)), packet("10.110.0.5"), HOST)) == ("dropped", None, False)
 
 
-def supposed(*tables: Table) -> tuple[str, bool]:
+def assumed(*tables: Table) -> tuple[str, bool]:
     """How the packet ends, and whether that supposes an order."""
     trace = walk(Ruleset(tables), packet("10.110.0.5"), HOST)
     texts = [text for outcome in trace.outcomes for text in outcome.supposing]
-    assert all("priority" in text and "is taken to run before" in text for text in texts)
+    assert all("priority" in text and "is assumed to run before" in text for text in texts)
     return only(trace)[0], bool(texts)
 
 
@@ -472,15 +472,15 @@ def test_an_order_at_one_priority_is_supposed_only_where_the_end_depends_on_it()
         table(word, base("forward", rule(each)))
         for word, each in (("a", Accept()), ("d", DropPacket()), ("r", RejectPacket("icmp-port-unreachable")))
     )
-    assert supposed(accept, table("b", base("forward", rule(Accept())))) == ("not-ours", False)
-    assert supposed(accept, drop) == supposed(drop, accept) == ("dropped", False)
-    assert supposed(table("b", base("forward", rule(DropPacket()))), drop) == ("dropped", False)
+    assert assumed(accept, table("b", base("forward", rule(Accept())))) == ("not-ours", False)
+    assert assumed(accept, drop) == assumed(drop, accept) == ("dropped", False)
+    assert assumed(table("b", base("forward", rule(DropPacket()))), drop) == ("dropped", False)
     # The youngest, which is the last one of a dump, comes first.
-    assert supposed(drop, reject) == ("rejected", True)
-    assert supposed(reject, drop) == ("dropped", True)
-    assert supposed(reject, accept, drop) == ("dropped", True)
+    assert assumed(drop, reject) == ("rejected", True)
+    assert assumed(reject, drop) == ("dropped", True)
+    assert assumed(reject, accept, drop) == ("dropped", True)
     # At different priorities nothing is open.
-    assert supposed(reject, table("e", base("forward", rule(DropPacket()), priority=-1))) == ("dropped", False)
+    assert assumed(reject, table("e", base("forward", rule(DropPacket()), priority=-1))) == ("dropped", False)
 
 
 def test_an_order_at_one_priority_matters_also_for_marks_and_rewriting() -> None:
@@ -488,14 +488,14 @@ def test_an_order_at_one_priority_matters_also_for_marks_and_rewriting() -> None
         table(word, base("prerouting", rule(*parts)))
         for word, parts in (("s", (MarkOr(1),)), ("m", (MarkIs(1, 1), DropPacket())))
     )
-    assert supposed(sets, asks) == ("not-ours", True)
-    assert supposed(asks, sets) == ("dropped", True)
+    assert assumed(sets, asks) == ("not-ours", True)
+    assert assumed(asks, sets) == ("dropped", True)
     one, other = (
         table(word, nat("prerouting", rule(Dnat(address, 1))))
         for word, address in (("x", "10.64.1.1"), ("y", "10.64.1.2"))
     )
-    assert supposed(one, other) == ("delivered", True)
-    assert supposed(one, table("z", nat("prerouting", rule(Dnat("10.64.1.1", 1))))) == ("delivered", False)
+    assert assumed(one, other) == ("delivered", True)
+    assert assumed(one, table("z", nat("prerouting", rule(Dnat("10.64.1.1", 1))))) == ("delivered", False)
 
 
 def test_tables_of_the_other_family_are_not_met() -> None:

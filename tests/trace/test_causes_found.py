@@ -124,7 +124,7 @@ def test_what_is_not_known_is_not_missing() -> None:
 
 class Rules:
     def __init__(self, *tables: Table) -> None:
-        self.ruleset = self.supposed = Ruleset(tables)
+        self.ruleset = self.assumed = Ruleset(tables)
         self.objects = KernelObjects()
         self.unread = ()
         self.gaps = ()

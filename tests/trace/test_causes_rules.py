@@ -288,8 +288,8 @@ def test_node_ports_that_nothing_calls_are_supposed_only_in_a_fragment() -> None
     assert {leaf.end.fate for leaf in whole} == {Fate.UNKNOWN}
     assert all("nodePortAddresses" in leaf.end.reason for leaf in whole)
     fragment = "".join(line for line in NODE_PORTS.splitlines(keepends=True) if "KUBE-" in line and line[0] == "-")
-    supposed = asked(fragment, "198.51.100.7", "10.0.0.11:30080", "10.0.0.11")[0].leaves()
-    assert "the jump is taken to be there" in " ".join(text for leaf in supposed for text in leaf.end.supposing)
+    assumed = asked(fragment, "198.51.100.7", "10.0.0.11:30080", "10.0.0.11")[0].leaves()
+    assert "the jump is assumed to be there" in " ".join(text for leaf in assumed for text in leaf.end.supposing)
 
 
 def test_an_address_that_node_ports_are_open_on_is_the_nodes_own() -> None:

@@ -132,7 +132,7 @@ def test_without_rules_nothing_can_be_told() -> None:
     wanted = objects("10.244.1.7")
     report = check(wanted, NodeView(absent={"rules": "nft is not installed"}), OWN)
     assert report.status == 2
-    assert report.unknown == ("the node's rules are not known: nft is not installed",)
+    assert report.unknown == ("the node's rules are unknown: nft is not installed",)
 
 
 def test_a_match_that_is_not_understood_is_no_difference() -> None:

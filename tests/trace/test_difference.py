@@ -97,7 +97,7 @@ def test_a_part_that_one_side_lacks_cannot_be_told(tmp_path: Path) -> None:
     )
     status, said = diff(one, str(tmp_path / "b.tgz"))
     assert status == 2
-    assert "cannot tell: routes: not known in" in said
+    assert "cannot tell: routes: unknown in" in said
 
 
 MANIFESTS = Path(__file__).parents[2] / "examples" / "shop"
@@ -129,8 +129,8 @@ def test_what_is_not_compared_is_said(tmp_path: Path) -> None:
     status, said = whole(one, other)
     assert status == 0
     assert said.splitlines() == [
-        "not compared: policies (not known on either side)",
-        "not compared: addresses (not known on either side)",
+        "not compared: policies (unknown on either side)",
+        "not compared: addresses (unknown on either side)",
         "not compared: packets to addresses of no Service, and packets that the nodes themselves send",
     ]
 

@@ -217,7 +217,7 @@ def test_unsupported_is_told_with_its_reason() -> None:
         note="not understood: -m mystery",
     )
     said = msgspec.structs.replace(case(sent), walked=walked)
-    assert "not known: not understood: -m mystery" in text(explain(said, NAMES, lambda _: ""))
+    assert "unknown: not understood: -m mystery" in text(explain(said, NAMES, lambda _: ""))
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:

@@ -101,20 +101,20 @@ COMMIT
 
 
 @pytest.mark.parametrize(
-    ("text", "supposed"),
+    ("text", "assumed"),
     [
         ("\n".join(NAT.splitlines()[17:-1]), "nothing in the input calls KUBE-SERVICES"),
         (without(NAT, "KUBE-MARK-MASQ - ", "-A KUBE-MARK-MASQ") + FILTER, "chain KUBE-MARK-MASQ of table nat is not in the input"),
         (without(NAT, "-A KUBE-MARK-MASQ") + FILTER, "chain KUBE-MARK-MASQ of table nat has no rule"),
         (without(NAT, "POSTROUTING ") + FILTER, "chain KUBE-POSTROUTING of table nat is not in the input"),
         (NAT, "table filter of iptables is not in the input"),
-        (NAT + without(FILTER, ":KUBE-FORWARD", "-A KUBE-FORWARD"), "chain KUBE-FORWARD of table filter is not in the input; it is taken to return"),
+        (NAT + without(FILTER, ":KUBE-FORWARD", "-A KUBE-FORWARD"), "chain KUBE-FORWARD of table filter is not in the input; it is assumed to return"),
     ],
 )  # fmt: skip
-def test_what_kube_proxy_always_writes_is_taken_to_be_there(text: str, supposed: str) -> None:
+def test_what_kube_proxy_always_writes_is_taken_to_be_there(text: str, assumed: str) -> None:
     path = trace(text)
     assert ends(path) == BOTH
-    assert all(any(supposed in each for each in leaf.end.supposing) for leaf in path.leaves())
+    assert all(any(assumed in each for each in leaf.end.supposing) for leaf in path.leaves())
     assert path.next_command
 
 
@@ -138,13 +138,13 @@ def test_a_bundle_is_taken_at_its_word() -> None:
     from narthex.trace.node.view import RulesByFamily
 
     rules = RulesByFamily(texts=[("rules/iptables.txt", without(NAT, "-A PREROUTING"))])[IPFamily.IPV4]
-    assert not rules.supposed.copied
+    assert not rules.assumed.copied
 
 
 def test_a_refusal_in_the_input_holds_without_the_other_table() -> None:
     (leaf,) = trace(FILTER, "10.96.0.30:80").leaves()
     assert leaf.end.fate is Fate.REJECTED
-    assert leaf.end.supposing == ("table nat of iptables is not in the input; it is taken not to act on the packet",)
+    assert leaf.end.supposing == ("table nat of iptables is not in the input; it is assumed not to act on the packet",)
 
 
 def test_a_packet_that_a_missing_table_may_refuse() -> None:
@@ -198,7 +198,7 @@ def test_both_answers_where_the_node_may_have_sent_the_packet() -> None:
     path = trace(OF_LOCAL_POLICY, "192.0.2.7:80", source="192.168.1.11", own=(), iif="")
     assert ends(path) == {(Fate.LEAVES, "10.244.1.5", False)}
     (leaf,) = path.leaves()
-    assert leaf.end.supposing == ("192.168.1.11 is taken not to be an address of this node",)
+    assert leaf.end.supposing == ("192.168.1.11 is assumed not to be an address of this node",)
     when = "192.168.1.11 is an address of this node"
     assert {(each.when, each.address, each.masqueraded) for each in leaf.end.may} == {
         (when, "10.244.1.5", True),

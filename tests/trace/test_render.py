@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 from fractions import Fraction
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +90,38 @@ def test_a_healthy_journey_has_no_red_and_its_answer_is_told() -> None:
     picture = svg(draw(journey(bad=-1)))
     assert "the answer: delivered" in texts(picture)
     assert 'class="bad' not in picture
+
+
+def losing_replies(share: Fraction) -> PacketPath:
+    """Of the first endpoint's replies, a share is lost; the second one's arrive."""
+    path = journey(ways=2, bad=-1)
+    lost = PathEnd(fate=Fate.LOST, reason="fault loss 30 % on node worker-b")
+    split = PathBranch(
+        steps=(rule(1, "reply", "accept"),),
+        branches=(
+            PathBranch(probability=1 - share, steps=(rule(2, "whole", "accept"),), end=PathEnd(fate=Fate.DELIVERED)),
+            PathBranch(probability=share, steps=(rule(3, "broken", "accept"),), end=lost),
+        ),
+    )
+    first, second = path.tree.branches
+    assert first.end is not None
+    first = msgspec.structs.replace(first, end=msgspec.structs.replace(first.end, reply=split))
+    return msgspec.structs.replace(path, tree=msgspec.structs.replace(path.tree, branches=(second, first)))
+
+
+def test_a_partly_lost_reply_is_drawn_as_a_failure() -> None:
+    drawing = draw(losing_replies(Fraction(3, 10)))
+    healthy, failing = drawing.trunk.lanes
+    assert (healthy.kind, healthy.taken, failing.kind, failing.taken) == ("good", False, "bad", True)
+    picture = svg(drawing)
+    told = " ".join(texts(picture).split())
+    assert "30 % (3/10) of the replies do not arrive" in told
+    assert "30 % (3/10) lost: fault loss 30 % on node worker-b" in told
+    assert "--comment broken" in told
+    assert "--comment whole" not in told
+    assert 'class="bad' in picture
+    assert 'class="bad' not in svg(draw(losing_replies(Fraction(0))))
+    assert 'fillcolor="#ffebe9"' in dot(drawing)
 
 
 def test_many_ways_are_folded_and_the_failing_one_stays() -> None:

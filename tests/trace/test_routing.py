@@ -90,7 +90,7 @@ def test_policy_rules_in_their_order(question, told) -> None:
 
 def test_what_is_not_known_is_said() -> None:
     assert look_up(NodeView(absent={"routes": "ip is not installed"}), RouteQuery(destination="8.8.8.8")).reason == (
-        "the node's routes are not known: ip is not installed"
+        "the node's routes are unknown: ip is not installed"
     )
     strange = NodeView(routes=route_lines("default via 10.0.0.1 dev eth0"), policies=())
     strange.policies = policy_lines("10:\tfrom all uidrange 0-99 lookup 9\n32766:\tfrom all lookup main\n")

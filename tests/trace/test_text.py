@@ -125,7 +125,7 @@ def test_the_verdict_and_the_cause_come_before_the_path() -> None:
         (
             (endpoint("10.1.0.1", THIRD), PathBranch(probability=THIRD * 2, end=PathEnd(fate=Fate.UNKNOWN, reason="cut"))),
             (),
-            "? not known in 66.7 % (2/3): tcp 10.244.1.5 -> 10.96.0.10:80\n  2/3  cut\n  1/3  delivered to",
+            "? unknown in 66.7 % (2/3): tcp 10.244.1.5 -> 10.96.0.10:80\n  2/3  cut\n  1/3  delivered to",
         ),
     ],
 )  # fmt: skip
@@ -142,14 +142,14 @@ def test_what_is_not_known_names_the_next_command_and_is_short() -> None:
     unknown = path(PathBranch(end=end), next_command="iptables-save -t nat", missing=missing)
     said = text(unknown)
     assert said.startswith(
-        "? not known: tcp 10.244.1.5 -> 10.96.0.10:80\n  the text is cut\n  if it leaves by docker0: dropped\n"
-        "  supposed: one\n  supposed: two\n  supposed: three\n  and 1 more supposition; --all lists them\n"
+        "? unknown: tcp 10.244.1.5 -> 10.96.0.10:80\n  the text is cut\n  if it leaves by docker0: dropped\n"
+        "  assumed: one\n  assumed: two\n  assumed: three\n  and 1 more assumption; --all lists them\n"
         "  next  run this on the node, and add its output to the input:\n        iptables-save -t nat\n"
     )
     assert said.endswith(
-        "\nnot known, and assumed not to affect the packet (3): tables raw, nat; routes\n  (--all says why)\n"
+        "\nunknown, and assumed not to affect the packet (3): tables raw, nat; routes\n  (--all says why)\n"
     )
-    assert "supposed: four" in text(unknown, every=True)
+    assert "assumed: four" in text(unknown, every=True)
     assert text(unknown, every=True).endswith("  routes: no routes\n  routes: no routes\n")
 
 

@@ -86,7 +86,7 @@ output_option = click.option(
     "--all",
     "every",
     is_flag=True,
-    help="Every rule with its file and line, rules that nearly matched, the path of the reply, and what is not known.",
+    help="Every rule with its file and line, rules that nearly matched, the path of the reply, and what is unknown.",
 )
 @output_option
 @color_option
@@ -117,7 +117,7 @@ def command(
         0  the packet's path is explained, wherever it ends
         1  an error; with --probe also: the kernel did not do what was predicted
         2  wrong usage
-        3  the path is not known, or only for some connections: input is missing
+        3  the path is unknown, or only for some connections: input is missing
 
     \b
         narthex trace outside 192.168.49.11:30001 --bundle node-1.tgz --bundle node-2.tgz

@@ -27,6 +27,11 @@ _FIELDS = {
 }
 
 
+def one_of(number: int, thing: str) -> str:
+    """Return `one of 3 endpoints`, or `the only endpoint`."""
+    return f"the only {thing}" if number == 1 else f"one of {number} {thing}s"
+
+
 def describe_rule(rule: ast.Rule) -> str:
     """Describe a rule on one line: its matches, then its statements. The comment is not included."""
     return ", ".join(text for text in map(describe, rule.expressions) if text) or "every packet"
@@ -135,7 +140,7 @@ _PRINTERS: dict[type, Callable[[Any], str]] = {
     ast.Snat: lambda e: f"snat to {_range(e.first, e.last)}",
     ast.DnatRange: _dnat_range,
     ast.RedirectRange: lambda e: "redirect to this machine" + (f"'s ports {e.first}-{e.last}" if e.first else ""),
-    ast.InlineVerdictMap: lambda e: f"one of {len(e.arms)} verdicts by the first match",
+    ast.InlineVerdictMap: lambda e: f"{one_of(len(e.arms), 'verdict')} by the first match",
     ast.RandomMap: lambda e: f"random number below {e.mod}",
     ast.Unknown: lambda e: e.text,
     ast.Undecoded: lambda e: e.text,
@@ -153,7 +158,7 @@ _PRINTERS: dict[type, Callable[[Any], str]] = {
     ast.Redirect: lambda e: f"redirect to this machine's port {e.port}",
     ast.DnatMap: lambda e: f"dnat to {e.map} [ {describe_key(e.key)} ]",
     ast.VerdictMap: lambda e: f"do {e.map} [ {describe_key(e.key)} ]",
-    ast.RandomGoto: lambda e: f"goto one of {len(e.chains)} chains",
+    ast.RandomGoto: lambda e: f"goto {one_of(len(e.chains), 'chain')}",
     ast.UpdateSet: lambda e: f"remember {describe_key(e.key)} in {e.set}",
     ast.RecentSet: lambda e: f"remember source in {e.name}",
     ast.Counter: lambda _: "",

@@ -19,6 +19,7 @@ from narthex.model import (
     join_port,
     single,
 )
+from narthex.netfilter.describe import one_of
 from narthex.proxy.plan.ir import (
     Decision,
     Deviation,
@@ -192,7 +193,7 @@ def _forwarded(
     steps: list[WalkStep],
 ) -> Trace:
     pool = service.pool(decision.scope)
-    steps.append(WalkStep(where="decision", what=f"one of {len(pool.endpoints)} endpoints", why=pool.reason))
+    steps.append(WalkStep(where="decision", what=one_of(len(pool.endpoints), "endpoint"), why=pool.reason))
     drawn = pool.endpoints
     via = join_port(packet.destination, packet.port) if Deviation.AFFINITY_PER_ADDRESS in deviations else ""
     if service.affinity_seconds is not None and memory is not None:

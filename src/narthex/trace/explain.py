@@ -190,7 +190,7 @@ def _reason(outcome: Outcome) -> str:
             for disposition, endpoint, _ in outcome.may
         )
         parts.append(f"it may be {' or '.join(dict.fromkeys(ends))}")
-    parts += (f"supposed: {text}" for text in outcome.supposing)
+    parts += (f"assumed: {text}" for text in outcome.supposing)
     return "; ".join(filter(None, parts))
 
 

@@ -77,7 +77,7 @@ class Fate(enum.Enum):
     LEAVES = "leaves"
     """It continues where nothing more is known; `PathEnd.reason` says what would help."""
     UNKNOWN = "unknown"
-    """What happens depends on something that is not known; `PathEnd.reason` says what."""
+    """What happens depends on something that is unknown; `PathEnd.reason` says what."""
 
 
 FATES = {
@@ -98,14 +98,14 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str
     """`tcp`, `udp`, `sctp` or `icmp`."""
     source_port: int | None = None
-    """None: not known, because the client chooses one."""
+    """None: unknown, because the client chooses one."""
     port: int = 0
     """Destination port; 0 for ICMP."""
     mark: int = 0
     iif: str = ""
     oif: str = ""
     masqueraded: bool = False
-    """`source` is an address of the outgoing link; empty if that address is not known."""
+    """`source` is an address of the outgoing link; empty if that address is unknown."""
 
     def __str__(self) -> str:
         """Return `tcp 10.0.0.1 -> 10.96.0.1:80`."""
@@ -120,7 +120,7 @@ class NearMiss(msgspec.Struct, frozen=True, kw_only=True):
     chain: str
     rule: str
     place: str = ""
-    """File and line of the dump ("nat.txt:214"); empty if not known."""
+    """File and line of the dump ("nat.txt:214"); empty if unknown."""
     missing: str = ""
     """The match that failed, and the packet's value."""
 
@@ -157,7 +157,7 @@ class PathStep(msgspec.Struct, frozen=True, kw_only=True):
     rule: str = ""
     """The rule's text in the dump, if known."""
     place: str = ""
-    """File and line of the dump; empty if not known."""
+    """File and line of the dump; empty if unknown."""
     verdict: str = ""
     """`accept`, `drop`, `reject`, `jump KUBE-SERVICES`, `dnat 10.1.0.5:80`, `masquerade`, `local`, …"""
     probability: Fraction = msgspec.field(default_factory=_certain, name="chance")  # codespell:ignore chance
@@ -170,7 +170,7 @@ class PathStep(msgspec.Struct, frozen=True, kw_only=True):
     near: tuple[NearMiss, ...] = ()
     """Rules of the same chain, since the step before, of which one match failed."""
     unknown: str = ""
-    """What is not known here without any effect on how the packet continues."""
+    """What is unknown here without any effect on how the packet continues."""
 
 
 class PossibleEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,7 +198,7 @@ class _EndFacts(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     """The object that owns `address`."""
     source: str = ""
-    """The source address that the receiver sees; empty if not known."""
+    """The source address that the receiver sees; empty if unknown."""
     masqueraded: bool = False
     reason: str = ""
     rewriting: tuple[str, ...] = ()
@@ -206,9 +206,9 @@ class _EndFacts(msgspec.Struct, frozen=True, kw_only=True):
     route: str = ""
     """Where the packet leaves the node, by Node objects or by the node's own answer, if the plan is known."""
     supposing: tuple[str, ...] = ()
-    """What the input lacks and what the end therefore supposes, one clause each. Empty: the end supposes nothing."""
+    """What the input lacks and what the end therefore assumes, one clause each. Empty: the end assumes nothing."""
     may: tuple[PossibleEnd, ...] = ()
-    """For UNKNOWN: the ends that are possible. Otherwise: those that are if a supposition is wrong."""
+    """For UNKNOWN: the ends that are possible. Otherwise: those that are if an assumption is wrong."""
 
 
 class PathEnd(_EndFacts, frozen=True, kw_only=True):

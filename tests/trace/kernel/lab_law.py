@@ -299,7 +299,7 @@ def judge(traced: LabTrace, tried: ProbeComparison, fault: Fault, well: bool) ->
     causes = [found.cause.id for found in traced.findings if found.explains]
     unknown = [end for end in ends if end.fate in (Fate.LEAVES, Fate.UNKNOWN)]
     if unknown:
-        return f"not known: {said}"
+        return f"unknown: {said}"
     if not tried.alignment.agrees:
         return f"probe parts: {tried.alignment.parting} ({said})"
     if tried.probed.answer not in expected(traced):

@@ -153,7 +153,7 @@ def test_a_sender_on_a_live_node_and_its_own_rules(mended):
     finally:
         run_nft("delete table inet own", client.network_namespace)
     unseen = narthex("trace", "10.244.1.250", there, "--live", "--netns", node)
-    reason = "not known: the pod's own routes and rules: no network namespace that is linked with this node has"
+    reason = "unknown: the pod's own routes and rules: no network namespace that is linked with this node has"
     assert reason in " ".join(unseen.split())
 
 

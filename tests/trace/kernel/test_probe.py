@@ -112,7 +112,7 @@ def test_chains_of_one_priority_run_in_the_order_of_their_registration(stand: St
     with ExitStack() as undo:
         tables_in_turn(stand, undo, "drop", "reject with tcp reset")
         journey = stand.journey(to_service("web"), snapshot(), stand.view())
-        assert all("chain c of table new is taken to run before chain c of table old" in end.supposing[0]
+        assert all("chain c of table new is assumed to run before chain c of table old" in end.supposing[0]
                    for end in (leaf.end for leaf in journey.leaves()))  # fmt: skip
         assert tried(stand, to_service("web")).probed.answer == "refused"
 

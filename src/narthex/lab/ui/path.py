@@ -80,7 +80,7 @@ def path(trace: Tracer, snapshot: Snapshot, source: str, destination: str) -> di
             "reasons": [
                 {**_share(each.share), "text": each.text, "style": each.style.value} for each in verdict.reasons
             ],
-            "doubts": [*verdict.possible, *(f"supposed: {each}" for each in verdict.supposed)],
+            "doubts": [*verdict.possible, *(f"assumed: {each}" for each in verdict.assumed)],
             "next": found.next_command,
         },
         "agree": found.plan is None or found.plan.agree,
@@ -113,7 +113,7 @@ def _end(path: PacketPath, leaf: PathLeaf, key_of: Callable[[str], str]) -> dict
 
 
 def _end_text(leaf: PathLeaf) -> str:
-    lost = lost_replies(leaf)
+    lost = lost_replies(leaf.end)
     if not lost:
         return leaf.end.reason or fate_text(leaf.end.fate)
     return "the reply does not arrive" if lost == 1 else f"{share_text(lost)} of the replies do not arrive"

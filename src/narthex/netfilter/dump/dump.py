@@ -177,7 +177,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def locate(self, table: Table, chain: str, rule: int) -> tuple[str, int, str]:
-        """Return origin, line, and text of a rule, given its number from 0. The line is 0 if it is not known."""
+        """Return origin, line, and text of a rule, given its number from 0. The line is 0 if it is unknown."""
         joined = table.chains.sources.get(chain) if isinstance(table.chains, JoinedChains) else None
         found = joined or next((each for each in self.tables if each.table is table), None)
         if found is None:

@@ -455,6 +455,6 @@ def _assumed_chains(policies: dict[str, str], entries: list[_Entry]) -> dict[str
         and any(f"-j {name}" in entry.text or entry.text.split(None, 1)[:1] == [name] for entry in entries)
     }
     return {
-        name: f"chain {name} is not listed; it is taken to set mark bit {_MARK_CHAINS[name]:#x}, as kube-proxy writes it"
+        name: f"chain {name} is not listed; it is assumed to set mark bit {_MARK_CHAINS[name]:#x}, as kube-proxy writes it"
         for name in sorted(called)
     }

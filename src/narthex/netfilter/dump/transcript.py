@@ -54,7 +54,7 @@ class ShellCommand(msgspec.Struct, frozen=True, kw_only=True):
     """A command at a prompt, as far as it affects the output."""
 
     table: str = ""
-    """Table of iptables. Empty if it is not known, or if the command is not iptables."""
+    """Table of iptables. Empty if it is unknown, or if the command is not iptables."""
     family: IPFamily | None = None
     flavour: str = ""
     """`nft` or `legacy`, if the name of the command says it."""

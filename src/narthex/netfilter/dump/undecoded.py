@@ -112,7 +112,7 @@ def _compares(rule: ast.Rule, *fields: ast.Field) -> bool:
 
 
 def _opaque(rule: ast.Rule) -> bool:
-    """Return True if something in the rule is not known anyway."""
+    """Return True if something in the rule is unknown anyway."""
     return _has(rule, *_OPAQUE)
 
 

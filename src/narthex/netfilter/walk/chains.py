@@ -269,7 +269,7 @@ class ChainWalk:
             return unsupported(words), branch
         if is_proxy_chain(at.table.name, verdict.chain):
             branch.unsure = branch.unsure or words
-        branch.suppose(f"{words}; it is taken to return")
+        branch.suppose(f"{words}; it is assumed to return")
         return (None if isinstance(verdict, ast.Jump) else RETURN), branch
 
     def _why(self, rule: ast.Rule) -> str:

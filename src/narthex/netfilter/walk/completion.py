@@ -80,14 +80,14 @@ class _Completion:
             return CompletedTable(self._table, {})
         for name, rules in self._contents.items():
             if name not in self._table.chains and self._has_maps(rules):
-                text = f"chain {name} of {self._words} is not in the input; it is taken to be as kube-proxy writes it"
+                text = f"chain {name} of {self._words} is not in the input; it is assumed to be as kube-proxy writes it"
                 self._made[name] = ast.Chain(name=name, rules=self._standard(text, rules))
         if (
             self._table.name == "nat"
             and "KUBE-NODEPORTS" in self._table.chains
             and "KUBE-SERVICES" not in self._table.chains
         ):
-            text = f"chain KUBE-SERVICES of {self._words} is not in the input; it is taken to have no rule but the last, which calls KUBE-NODEPORTS"
+            text = f"chain KUBE-SERVICES of {self._words} is not in the input; it is assumed to have no rule but the last, which calls KUBE-NODEPORTS"
             last = ast.Rule((ast.IsLocal(ast.Field.DADDR), ast.Jump("KUBE-NODEPORTS")))
             self._made["KUBE-SERVICES"] = ast.Chain(name="KUBE-SERVICES", rules=(_assumed(text), last))
         for jump in self._jumps:
@@ -124,7 +124,7 @@ class _Completion:
         matches = (NEW,) if jump.new else ()
         if not bases or self._table.partial:
             text = (
-                f"nothing in the input calls {jump.target} of {self._words} in {jump.hook.lower()}; the jump is taken to be "
+                f"nothing in the input calls {jump.target} of {self._words} in {jump.hook.lower()}; the jump is assumed to be "
                 "there, as kube-proxy writes it"
             )
             self._add(jump, bases, _assumed(text, *matches, ast.Jump(jump.target)))
@@ -194,7 +194,9 @@ class _Completion:
         chain = self._table.chains[name]
         rules = self._contents.get(name)
         if rules is not None and not chain.rules:
-            text = f"chain {name} of {self._words} has no rule in the input; it is taken to be as kube-proxy writes it"
+            text = (
+                f"chain {name} of {self._words} has no rule in the input; it is assumed to be as kube-proxy writes it"
+            )
             return msgspec.structs.replace(chain, rules=self._standard(text, rules))
         before = [
             *self._before.get(name, ()),
@@ -228,7 +230,7 @@ class _Completion:
         text = f"nothing in the input calls KUBE-NODEPORTS of {self._words}"
         local, jump = ast.IsLocal(ast.Field.DADDR), ast.Jump("KUBE-NODEPORTS")
         if not self._bases or self._table.partial:
-            yield _assumed(f"{text}; the jump is taken to be there, as kube-proxy writes it", local, jump)
+            yield _assumed(f"{text}; the jump is assumed to be there, as kube-proxy writes it", local, jump)
         else:
             text += ": a line is missing, or no address of the node is one for node ports (nodePortAddresses)"
             yield ast.Rule((ast.RuleGap(text), local, jump))

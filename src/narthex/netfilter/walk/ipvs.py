@@ -10,6 +10,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from narthex.model import Disposition, join_port
+from narthex.netfilter.describe import one_of
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.netfilter.walk.lookup import PriorityRange
 from narthex.netfilter.walk.matches import Matcher
@@ -74,7 +75,7 @@ class IpvsStage:
             # `take` splits the remainder of the branch, so a share of the whole has to be scaled.
             out = branch.take(share / left)
             left -= share
-            how = "the same real server again" if known else f"one of {len(shares)} real servers"
+            how = "the same real server again" if known else one_of(len(shares), "real server")
             out.note(
                 where, f"{title}: {how}, {join_port(real.address, real.port or out.dport)}", self._name_of(real.address)
             )

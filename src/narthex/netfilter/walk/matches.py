@@ -22,7 +22,7 @@ Answer = bool | str
 
 _ORIGINAL = frozenset((ast.Field.ORIG_SADDR, ast.Field.ORIG_DADDR, ast.Field.ORIG_SPORT, ast.Field.ORIG_DPORT))
 _PORTS = frozenset((ast.Field.SPORT, ast.Field.DPORT))
-_NO_PORTS = "a packet without ports has a checksum, which is not known, where others have them"
+_NO_PORTS = "a packet without ports has a checksum, which is unknown, where others have them"
 _ADDRESSES = frozenset((ast.Field.SADDR, ast.Field.DADDR, ast.Field.ORIG_SADDR, ast.Field.ORIG_DADDR))
 _ICMP = {IPFamily.IPV4: ("icmp", 1), IPFamily.IPV6: ("icmpv6", "ipv6-icmp", 58)}
 _OWN_STATUS = ("dnat", "snat")
@@ -114,7 +114,7 @@ class Matcher:
         """Return the destination of a redirected packet.
 
         For local packets it is loopback. For others it is any address of the host, since the address of the input interface
-        is not known.
+        is unknown.
         """
         known = (own for own in self._own_in_order if family_of(own) is self.family)
         loopback = "127.0.0.1" if self.family is IPFamily.IPV4 else "::1"
@@ -288,7 +288,7 @@ class Matcher:
         elif address == "255.255.255.255":
             kind = "broadcast"
         elif self.family is IPFamily.IPV4 and address.endswith((".255", ".0")):
-            # Possibly the broadcast address of a network of the host, which is not known.
+            # Possibly the broadcast address of a network of the host, which is unknown.
             requested = {"unicast", "broadcast"}
             if requested <= set(e.types):
                 return not e.negate
@@ -328,7 +328,7 @@ class Matcher:
         return branch.tracked and e.original
 
     def _undecidable(self, e: ast.UndecidableMatch, _branch: Branch, _place: HookPoint, _table: ast.Table) -> Answer:
-        """Return False for packets that cannot have the property, else that it is not known."""
+        """Return False for packets that cannot have the property, else that it is unknown."""
         if not (e.sent_locally if self.packet.from_host else e.forwarded):
             return False
         return f"depends on {e.about}: {e.text}"
@@ -342,7 +342,7 @@ class Matcher:
             return e.negate and table.family is not None and table.name in TABLES
         unknown = [bit for bit in e.bits if bit not in _OWN_STATUS and bit not in _NEVER_ON_FIRST_PACKET]
         if unknown:
-            return f"connection status {unknown[0]} is not known here"
+            return f"connection status {unknown[0]} is unknown here"
         source = branch.masquerade and branch.saddr != self.packet.source
         found = ("dnat" in e.bits and branch.rewritten) or ("snat" in e.bits and source)
         return found is not e.negate

@@ -37,7 +37,7 @@ class HookPoint(msgspec.Struct, frozen=True):
     iif: str = ""
     """Input interface. Empty where the kernel has none."""
     oif: str | None = ""
-    """Output interface. Empty where the kernel has none yet, None if it is not known."""
+    """Output interface. Empty where the kernel has none yet, None if it is unknown."""
 
 
 class BranchEnd(msgspec.Struct, frozen=True):

@@ -179,7 +179,7 @@ class StatementExecutor:
         if elements is None and self._index.copied and e.map in CHECK_MAPS:
             text = f"the map {e.map} of table {table.name} is not in the input"
             branch.unsure = branch.unsure or text
-            branch.suppose(f"{text}; it is taken to have no element for the packet")
+            branch.suppose(f"{text}; it is assumed to have no element for the packet")
             yield branch, "", StatementResult(branch), ""
             return
         if elements is None or elements.set.unsupported:

@@ -139,7 +139,7 @@ class HookWalk:
                 order = (first, *(pair for pair in rank if pair is not first))
                 other = _shares(*self._in_order(point, order, [branch.copy() for branch in branches], nat))
                 if other != found:
-                    text = _supposed_order(rank[0], first)
+                    text = _assumed_order(rank[0], first)
                     for branch, end in (*((branch, None) for branch in passed), *ended):
                         key = _result(branch, end)
                         if found[key] != other.get(key):
@@ -174,7 +174,7 @@ class HookWalk:
         if not absent:
             return
         if branch.sent:
-            branch.suppose(f"{absent}; it is taken to let the packet pass")
+            branch.suppose(f"{absent}; it is assumed to let the packet pass")
         else:
             branch.unsure = branch.unsure or absent
 
@@ -211,18 +211,18 @@ class HookWalk:
         if last is not None and (last.chain == CLUSTER_IPS_CHECK or branch.unsure == _DROPPED_UNSENT):
             return True
         if refused and last is not None and (not self._absent[1] or is_proxy_chain(last.table, last.chain)):
-            branch.suppose(f"{branch.unsure}; it is taken not to act on the packet")
+            branch.suppose(f"{branch.unsure}; it is assumed not to act on the packet")
             return False
         return True
 
     @property
     def asked_links(self) -> frozenset[str]:
-        """The names that rules compared with an output link that is not known."""
+        """The names that rules compared with an output link that is unknown."""
         return frozenset(self._matcher.asked_links)
 
     @property
     def asked_addresses(self) -> frozenset[str]:
-        """The destinations of which rules asked whether the host has them, and of which that is not known."""
+        """The destinations of which rules asked whether the host has them, and of which that is unknown."""
         return frozenset(self._matcher.asked_addresses)
 
     @property
@@ -247,10 +247,10 @@ def _shares(passed: list[Branch], ended: Ended) -> dict[_Result, Fraction]:
     return shares
 
 
-def _supposed_order(one: BaseChain, other: BaseChain) -> str:
+def _assumed_order(one: BaseChain, other: BaseChain) -> str:
     assert one[1].hook is not None
     return (
-        f"{_words(one)} is taken to run before {_words(other)}: both have priority {one[1].hook.priority}, "
+        f"{_words(one)} is assumed to run before {_words(other)}: both have priority {one[1].hook.priority}, "
         "and the input does not show which was registered last"
     )
 

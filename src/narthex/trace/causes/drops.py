@@ -83,14 +83,14 @@ def _health_check(scene: DiagnosisContext) -> Iterator[CauseFinding]:
     if not port or not asked or not any(each.endpoint.node_name == scene.node for each in scene.usable):
         return
     packet = Packet(source=scene.packet.source, destination=asked[0], port=port, iif=scene.packet.iif)
-    for outcome in walk(rules.supposed, packet, Host(addresses=own), objects=rules.objects).outcomes:
+    for outcome in walk(rules.assumed, packet, Host(addresses=own), objects=rules.objects).outcomes:
         if outcome.disposition not in (Disposition.DROPPED, Disposition.REJECTED):
             continue
         last = outcome.steps[-1] if outcome.steps else None
         yield finding(
             "health-check",
             f"a rule of {scene.node_words} {outcome.disposition.value} the health checks for {front.name} (port {port}), so that a "
-            "load balancer takes the node for one without endpoints",
+            "load balancer treats the node as one without endpoints",
             evidence=(f"{last.where}: {last.what}",) if last else (),
             advice=f"Allow tcp/{port} from the load balancer to the nodes.",
             node=scene.node,
@@ -160,5 +160,8 @@ def _by_stage(step: PathStep) -> CauseFinding:
         return _dropped_by(step, "input-drop", sentence, f"Allow {port} from the sender's network in that firewall.")
     sentence = f"chain {chain} of table {step.table}{_of_namespace(step)} drops it in hook {step.stage.value}: {what}"
     return _dropped_by(
-        step, "rule-drops", sentence, "Find out who made the rule (its comment and chain say it mostly) and narrow it."
+        step,
+        "rule-drops",
+        sentence,
+        "Find out which program made the rule (usually its comment or chain shows that), and narrow it.",
     )

@@ -59,10 +59,10 @@ def _nobodys(scene: DiagnosisContext) -> Iterator[CauseFinding]:
         name, cidr = ranges[0]
         yield finding(
             "no-such-service",
-            f"no Service has the address {to}, though it is of the range that Services get theirs from",
+            f"no Service has the address {to}, though it is in the range of Service addresses",
             evidence=(f"ServiceCIDR {name}: {cidr}",),
-            advice="Ask for the Service by its name: an address is another one after it was deleted and made anew. Who still "
-            "knows the old one has kept it in a configuration, or in a cache of names.",
+            advice="Ask for the Service by its name: a Service that is deleted and created again gets another address. The sender "
+            "may have the old one from a configuration or a DNS cache.",
         )
 
 

@@ -31,12 +31,12 @@ _NEEDED = (
     _NeededChain("nat", "POSTROUTING", "FLANNEL-POSTRTG", "flannel", "what pods send outside is not masqueraded"),
     _NeededChain("filter", "FORWARD", "FLANNEL-FWD", "flannel", "a FORWARD policy DROP holds for pods"),
     _NeededChain("nat", "PREROUTING", "CNI-HOSTPORT-DNAT", "the portmap plugin", "host ports are closed"),
-    _NeededChain("filter", "FORWARD", "cali-FORWARD", "Calico", "policies of pods do not hold, and neither do their permissions"),
+    _NeededChain("filter", "FORWARD", "cali-FORWARD", "Calico", "network policies have no effect"),
     _NeededChain("nat", "POSTROUTING", "cali-POSTROUTING", "Calico", "what pods send outside is not masqueraded"),
 )  # fmt: skip
 LEGACY_WARNING = "iptables-legacy tables present"
 _STAND_IN = {IPFamily.IPV4: "192.0.2.1", IPFamily.IPV6: "2001:db8::1"}
-"""An address that rules don't name, for a pod that is not known."""
+"""An address that rules don't name, for a pod that is unknown."""
 
 
 def of_partial(scene: DiagnosisContext) -> Iterator[CauseFinding]:
@@ -69,7 +69,7 @@ def of_refusals(scene: DiagnosisContext) -> Iterator[CauseFinding]:
             "rule-drops",
             f"chain {last.chain} of table {last.table} refuses the packet in hook {last.stage.value}",
             evidence=(last.rule or last.what,),
-            advice="Find out who made the rule (its comment and chain say it mostly) and narrow it.",
+            advice="Find out which program made the rule (usually its comment or chain shows that), and narrow it.",
             node=last.node,
         )
         return
@@ -120,7 +120,7 @@ def _undecoded(scene: DiagnosisContext) -> Iterator[CauseFinding]:
             yield finding(
                 "old-iptables",
                 f"the tool that printed the rules of {scene.node_words} could not decode some of them: an older version wrote them "
-                "out than the one that made them, and what it left out is not to be trusted",
+                "out than the one that made them, and what it left out is unknown",
                 evidence=(rule_text(last) if last is not None else leaf.end.reason,),
                 advice="Print them with the version that made them, as in kube-proxy's container. A program of the older version "
                 "that writes the rules back destroys them.",
@@ -153,7 +153,7 @@ def _not_called(scene: DiagnosisContext) -> Iterator[CauseFinding]:
 def _is_copied(scene: DiagnosisContext, view: NodeView) -> bool:
     """Return True for rules of a text that a person copied, which may lack the line."""
     rules = scene.rules(view)
-    return rules is None or rules.supposed.copied
+    return rules is None or rules.assumed.copied
 
 
 def _lacks_call(table: Table, needed: _NeededChain) -> bool:
@@ -179,7 +179,7 @@ def _closed_forward(scene: DiagnosisContext) -> Iterator[CauseFinding]:
         protocol=scene.protocol,
         iif=scene.packet.iif or "(unknown)",
     )
-    walk = HookWalk(rules.supposed, packet, Host(), objects=rules.objects)
+    walk = HookWalk(rules.assumed, packet, Host(), objects=rules.objects)
     _, ended = walk.hook(HookPoint("forward", iif=packet.iif, oif=None), [walk.start()], span=BEFORE_INPUT)
     for branch, end in ended:
         last = branch.last_step()

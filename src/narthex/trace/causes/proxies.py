@@ -63,9 +63,9 @@ def _two_proxies(scene: DiagnosisContext) -> Iterator[CauseFinding]:
             yield finding(
                 "two-proxies",
                 f"{len(found)} Service proxies have rules on node {name or '(this one)'}: {', '.join(found)}; the one whose "
-                "hook comes first decides, with whatever it last knew",
+                "hook runs first decides, and its rules may be outdated",
                 evidence=tuple(found.values()),
-                advice="Keep one. What a former one left goes with `narthex cleanup --proxy-mode MODE` or "
+                advice="Keep one. Remove the rules of the others with `narthex cleanup --proxy-mode MODE` or "
                 "`kube-proxy --cleanup`.",
                 node=name,
                 certain=bool(scene.failing or _to_gone(scene)),
@@ -80,9 +80,9 @@ def _two_iptables(scene: DiagnosisContext) -> Iterator[CauseFinding]:
         if twice:
             yield finding(
                 "two-iptables",
-                f"iptables-legacy and iptables-nft both have rules on node {name or '(this one)'}; each is blind to the "
-                "other's, and a packet has to pass both",
-                evidence=tuple(f"table {table} is there twice with rules" for table in twice),
+                f"iptables-legacy and iptables-nft both have rules on node {name or '(this one)'}; neither shows the "
+                "rules of the other, and a packet has to pass both",
+                evidence=tuple(f"table {table} has rules in both" for table in twice),
                 advice="See both: `iptables-legacy-save` and `iptables-nft-save`. Let all programs of the node use one "
                 "(`update-alternatives --set iptables …`), and remove what is left in the other.",
                 node=name,
@@ -118,7 +118,7 @@ def _in_the_way(scene: DiagnosisContext) -> Iterator[CauseFinding]:
             "rule-in-the-way",
             f"a rule of chain {step.chain} rewrites the packet ({step.verdict}) before the rules of Service {service} see it",
             evidence=(rule_text(step),),
-            advice="Find out who made the rule (its comment and chain say it mostly) and narrow it, so that it leaves the "
+            advice="Find out which program made the rule (usually its comment or chain shows that), and narrow it, so that it leaves the "
             "Services' addresses alone.",
             node=step.node,
             explains=front is not None or scene.undecided,
@@ -364,7 +364,7 @@ def _served_at(scene: DiagnosisContext, view: NodeView) -> list[str]:
         packet = Packet(
             source=asked.source, destination=address, port=asked.port, protocol=scene.protocol, iif=asked.iif
         )
-        ends = walk(rules.supposed, packet, Host(addresses=tuple(own)), objects=rules.objects).outcomes
+        ends = walk(rules.assumed, packet, Host(addresses=tuple(own)), objects=rules.objects).outcomes
         if address != scene.packet.destination and any(end.disposition is Disposition.DELIVERED for end in ends):
             served.append(address)
     return served

@@ -31,7 +31,7 @@ def of_routes(scene: DiagnosisContext) -> Iterator[CauseFinding]:
                 continue
             down = _through_down(view, to)
             if down is not None and down.name not in {hop.link for hop, _ in found.hops}:
-                reason = f"{to} is in a network on {down.name}, which is down; the packet goes where it is not"
+                reason = f"{to} is in a network on {down.name}, which is down; the packet leaves by another link"
                 yield _link_down(reason, (f"{down.name}: not UP", *found.evidence), node)
                 continue
             for hop, _ in found.hops:
@@ -241,7 +241,7 @@ def _wrong_node(
     if home is not None and home[0].name == node:
         yield finding(
             "route-missing",
-            f"{node_words(node)} sends {to}, which is of its own pods' range, to {via}: it has no route to its pods",
+            f"{node_words(node)} sends {to}, which is in the range of its own pods, to {via}: it has no route to its pods",
             evidence=(*evidence, f"Node {node}: podCIDRs {', '.join(home[0].pod_cidrs)}"),
             advice="The network plugin adds this route with the bridge, or with each pod's link: see its log, and whether the bridge "
             "still has its address.",

@@ -89,7 +89,7 @@ def _found(scene: DiagnosisContext, cause: str, step: PathStep) -> CauseFinding:
         "source-range": "Add the sender's network to the Service's loadBalancerSourceRanges. The address that counts is the one "
         "that the node sees.",
         "port-not-served": "Ask for one of the Service's ports (its port, not the pods' targetPort), or add this one to it.",
-        "no-such-service": "Ask for the Service by its name: an address is another one after it was deleted and made anew.",
+        "no-such-service": "Ask for the Service by its name: a Service that is deleted and created again gets another address.",
     }
     evidence = [rule_text(step)]
     if cause == "port-not-served" and ports:

@@ -122,7 +122,7 @@ class DiagnosisContext:
 
     @cached_property
     def undecided(self) -> bool:
-        """True if the packet doesn't arrive, or if that is not known."""
+        """True if the packet doesn't arrive, or if that is unknown."""
         return bool(self.failing or self.unanswered) or any(leaf.end.fate is Fate.UNKNOWN for leaf in self.leaves)
 
     @cached_property

@@ -18,7 +18,7 @@ _BY_WORDS = (
     ("ipset ", "ipset save"),
     ("IPVS", "ipvsadm -S -n"),
     ("is an address of this node", _OWN),
-    ("is taken not to be an address of this node", _OWN),
+    ("is assumed not to be an address of this node", _OWN),
     ("no rules of a Service proxy", "{tables}-save; nft list ruleset"),
     ("no routes of IPv", _ROUTES),
     (NOT_DECODED, "nft list ruleset"),
@@ -29,7 +29,7 @@ _BY_WORDS = (
 def next_command(tree: PathBranch, destination: str, views: Sequence[NodeView], missing: Sequence[MissingPart]) -> str:
     """Return the command to run next, ready to paste, or an empty text if the ends of the path need no more input.
 
-    What an end that is not known lacks comes before what the others suppose, and rules come before routes.
+    What an end that is unknown lacks comes before what the others assume, and rules come before routes.
     """
     family = family_of(destination)
     ends = sorted(branch_ends(tree), key=lambda end: end.fate is not Fate.UNKNOWN)

@@ -69,16 +69,16 @@ def follow_all(run: Run, header: Header, known: Assumption = NOTHING) -> PathBra
     own = f"{header.destination} is an address of this node"
     may = (*_possible(own, tree_leaves(there)), *_possible("it is not", tree_leaves(here)))
     first = next(branch_ends(here))
-    reason = f"whether {own} is not known"
+    reason = f"it is unknown whether {own}"
     steps = here.steps[:1]
     return PathBranch(steps=steps, end=PathEnd(fate=Fate.UNKNOWN, node=first.node, reason=reason, may=may))
 
 
 def doubt_sender(received: PathBranch, made: PathBranch, header: Header) -> PathBranch:
-    """Return the path of a packet that is taken to come from another machine, though the node itself may have made it."""
+    """Return the path of a packet that is assumed to come from another machine, though the node itself may have made it."""
     if _effects(received, header) == _effects(made, header):
         return received
-    text = f"{header.source} is taken not to be an address of this node"
+    text = f"{header.source} is assumed not to be an address of this node"
     may = _possible(f"{header.source} is an address of this node", tree_leaves(made))
     ends = (
         (leaf, msgspec.structs.replace(leaf.end, supposing=(*leaf.end.supposing, text), may=leaf.end.may or may))
@@ -114,7 +114,7 @@ def _combined(cases: Sequence[tuple[str, PathBranch]]) -> PathBranch:
         end = leaf.end
         if len(groups) > 1:
             may = tuple(possible_end(f"it leaves by {' or '.join(names)}", found) for names, found in groups.values())
-            reason = "it depends on the interface that it leaves by, and the routes are not known"
+            reason = "it depends on the interface that it leaves by, and the routes are unknown"
             end = PathEnd(fate=Fate.UNKNOWN, node=leaf.end.node, reason=reason, supposing=leaf.end.supposing, may=may)
         alternatives.append((leaf.probability, leaf.steps, end))
     return branch_tree(alternatives)

@@ -52,14 +52,14 @@ def _out_of_pod(cluster: ClusterMap, departure: Departure) -> Crossing | None:
         return None
     source, straight = departure.came.source, not departure.hop.via
     wired = node.wired_to(departure.link)
-    # Of a link of another kind the other end is not known: then it is where the node would answer.
+    # Of a link of another kind the other end is unknown: then it is where the node would answer.
     entry, why = (
         (entry_over(cluster, node, source, destination, wired.master or wired.name, straight=straight), "")
         if wired is not None
         else entry_from(cluster, node, source, destination, straight=straight)
     )
     if entry is None:
-        return Stop(fate=Fate.UNKNOWN, reason=f"the link of {node.words} to {view.words} is not known: {why}")
+        return Stop(fate=Fate.UNKNOWN, reason=f"the link of {node.words} to {view.words} is unknown: {why}")
     step = departure.step(Stage.POD_LINK, f"over {departure.hop.link} to {node.words}, in by {entry.link}")
     return Onward(view=node, entry=entry, steps=(step,))
 
@@ -86,7 +86,7 @@ def _to_next_node(cluster: ClusterMap, departure: Departure) -> Crossing | None:
     what = f"over {departure.hop.link} to {view.words}, which {has} {departure.to}"
     steps = (departure.step(Stage.NEXT_NODE, what),)
     if own is None:
-        return Stop(fate=Fate.LEAVES, reason=f"continues on {view.words}, whose links are not known", steps=steps)
+        return Stop(fate=Fate.LEAVES, reason=f"continues on {view.words}, whose links are unknown", steps=steps)
     return Onward(view=view, entry=NodeEntry(link=own.link), steps=steps)
 
 

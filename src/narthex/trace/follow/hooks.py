@@ -64,7 +64,7 @@ class NodeHooks:
         self.gaps = held.gaps if held is not None else ()
         self._seen: set[tuple[str, str, str, int]] = set()
         self._walk = HookWalk(
-            held.supposed if held is not None else Ruleset(),
+            held.assumed if held is not None else Ruleset(),
             Packet(
                 source=header.source,
                 destination=header.destination,
@@ -199,9 +199,9 @@ class NodeHooks:
                 steps[number] = msgspec.structs.replace(step, near=tuple(near[step.table, step.chain][:_MOST_NEAR]))
         if steps and _changes(before, after):
             steps[-1] = msgspec.structs.replace(steps[-1], after=after)
-        supposed = [each for each in branch.supposing if all(each not in step.unknown for step in path.steps)]
-        if supposed and steps:
-            steps[-1] = msgspec.structs.replace(steps[-1], unknown="; ".join(supposed))
+        assumed = [each for each in branch.supposing if all(each not in step.unknown for step in path.steps)]
+        if assumed and steps:
+            steps[-1] = msgspec.structs.replace(steps[-1], unknown="; ".join(assumed))
         return made.then(*steps)
 
     def _step(self, met: Met, before: Header) -> PathStep:

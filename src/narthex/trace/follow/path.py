@@ -8,6 +8,7 @@ from fractions import Fraction
 import msgspec
 
 from narthex.model import family_of
+from narthex.netfilter.describe import one_of
 from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption, possible_end
 from narthex.trace.follow.bridges import entry_over, hairpin_refusal, is_here
 from narthex.trace.follow.crossing import cross, leaving
@@ -161,7 +162,7 @@ class PathFollower:
             is_reply=flow.is_reply,
         )
         if exit.egress.unresolved:
-            reason = f"where {exit.header.destination} is the routes say, and they are not known"
+            reason = f"the route to {exit.header.destination} is unknown"
             return self._stop(departure, Stop(fate=Fate.LEAVES, reason=reason))
         return self._leave(departure, flow)
 
@@ -205,7 +206,9 @@ class PathFollower:
         if exit.header.protocol == "tcp":
             # The relay tries another endpoint if one does not answer.
             opened = [each for each in opened if not fails(final_ends(each))] or opened
-        step = view_step(view, Stage.RELAY, f"the relay accepts it and connects to one of {len(endpoints)} endpoints")
+        step = view_step(
+            view, Stage.RELAY, f"the relay accepts it and connects to {one_of(len(endpoints), 'endpoint')}"
+        )
         share = exit.path.branch.probability / len(opened)
         return [(share * part, (*exit.path.steps, step, *steps), end) for each in opened for part, steps, end in each]
 
@@ -225,7 +228,7 @@ class PathFollower:
             self._missing.setdefault((view.name, "sysctls"), view.absent.get("sysctls", ""))
             step = msgspec.structs.replace(step, evidence=(), unknown=name)
             if rewritten_here:
-                reason = f"whether frames over {link} pass the rules that would rewrite the reply: {name} is not known"
+                reason = f"it is unknown whether frames over {link} pass the rules that rewrite the reply: the input lacks {name}"
                 return [(Fraction(1), (*steps, step), PathEnd(fate=Fate.UNKNOWN, node=view.node, reason=reason))]
         return [(Fraction(1), (*steps, step), self._delivered(view, header, flow, NodeEntry(link=link)))]
 

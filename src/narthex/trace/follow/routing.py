@@ -70,7 +70,7 @@ def look_up(view: NodeView, asked: RouteQuery) -> RouteDecision:
     for policy in policies:
         holds = _holds(policy, asked)
         if holds is None:
-            reason = f"it is not known whether the policy rule {policy.text!r} holds: {policy.strange}"
+            reason = f"it is unknown whether the policy rule {policy.text!r} holds: {policy.strange}"
             return RouteDecision(kind="unknown", reason=reason, evidence=(policy.text,))
         if not holds:
             continue
@@ -95,7 +95,7 @@ def _by_addresses(view: NodeView, asked: RouteQuery) -> RouteDecision:
     if own is not None:
         return RouteDecision(kind="local", evidence=(f"{own.address}/{own.prefix} on {own.link}",))
     why = view.absent.get("routes", "")
-    return RouteDecision(kind="unknown", reason="the node's routes are not known" + (f": {why}" if why else ""))
+    return RouteDecision(kind="unknown", reason="the node's routes are unknown" + (f": {why}" if why else ""))
 
 
 def _policies(view: NodeView, family: IPFamily) -> list[PolicyRule]:
@@ -198,12 +198,12 @@ def check_source(view: NodeView, asked: RouteQuery, out: str = "lo") -> SourceCh
             evidence=(f"net.ipv4.conf.{asked.iif}.accept_local = 0",),
         )
     if mode is None:
-        return SourceCheck(passed=None, reason="net.ipv4.conf.*.rp_filter is not known")
+        return SourceCheck(passed=None, reason="net.ipv4.conf.*.rp_filter is unknown")
     number, evidence = mode
     if number == 0:
         return SourceCheck(passed=True)
     if view.routes is None:
-        return SourceCheck(passed=None, reason="rp_filter is on and the routes are not known", evidence=evidence)
+        return SourceCheck(passed=None, reason="rp_filter is on and the routes are unknown", evidence=evidence)
     mark = asked.mark if _on(view, asked.iif, "src_valid_mark") else 0
     back = look_up(view, RouteQuery(destination=source, source=asked.destination, iif=out, mark=mark))
     return _reverse(back, number, asked, evidence)

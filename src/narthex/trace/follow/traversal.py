@@ -40,7 +40,7 @@ class Egress(msgspec.Struct, frozen=True, kw_only=True):
     hop: NextHop
     header: Header
     unresolved: bool = False
-    """The routes are not known, so the link isn't either."""
+    """The routes are unknown, so the link is unknown as well."""
 
 
 class TraversalExit(msgspec.Struct, frozen=True, kw_only=True):
@@ -428,7 +428,7 @@ class NodeTraversal:
 def hop_text(hop: NextHop) -> str:
     """Return a next hop as text."""
     if not hop.link:
-        return "somewhere: the routes are not known"
+        return "somewhere: the routes are unknown"
     return f"over {hop.link} by way of {hop.via}" if hop.via else f"over {hop.link}, straight to it"
 
 

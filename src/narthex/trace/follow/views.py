@@ -1,6 +1,6 @@
 """What is known of nodes and pods: rules, routes, neighbours, connections, and settings of each network namespace.
 
-Every part may be None: not known, which is different from empty. Addresses and networks are canonical text.
+Every part may be None: unknown, which is different from empty. Addresses and networks are canonical text.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class PolicyRule(msgspec.Struct, frozen=True, kw_only=True):
     suppress_prefix: int = -1
     """Routes with a prefix of this length or less are ignored; -1: none."""
     strange: str = ""
-    """A selector that isn't understood, so that it is not known whether the rule matches."""
+    """A selector that isn't understood, so that it is unknown whether the rule matches."""
     text: str = ""
 
 
@@ -179,7 +179,7 @@ class NodeRules(Shape):
         """Return the tables of all tools."""
 
     @property
-    def supposed(self) -> Ruleset:
+    def assumed(self) -> Ruleset:
         """Return the tables for walks, which complete them as kube-proxy writes them if a person copied the text."""
 
     @property
@@ -202,7 +202,7 @@ class NodeRules(Shape):
 
 
 class NodeView(msgspec.Struct, kw_only=True):
-    """What is known of one network namespace; parts that are None are not known."""
+    """What is known of one network namespace; parts that are None are unknown."""
 
     name: str = ""
     """Name of the node, or `NAMESPACE/NAME` of a pod; empty if not known."""
@@ -372,7 +372,7 @@ class ClusterMap:
         return self._of_objects.get(view.name, ())
 
     def host(self, view: NodeView) -> Host:
-        """Return the node as the host of a walk, which may have addresses that are not known."""
+        """Return the node as the host of a walk, which may have addresses that are unknown."""
         own = self.own(view)
         return Host(addresses=own, others=view.addresses is None and (view.name in self._unlisted or not own))
 

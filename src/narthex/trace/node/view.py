@@ -286,7 +286,7 @@ class DumpedRules:
         """Take the dump and select one IP family. `copied`: a person copied the text, so that parts may be missing."""
         rules = held.for_family(family)
         self.ruleset: Ruleset = rules.ruleset
-        self.supposed: Ruleset = rules.copied if copied else rules.ruleset
+        self.assumed: Ruleset = rules.copied if copied else rules.ruleset
         self.objects: KernelObjects = rules.objects
         self.unread = tuple(map(str, held.problems))
         # A tool that a bundle or a live node has run prints every table that there is.

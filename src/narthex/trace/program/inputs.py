@@ -50,7 +50,7 @@ class NodeInputs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def node(self) -> Node:
-        """The node, without addresses if they are not known."""
+        """The node, without addresses if they are unknown."""
         key = NamespacedName("", self.config.node_name)
         return self.snapshot.nodes.get(key) or Node(name=self.config.node_name)
 

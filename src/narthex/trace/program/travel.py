@@ -54,7 +54,7 @@ class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = False
     """All machines and pods are known, and pods reach each other by their node's routing, as in a lab."""
     unseen_sender: str = ""
-    """Why the routes of a sender that is a pod are not known."""
+    """Why the routes of a sender that is a pod are unknown."""
 
     def places(self) -> OwnerIndex:
         """Return what a user may name as sender or destination."""
@@ -436,7 +436,7 @@ def _named(known: KnownCluster, atlas: ClusterMap, name: str) -> NodeView:
 def _from_pod(
     known: KnownCluster, atlas: ClusterMap, view: NodeView, header: Header, request: TraceRequest, how: str
 ) -> tuple[NodeView, NodeEntry, PathStep]:
-    """Begin on the node of a pod whose own routes are not known."""
+    """Begin on the node of a pod whose own routes are unknown."""
     view, entry, step = _from_neighbour(atlas, view, header, request, _BRIDGE, how)
     if known.unseen_sender:
         unseen = f"the pod's own routes and rules: {known.unseen_sender}"
@@ -453,7 +453,7 @@ def _from_neighbour(
     if entry is not None:
         what = f"{how}, by frames alone over {entry.link}" if entry.bridged else f"{how}, in by {entry.link}"
         return view, entry, _begin(view, header, what)
-    unknown = f"which link it comes in by ({why}); taken to be {guess}, name another interface with --iif"
+    unknown = f"which link it comes in by ({why}); assumed to be {guess}, name another interface with --iif"
     return view, NodeEntry(link=guess), _begin(view, header, f"{how}, in by {guess}", unknown)
 
 

@@ -15,8 +15,19 @@ import msgspec
 
 from narthex.model import join_port
 from narthex.proxy.plan.show import visible
-from narthex.trace.model import Fate, Header, PacketPath, Party, PathBranch, PathEnd, PathStep, Stage, branch_ends
-from narthex.trace.render.verdict import GOOD, WELL, judge, missing_names, percent
+from narthex.trace.model import (
+    Fate,
+    Header,
+    PacketPath,
+    Party,
+    PathBranch,
+    PathEnd,
+    PathStep,
+    Stage,
+    branch_ends,
+    tree_leaves,
+)
+from narthex.trace.render.verdict import FAILED, WELL, judge, lost_replies, missing_names, percent
 
 MOST_ROWS = 12
 """In one box; the rest is folded."""
@@ -70,6 +81,8 @@ class BranchLane(msgspec.Struct, frozen=True, kw_only=True):
     """A text that stands for further lanes."""
     end: str = ""
     fate: Fate | None = None
+    kind: str = ""
+    """How it ends, with the reply: `good`, `bad`, or `doubt`."""
     taken: bool = True
     """False: drawn faded, because another lane is explained."""
     reply: tuple[NamespaceArea, ...] = ()
@@ -97,7 +110,7 @@ def draw(path: PacketPath) -> Drawing:
     lines = [("from", _party(path.source)), ("to", _party(path.destination))]
     lines += [("Service", path.service)] if path.service else []
     lines += [("read from", source) for source in path.sources]
-    lines += [("not known", missing_names(path)[0])] if path.missing else []
+    lines += [("unknown", missing_names(path)[0])] if path.missing else []
     judged = judge(path)
     return Drawing(
         title=clean(str(path.packet)),
@@ -112,7 +125,7 @@ def verdict(drawing: Drawing, fails: bool) -> tuple[str, str]:
     """Return the result, and `good`, `bad` or `doubt`. `fails`: a cause was found that affects the path."""
     if drawing.good and fails:
         return f"{drawing.result}, and yet it fails", "bad"
-    return drawing.result, "good" if drawing.good else "doubt" if drawing.result.startswith("not known") else "bad"
+    return drawing.result, "good" if drawing.good else "doubt" if drawing.result.startswith("unknown") else "bad"
 
 
 def _chosen(branch: PathBranch) -> frozenset[int] | None:
@@ -123,7 +136,7 @@ def _chosen(branch: PathBranch) -> frozenset[int] | None:
         probability *= each.probability
         path = (*path, id(each))
         if each.end is not None:
-            found.append((each.end.fate not in GOOD, probability, path))
+            found.append((_kind([each.end]) != "good", probability, path))
         for below in each.branches:
             visit(below, probability, path)
 
@@ -135,7 +148,7 @@ def _chosen(branch: PathBranch) -> frozenset[int] | None:
 class _Layout:
     def __init__(self, branch: PathBranch, chosen: frozenset[int] | None) -> None:
         self._chosen = chosen or frozenset()
-        self._some_fail = any(end.fate not in GOOD for end in branch_ends(branch))
+        self._some_fail = _kind(list(branch_ends(branch))) != "good"
         self._boxes_left = MOST_BOXES
 
     def lane(self, branch: PathBranch, label: str, whole: bool) -> BranchLane:
@@ -159,6 +172,7 @@ class _Layout:
             folded=clean(folded),
             end=clean(end_text(end)) if end else "" if whole else clean(_summary([branch])),
             fate=end.fate if end else None if whole else next(iter(branch_ends(branch))).fate,
+            kind=_kind([end] if end else list(branch_ends(branch))),
             taken=whole or not self._some_fail,
             reply=reply,
             reply_end=clean(_reply_text(end)) if end and whole else "",
@@ -226,7 +240,7 @@ def _rows(step: PathStep) -> Iterator[BoxRow]:
 def _row(step: PathStep) -> BoxRow:
     # The chain is in a column of its own, and counters say nothing about this packet.
     text = _BEFORE_RULE.sub("", step.rule) if step.chain and step.rule else step.what
-    notes = [step.why, step.unknown and f"not known: {step.unknown}"]
+    notes = [step.why, step.unknown and f"unknown: {step.unknown}"]
     if step.probability != 1:
         notes.append(f"probability {percent(step.probability)}")
     note = "; ".join(dict.fromkeys(note for note in notes if note and note != text))
@@ -263,25 +277,39 @@ def end_text(end: PathEnd) -> str:
         Fate.DROPPED: "dropped silently",
         Fate.REJECTED: "rejected: the sender receives an error",
         Fate.LOST: "lost",
-        Fate.UNKNOWN: "not known",
+        Fate.UNKNOWN: "unknown",
     }
     said = words[end.fate] + (f", {end.name}" if end.name else "")
     if end.masqueraded:
         said += f", which sees {end.source or 'the node’s address'} as the source"
-    return said + (f": {end.reason}" if end.reason else "")
+    lost = lost_replies(end)
+    reply = f"; {percent(lost)} of the replies do not arrive" if 0 < lost < 1 else "; no reply arrives" if lost else ""
+    return said + (f": {end.reason}" if end.reason else "") + reply
+
+
+def _kind(ends: Sequence[PathEnd]) -> str:
+    """Return `bad` if an end or its reply fails, `doubt` if one is unknown, or else `good`."""
+    if any(end.fate in FAILED or lost_replies(end) for end in ends):
+        return "bad"
+    return "doubt" if any(end.fate is Fate.UNKNOWN for end in ends) else "good"
 
 
 def _reply_text(end: PathEnd) -> str:
+    """Return how the replies end, each way with its share unless there is only one."""
     if end.reply is None:
         return ""
-    return " or ".join(dict.fromkeys(f"{each.fate.value}{': ' + each.reason if each.reason else ''}"
-                                     for each in branch_ends(end.reply)))  # fmt: skip
+    shares: dict[str, Fraction] = {}
+    for leaf in tree_leaves(end.reply):
+        text = leaf.end.fate.value + (f": {leaf.end.reason}" if leaf.end.reason else "")
+        shares[text] = shares.get(text, Fraction(0)) + leaf.probability
+    return "; ".join(f"{percent(share)} {text}" if len(shares) > 1 else text for text, share in shares.items())
 
 
 def _first_branch(branch: PathBranch) -> tuple[PathStep, ...]:
+    """Return the steps of the branch that fails, or else of the most probable one."""
     steps = list(branch.steps)
     while branch.branches:
-        branch = max(branch.branches, key=lambda each: each.probability)
+        branch = max(branch.branches, key=lambda each: (_kind(list(branch_ends(each))) == "bad", each.probability))
         steps += branch.steps
     return tuple(steps)
 

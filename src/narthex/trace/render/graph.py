@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from narthex.trace.model import Fate
 from narthex.trace.render.drawing import BoxRow, BranchLane, Drawing, NamespaceArea, StageBox
-from narthex.trace.render.verdict import GOOD
 
 _LONGEST = 90
 _MOST_ROWS = 6
@@ -61,9 +59,7 @@ class _Graph:
         if lane.folded:
             self.edges.append(_Edge(last, self._add(_Node(name=self._next(), lines=(lane.folded,), kind="folded"))))
         if lane.end:
-            fate = lane.fate or Fate.UNKNOWN
-            kind = "good" if fate in GOOD else "doubt" if fate is Fate.UNKNOWN else "bad"
-            follow(_Node(name=self._next(), lines=(lane.end,), kind=kind, faded=not lane.taken))
+            follow(_Node(name=self._next(), lines=(lane.end,), kind=lane.kind, faded=not lane.taken))
 
     def _area(self, area: NamespaceArea) -> int:
         self.areas.append(area.title)

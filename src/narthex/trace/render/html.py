@@ -124,7 +124,7 @@ def _summary(main: ET.Element, path: PacketPath, title: str, findings: Sequence[
     several = len(verdict.reasons) > 1
     for reason in verdict.reasons[:_MOST_REASONS]:
         _put(header, "p", f"{share_text(reason.share)}: {reason.text}" if several else reason.text)
-    for doubt in (*verdict.possible, *(f"supposed: {each}" for each in verdict.supposed)):
+    for doubt in (*verdict.possible, *(f"assumed: {each}" for each in verdict.assumed)):
         _put(header, "p", doubt, "dim")
     if path.next_command:
         _put(header, "p", "Run this on the node, and add its output to the input:")

@@ -109,8 +109,8 @@ class _Outline:
         replies = [end.reply for end in branch_ends(path.tree) if end.reply is not None]
         self._routed = any(step.stage is Stage.ROUTING for step in branch_steps(path.tree))
         self._many_places = len({_place(step) for tree in (path.tree, *replies) for step in branch_steps(tree)}) > 1
-        self._supposed = "; ".join(text for end in branch_ends(path.tree) for text in end.supposing)
-        """What the ends suppose, which is said once for the whole path."""
+        self._assumed = "; ".join(text for end in branch_ends(path.tree) for text in end.supposing)
+        """What the ends assume, which is said once for the whole path."""
 
     def items(self, branch: PathBranch, place: str) -> Iterator[Row | Split]:
         """Yield the rows of a branch, and what follows them. `place` is where the packet is before it."""
@@ -157,8 +157,8 @@ class _Outline:
         yield Row(stage=step.stage.value, text=text, notes=tuple(notes))
 
     def _unknown(self, step: PathStep) -> tuple[Note, ...]:
-        hidden = not step.unknown or step.unknown in self._supposed
-        return () if hidden else (Note(f"not known: {step.unknown}", Style.DOUBT),)
+        hidden = not step.unknown or step.unknown in self._assumed
+        return () if hidden else (Note(f"unknown: {step.unknown}", Style.DOUBT),)
 
     # ---- ends --------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.model import Fate
 from narthex.trace.render.drawing import BoxRow, BranchLane, Drawing, NamespaceArea, StageBox, clean, verdict
-from narthex.trace.render.verdict import GOOD
 
 WIDTH = 1040
 _EDGE = 20
@@ -70,6 +69,7 @@ STYLE = """
 }
 """
 
+_FAILS = "\N{MULTIPLICATION X}"
 _SIGNS = {Fate.DELIVERED: "\N{CHECK MARK}", Fate.LEAVES: "\N{RIGHTWARDS ARROW}", Fate.UNKNOWN: "?"}
 
 
@@ -283,15 +283,15 @@ class _Painter:
 
     def _end(self, into: ET.Element, lane: BranchLane, x: float, y: float) -> float:
         fate = lane.fate or Fate.UNKNOWN
-        kind = "good" if fate in GOOD else "doubt" if fate is Fate.UNKNOWN else "bad"
+        sign = _SIGNS.get(fate, _FAILS) if lane.kind != "bad" else _FAILS
         left, width = x + _AREA_LEFT, self._room(x)
         lines = wrapped(lane.end, width - 60, 7.6)
         height = len(lines) * _LINE + 14
         group = ET.SubElement(into, "g")
-        self._rect(group, left, y, width, height, kind, 8)
+        self._rect(group, left, y, width, height, lane.kind, 8)
         self._line(group, f"M{_n(x + _SPINE)} {_n(y + 16)}H{_n(left)}")
-        self._text(group, left + 12, y + 20, _SIGNS.get(fate, "\N{MULTIPLICATION X}"), f"{kind}-text")
-        self._texts(group, left + 34, y + 20, lines, f"{kind}-text")
+        self._text(group, left + 12, y + 20, sign, f"{lane.kind}-text")
+        self._texts(group, left + 34, y + 20, lines, f"{lane.kind}-text")
         return y + height + 10
 
     def _reply(self, into: ET.Element, lane: BranchLane, x: float, y: float) -> float:

@@ -16,7 +16,7 @@ WIDTH = 80
 _STAGE = 13
 """Width of the column of stages."""
 _MOST_REASONS = 4
-_MOST_SUPPOSED = 3
+_MOST_ASSUMED = 3
 _MOST_FINDINGS = 8
 
 
@@ -30,7 +30,7 @@ def lines(
 ) -> list[StyledLine]:
     """Return a path and the causes of its failure as lines of at most `width` characters.
 
-    `every` adds all rules with their positions, near misses, the path of the reply, and why something is not known.
+    `every` adds all rules with their positions, near misses, the path of the reply, and why something is unknown.
     """
     causes = [each for each in findings if each.explains]
     others = [each for each in findings if not each.explains]
@@ -64,12 +64,12 @@ def _verdict(path: PacketPath, causes: Sequence[CauseFinding], every: bool, widt
         yield (Span(f"  and {len(verdict.reasons) - _MOST_REASONS} more ways to end"),)
     for possible in verdict.possible[:_MOST_REASONS]:
         yield from paragraph(possible, width, style=Style.DOUBT, first=(Span("  "),))
-    supposed = verdict.supposed if every else verdict.supposed[:_MOST_SUPPOSED]
-    for each in supposed:
-        yield from paragraph(each, width, style=Style.DOUBT, first=(Span("  supposed: "),), further="    ")
-    left = len(verdict.supposed) - len(supposed)
+    assumed = verdict.assumed if every else verdict.assumed[:_MOST_ASSUMED]
+    for each in assumed:
+        yield from paragraph(each, width, style=Style.DOUBT, first=(Span("  assumed: "),), further="    ")
+    left = len(verdict.assumed) - len(assumed)
     if left:
-        yield (Span(f"  and {left} more supposition{'s' * (left > 1)}; --all lists them", Style.DIM),)
+        yield (Span(f"  and {left} more assumption{'s' * (left > 1)}; --all lists them", Style.DIM),)
     if path.next_command:
         yield from paragraph("run this on the node, and add its output to the input:", width, first=(Span("  next  "),))
         yield (Span(f"        {path.next_command}", Style.STRONG),)
@@ -182,7 +182,7 @@ def _named(group: Group, most: int | None) -> tuple[Head, ...]:
 def _missing(path: PacketPath, every: bool, width: int) -> Iterator[StyledLine]:
     if not path.missing:
         return
-    title = "not known, and assumed not to affect the packet"
+    title = "unknown, and assumed not to affect the packet"
     if every:
         yield (Span(title),)
         for part in path.missing:

@@ -9,7 +9,16 @@ import msgspec
 
 from narthex.model import join_port
 from narthex.trace.causes.catalogue import CauseFinding
-from narthex.trace.model import Fate, PacketPath, PathLeaf, PossibleEnd, branch_ends, fraction_text, tree_leaves
+from narthex.trace.model import (
+    Fate,
+    PacketPath,
+    PathEnd,
+    PathLeaf,
+    PossibleEnd,
+    branch_ends,
+    fraction_text,
+    tree_leaves,
+)
 from narthex.trace.render.styled import Style
 
 GOOD = frozenset({Fate.DELIVERED, Fate.LEAVES})
@@ -45,8 +54,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """All ways to end, failures first."""
     possible: tuple[str, ...]
     """Ends that are possible where the input does not decide."""
-    supposed: tuple[str, ...]
-    """What the input lacks and the path therefore supposes."""
+    assumed: tuple[str, ...]
+    """What the input lacks and the path therefore assumes."""
 
 
 def judge(path: PacketPath, findings: Sequence[CauseFinding] = ()) -> Verdict:
@@ -58,20 +67,20 @@ def judge(path: PacketPath, findings: Sequence[CauseFinding] = ()) -> Verdict:
         style=style,
         reasons=_reasons(path.leaves()),
         possible=tuple(dict.fromkeys(possible_text(each) for end in ends for each in end.may)),
-        supposed=tuple(dict.fromkeys(text for end in ends for text in end.supposing)),
+        assumed=tuple(dict.fromkeys(text for end in ends for text in end.supposing)),
     )
 
 
 def leaf_style(leaf: PathLeaf) -> Style:
     """Return the style of a branch by how it ends, and whether the reply arrives."""
-    return Style.BAD if lost_replies(leaf) else fate_style(leaf.end.fate)
+    return Style.BAD if lost_replies(leaf.end) else fate_style(leaf.end.fate)
 
 
-def lost_replies(leaf: PathLeaf) -> Fraction:
+def lost_replies(end: PathEnd) -> Fraction:
     """Return the share of the replies to a packet that arrives which do not."""
-    if leaf.end.reply is None:
+    if end.reply is None:
         return Fraction(0)
-    return sum((each.probability for each in tree_leaves(leaf.end.reply) if each.end.fate in FAILED), Fraction(0))
+    return sum((each.probability for each in tree_leaves(end.reply) if each.end.fate in FAILED), Fraction(0))
 
 
 def fate_style(fate: Fate) -> Style:
@@ -89,7 +98,7 @@ def _word(leaves: Sequence[PathLeaf], causes: Sequence[CauseFinding]) -> tuple[s
         return " or ".join(words) or "delivered, but the reply does not arrive", Style.BAD
     unknown = sum((leaf.probability for leaf in leaves if leaf.end.fate is Fate.UNKNOWN), Fraction(0))
     if unknown:
-        return "not known" + (f" in {percent(unknown)}" if unknown < 1 else ""), Style.DOUBT
+        return "unknown" + (f" in {percent(unknown)}" if unknown < 1 else ""), Style.DOUBT
     fate = Fate.LEAVES if Fate.LEAVES in fates else Fate.DELIVERED
     if not causes:
         return fate_text(fate), fate_style(fate)
@@ -122,7 +131,7 @@ def _reasons(leaves: Sequence[PathLeaf]) -> tuple[Reason, ...]:
 
 def _failing(leaf: PathLeaf) -> Fraction:
     """Return the share of the packets of a branch that fail, or whose replies do."""
-    return Fraction(1) if leaf.end.fate in FAILED else lost_replies(leaf)
+    return Fraction(1) if leaf.end.fate in FAILED else lost_replies(leaf.end)
 
 
 def _arrival(leaves: Sequence[PathLeaf]) -> str:
@@ -140,7 +149,7 @@ def _arrival(leaves: Sequence[PathLeaf]) -> str:
 
 def _failure(leaf: PathLeaf) -> str:
     end = leaf.end
-    if end.reply is None or not lost_replies(leaf):
+    if end.reply is None or not lost_replies(end):
         return end.reason or fate_text(end.fate)
     lost = next(each for each in branch_ends(end.reply) if each.fate in FAILED)
     return f"the reply is {fate_text(lost.fate)}" + (f": {lost.reason}" if lost.reason else "")
@@ -160,7 +169,7 @@ def missing_names(path: PacketPath) -> tuple[str, int]:
 
 def fate_text(fate: Fate) -> str:
     """Return the verdict for a fate."""
-    return {Fate.UNKNOWN: "not known", Fate.LEAVES: "leaves this machine"}.get(fate) or fate.value
+    return {Fate.UNKNOWN: "unknown", Fate.LEAVES: "leaves this machine"}.get(fate) or fate.value
 
 
 def possible_text(end: PossibleEnd) -> str:

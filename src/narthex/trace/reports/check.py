@@ -124,9 +124,7 @@ def check(plan: Plan, view: NodeView, own: tuple[str, ...]) -> CheckReport:
     )
     if held is None:
         why = view.absent.get("rules", "")
-        return msgspec.structs.replace(
-            report, unknown=("the node's rules are not known" + (f": {why}" if why else ""),)
-        )
+        return msgspec.structs.replace(report, unknown=("the node's rules are unknown" + (f": {why}" if why else ""),))
     there = frontends(held, plan.family, own)
     checker = _Checker(plan, view, own, there)
     services = sorted(plan.services.values(), key=lambda service: (str(service.name), service.name.protocol.value))

@@ -69,7 +69,7 @@ def count(
         if found:
             return CounterReading(source=f"counters of {source}", counts=found)
     if connections is None:
-        return CounterReading(source="nothing: no rule with counters is there, and the connection table is not known")
+        return CounterReading(source="nothing: no rule with counters is there, and the connection table is unknown")
     return CounterReading(
         source="the connection table: connections that begin and end between two looks are not seen",
         counts=tuple(of_connections(connections(), names)),

@@ -85,13 +85,13 @@ def differences(one: NodeView, other: NodeView, *, folded: bool = True) -> ViewC
         if before is None or after is None:
             if before is not None or after is not None:
                 where = one.origin if before is None else other.origin
-                unknown.append(f"{part}: not known in {where}")
+                unknown.append(f"{part}: unknown in {where}")
             else:
-                skipped.append(f"{part} (not known on either side)")
+                skipped.append(f"{part} (unknown on either side)")
             continue
         found += _keyed(part, before, after)
     if one.rules is None and other.rules is None:
-        skipped.insert(0, "rules (not known on either side)")
+        skipped.insert(0, "rules (unknown on either side)")
     counts: tuple[FoldedPart, ...] = ()
     if folded and one.name and other.name and one.name != other.name:
         found, counts = TwoNodes(one, other).fold(found)
@@ -138,7 +138,7 @@ def _never_compared(one: NodeView, other: NodeView) -> Iterator[str]:
 def _meanings(one: NodeView, other: NodeView, unknown: list[str]) -> Iterator[ViewDifference]:
     if one.rules is None or other.rules is None:
         if (one.rules is None) is not (other.rules is None):
-            unknown.append(f"rules: not known in {one.origin if one.rules is None else other.origin}")
+            unknown.append(f"rules: unknown in {one.origin if one.rules is None else other.origin}")
         return
     for family in FAMILIES:
         sides = [_Side(view, family) for view in (one, other)]
@@ -173,7 +173,7 @@ class _Side:
         address, protocol, port = match
         to = address or (self._own[0] if self._own else "")
         if not to:
-            return "not known: no address of the node is known"
+            return "unknown: no address of the node is known"
         source = self._senders.of(sender, None, to)
         assert source is not None
         outside = sender is not Sender.POD
@@ -185,7 +185,7 @@ class _Side:
 
 def _outcome_text(outcome: FrontendOutcome) -> str:
     if outcome.unknown:
-        return f"not known: {outcome.unknown}"
+        return f"unknown: {outcome.unknown}"
     if outcome.endpoints:
         shares = sorted(outcome.endpoints.items())
         return ", ".join(

@@ -96,7 +96,7 @@ class ForwardingWalker:
         return found
 
     def link_to(self, source: str, destination: str, iif: str) -> str | None:
-        """Return the link by which a packet leaves that no rule rewrites; None if it is not known."""
+        """Return the link by which a packet leaves that no rule rewrites; None if it is unknown."""
         hops = self._routed(destination, source, iif, 0, self._of_routes.of(destination))
         return next((hop.link for hop in hops if isinstance(hop, NextHop) and hop.link), None)
 

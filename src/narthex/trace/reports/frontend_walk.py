@@ -113,9 +113,9 @@ class FrontendWalker:
 
     def _lost(self, asked: FrontendPacket) -> str:
         """Return why the text of the rules may lack one that rewrites the packet, which no rule does; otherwise empty."""
-        if not self._held.supposed.copied:
+        if not self._held.assumed.copied:
             return ""
-        walk = self._walk(asked, explained=False, supposed=True)
+        walk = self._walk(asked, explained=False, assumed=True)
         branches, ended = walk.hook(HookPoint("prerouting", iif=asked.iif), [walk.start()])
         return next((branch.unsure for branch in branches if branch.unsure and not branch.sent), "") or _unknown(ended)
 
@@ -126,12 +126,12 @@ class FrontendWalker:
             return ""
         return f"{last.where}: {last.what}"
 
-    def _walk(self, asked: FrontendPacket, *, explained: bool, supposed: bool = False) -> HookWalk:
+    def _walk(self, asked: FrontendPacket, *, explained: bool, assumed: bool = False) -> HookWalk:
         packet = Packet(
             source=asked.source, destination=asked.destination, port=asked.port, protocol=asked.protocol, iif=asked.iif
         )
         held = self._held
-        rules = held.supposed if supposed else held.ruleset
+        rules = held.assumed if assumed else held.ruleset
         return HookWalk(rules, packet, Host(addresses=self._own), objects=held.objects, explained=explained)
 
     def _rewriting(self, asked: FrontendPacket) -> WalkStep:
