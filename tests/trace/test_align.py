@@ -99,6 +99,21 @@ def test_only_the_first_pass_of_a_routing_loop_is_compared() -> None:
     assert align(path(LOST, steps=steps), traced(("t", "accept"), ("t", "accept")), "a").agrees
 
 
+def test_later_passes_of_a_routing_loop_may_follow_in_the_kernels_trace() -> None:
+    def looping(*stages: Stage) -> PacketPath:
+        return path(
+            LOST,
+            steps=tuple(
+                PathStep(stage=each, node="a", table="t", chain="c", verdict="accept", what="x") for each in stages
+            ),
+        )
+
+    kernel = traced(*(("t", "accept"),) * 4)
+    once = (Stage.PREROUTING, Stage.FORWARD, Stage.POSTROUTING)
+    assert align(looping(*once, Stage.FORWARD, Stage.POSTROUTING), kernel, "a").agrees
+    assert not align(looping(*once), kernel, "a").agrees
+
+
 def test_a_relay_accepts_what_it_cannot_pass_on() -> None:
     relayed = (PathStep(stage=Stage.RELAY, node="a", what="accepts"),)
     assert with_answer(Alignment(agrees=True, pairs=()), path(LOST, steps=relayed), "connected").agrees

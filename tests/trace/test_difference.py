@@ -121,7 +121,40 @@ def test_a_mode_and_itself_and_a_word_that_is_no_mode() -> None:
     assert whole("nftables", "nftables", *MODE) == (0, "")
     status, told = diff("nftables", "nonsense", *MODE)
     assert status == 2
-    assert "'nonsense' is not a bundle" in told
+    assert "'nonsense' is not a file or bundle" in told
+
+
+def pasted(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_texts_that_were_pasted_are_compared_like_bundles(tmp_path: Path) -> None:
+    filters = "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n"
+    two, one = (NAT.format(rules=rules, n=0) + filters for rules in (TWO, ONE))
+    save = pasted(tmp_path / "a.txt", two)
+    status, told = whole(save, pasted(tmp_path / "b.txt", one))
+    assert status == 1
+    assert "- 1/2 to 10.1.0.7:80, 1/2 to 10.1.0.8:80" in told
+    assert "+ 1 to 10.1.0.8:80" in told
+    assert "not compared: routes (unknown on either side)" in told
+    with_noise = pasted(tmp_path / "c.txt", f"# iptables-save\n{two}")
+    assert diff(save, with_noise) == (0, "")
+
+
+def test_each_side_says_what_it_lacks(tmp_path: Path) -> None:
+    whole_rules = pasted(tmp_path / "a.txt", NAT.format(rules=TWO, n=0) + "*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n")
+    nat = pasted(tmp_path / "b.txt", "# iptables-save -t nat\n" + NAT.format(rules=TWO, n=0))
+    status, told = whole(whole_rules, nat)
+    assert status == 2
+    assert f"filter of iptables is not in the input (in {nat})" in told
+    assert f"(in {whole_rules})" not in told
+    status, told = whole(whole_rules, bundle(tmp_path / "c.tgz", TWO))
+    assert f"cannot tell: routes: unknown in {whole_rules}" in told
+    status, told = whole(whole_rules, pasted(tmp_path / "d.txt", "a remark"))
+    assert status == 2
+    assert "d.txt" in told
+    assert "no rules" in told
 
 
 def test_what_is_not_compared_is_said(tmp_path: Path) -> None:

@@ -300,3 +300,33 @@ def test_any_lines_that_are_missing_never_make_the_answer_wrong(cut, flow):
         return
     lost = [DUMPS[name][number] for number in sorted(left_out)]
     assert is_right_or_says_so(path, flow), (name, lost, flow, ends_of(path))
+
+
+# ---- lines that a terminal has wrapped ---------------------------------------------------------------------------------
+
+
+def wrapped(text, width):
+    """Wrap lines as a terminal does that loses spaces at the end of a line."""
+    for line in text.split("\n"):
+        line = line if len(line.expandtabs()) <= width else line.expandtabs()
+        yield from (line[n : n + width].rstrip() for n in range(0, max(len(line), 1), width))
+
+
+@pytest.mark.parametrize("width", [80, 100, 133])
+@pytest.mark.parametrize("name", ["save 1.30", "-S 1.36", "nft"])
+def test_rules_that_a_terminal_has_wrapped_are_joined(name, width):
+    lines = list(wrapped("\n".join(DUMPS[name]), width))
+    assert max(map(len, lines)) == width
+    for flow in FLOWS:
+        path, view = traced("\n".join(lines), flow)
+        assert ends_of(path) == pytest.approx(TRUTH[flow], abs=1e-4), flow
+        assert view.rules[IPFamily.IPV4].unread == ()
+
+
+def test_a_wrapped_line_of_another_length_is_named():
+    lines = list(wrapped("\n".join(DUMPS["save 1.30"]), 80))
+    number = next(n for n, line in enumerate(lines) if "-A KUBE-SERVICES -d" in line and len(line) == 80)
+    lines[number] = lines[number][:-5]
+    path, view = traced("\n".join(lines), "web")
+    assert is_right_or_says_so(path, "web")
+    assert any(f"line {number + 1}:" in each for each in view.rules[IPFamily.IPV4].unread)

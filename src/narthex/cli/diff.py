@@ -1,4 +1,4 @@
-"""`narthex diff`: differences between two bundles, or between two modes for the same objects."""
+"""`narthex diff`: differences between two bundles or texts with rules, or between two modes for the same objects."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 from narthex.cli.inputs import cluster_of, has_source, inputs_of, node_options_of, options_of_all_nodes, source_options
 from narthex.cli.options import output_option
 from narthex.cli.output import AnswersByStatus, print_document, working
+from narthex.netfilter.dump.read import DumpError
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.show import visible
 from narthex.trace.follow.views import LinkAddress, NodeView
@@ -19,6 +20,7 @@ from narthex.trace.node.view import view_of_bundle, view_of_files
 from narthex.trace.program.bundle import BundleError, read_bundle
 from narthex.trace.program.inputs import InputError
 from narthex.trace.program.reports import prospect
+from narthex.trace.program.travel import from_files, is_bundle, texts_of
 from narthex.trace.reports.difference import (
     ViewComparison,
     ViewDifference,
@@ -44,7 +46,9 @@ from narthex.trace.reports.migration.report import some
 @click.option("--all", "every", is_flag=True, help="Include differences that two nodes always have.")
 @output_option
 def command(before: str, after: str, as_text: bool, every: bool, output: str, **given: Any) -> None:
-    """Show how two bundles differ.
+    """Show how two bundles differ, or two files with rules.
+
+    A file may hold whatever `narthex trace --rules` reads: iptables-save, `iptables -S`, `nft list ruleset`, `ip route`.
 
     It compares what packets meet at each frontend, with exact shares and up to the endpoint or the next node, then routes, policy rules,
     links, addresses and settings. Rules with different texts and the same meaning are equal. Of two nodes, it only counts differences in
@@ -64,7 +68,7 @@ def command(before: str, after: str, as_text: bool, every: bool, output: str, **
             with working(f"comparing {before} and {after}"):
                 (one, first), (other, second) = (_side(word, given) for word in (before, after))
                 found = found or differences(one, other, folded=not every)
-    except (BundleError, InputError) as error:
+    except (BundleError, DumpError, InputError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if as_text:
         more = tuple(rules_in_text(first, second))
@@ -99,7 +103,13 @@ def _side(word: str, given: dict[str, Any]) -> tuple[NodeView, dict[str, str]]:
     path = Path(word)
     if not path.exists():
         modes = ", ".join(BACKENDS)
-        raise click.UsageError(f"{word!r} is not a bundle; with --manifests or --kubeconfig it may be a mode: {modes}")
+        raise click.UsageError(
+            f"{word!r} is not a file or bundle; with --manifests or --kubeconfig it may be a mode: {modes}"
+        )
+    if not is_bundle(path):
+        view = from_files([path], "")
+        view.origin = str(path)
+        return view, dict(texts_of([path])[0])
     bundle = read_bundle(path)
     return view_of_bundle(bundle.parts, bundle.table, str(path)), bundle.parts
 

@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from narthex.model import IPFamily
+from narthex.netfilter.cuts import is_cut_mark
 
 _LOG_PREFIX = re.compile(
     r"^(?:\[[\w./-]++\] )?"
@@ -28,6 +29,19 @@ _DASH = re.compile(r"(?<=\s)[–—](?=[a-z])")
 _HEAD = 4000
 """Characters that show whether lines have a prefix."""
 _MAX_PROMPT = 160
+_MAX_WRAPPED = 1 << 20
+"""Characters of a text that a person may have copied from a terminal; in a longer one, no wrapped lines are searched."""
+_LEAST_WIDTH, _FEWEST_WRAPPED = 80, 2
+"""Columns of a terminal, and lines that show its width."""
+_RULE_BEGIN = re.compile(r"(?:\[\d++:\d++\] )?-A |\t\t++\S| {16,}+\S")
+_BEGIN = re.compile(
+    r"\s\s|\s*+$|\t|(?:\[\d++:\d++\] )?-[ANPIXFD] |:\S++ (?:ACCEPT|DROP|-)(?:\s|$)|\*\w++\s*+$|#|\}|COMMIT|Chain |table |chain |set |map |-> |```"
+)
+_WRAPPED = re.compile(
+    r"^(?:(?:\[\d++:\d++\] )?-A [^\n]{60,}+|(?:\t\t++| {16,}+)\S[^\n]{40,}+)\n(?!\s\s|[\t\n#}]|(?:\[\d++:\d++\] )?-[ANPIXFD] |COMMIT|\Z)",
+    re.MULTILINE,
+)
+"""A long rule before a line that does not begin another one."""
 _PROMPT = re.compile(
     r"\**(?:\[[^\]]*+\]\s*+[#$%>]|\([^)\s]*+\)\s?[#$%>]|[➜~»❯]++(?:\s+~)?|[#$%>]|[^\s#$%>]*[\w~/\\)\]–-](?: ~)?\s?[#$%>]|\S*+ {1,2}~)\s+(?=\S)"
 )
@@ -88,7 +102,42 @@ def clean_lines(text: str) -> list[str]:
         head = text[:_HEAD]
     if head.count("\n> ") > head.count("\n") // 2:
         text = _QUOTE.sub("", text)
-    return text.split("\n")
+    lines = text.split("\n")
+    if len(text) <= _MAX_WRAPPED and _WRAPPED.search(text):
+        _join(lines)
+    return lines
+
+
+def _join(lines: list[str]) -> None:
+    """Join, in place, the rules that a terminal has wrapped. Empty lines stay for the parts, so that numbers of lines hold.
+
+    All lines that a terminal wraps have its width, unless a space at their end was lost. Where a line has another length, it
+    stays as it is, and the parser names it.
+    """
+    cut = [n for n in range(len(lines) - 1) if _goes_on(lines[n + 1])]
+    wrapped = [n for n in cut if _RULE_BEGIN.match(lines[n])]
+    width = max((len(lines[n].expandtabs()) for n in wrapped), default=0)
+    if width < _LEAST_WIDTH or any(len(each.expandtabs()) > width for each in lines if _RULE_BEGIN.match(each)):
+        return
+    if sum(width - len(lines[n].expandtabs()) in (0, 1) for n in cut) < _FEWEST_WRAPPED:
+        return
+    for first in wrapped:
+        whole, number = lines[first], first
+        while number + 1 < len(lines) and _goes_on(lines[number + 1]):
+            short = width - len((lines[number] if number > first else whole).expandtabs())
+            if short not in (0, 1):
+                break
+            number += 1
+            whole += " " * short + lines[number]
+            if number > first + 1:
+                lines[number - 1] = ""
+        if number > first:
+            lines[first], lines[number] = whole, ""
+
+
+def _goes_on(line: str) -> bool:
+    """Return True for a line that can begin neither a rule nor anything else of a dump."""
+    return bool(line) and _BEGIN.match(line) is None and command_of(line) is None and not is_cut_mark(line)
 
 
 def command_of(line: str) -> ShellCommand | None:

@@ -35,6 +35,10 @@ def _deaf(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
     address, port = leaf.end.address, leaf.end.port
     places = [(f"pod {pod.name}", pod) for view in scene.views.values() for pod in view.pods.values()]
     places += [(view.words if view.name else node_words(name), view) for name, view in scene.views.items()]
+    if contains(scene.family.loopback, address):
+        # Every network namespace has it.
+        here = scene.view_at(leaf.steps[-1]) if leaf.steps else None
+        places = [each for each in places if each[1] is here]
     held = next(((words, view) for words, view in places if view.own(address) is not None), None)
     if held is None or held[1].listeners is None:
         return

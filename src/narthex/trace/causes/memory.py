@@ -47,9 +47,16 @@ def _old(scene: DiagnosisContext, name: str, view: NodeView) -> Iterator[CauseFi
     if view.connections is None or scene.protocol is not Protocol.UDP:
         return
     alive = {(each.endpoint.address, each.port.port) for each in scene.endpoints if each.port is not None}
-    alive |= {to for leaf in scene.leaves if (to := scene.sent_to(leaf)) is not None and scene.front is None}
+    asked = packet.destination, packet.port
+    is_new = packet.source_port is None
+    if is_new or scene.front is None:
+        # Where the rules send a new flow, an entry of another one is not old.
+        alive |= {to for leaf in scene.leaves if (to := scene.sent_to(leaf)) is not None}
     if not alive:
         return
+    if is_new and all(name != step.node for leaf in scene.leaves if (step := scene.rewritten(leaf)) is not None):
+        # This node only passes the packet on.
+        alive.add(asked)
     for entry in scene.known_connections(view):
         if packet.source_port not in (None, entry.source_port):
             continue

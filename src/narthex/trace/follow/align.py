@@ -83,7 +83,8 @@ def align(path: PacketPath, trace: KernelTrace | None, node: str = "") -> Alignm
         as_listed = list(_predicted(leaf, node))
         predicted = _in_kernel_order(kernel, as_listed)
         shared = _shared(kernel, predicted)
-        whole = shared == len(kernel) == len(predicted)
+        whole = shared == len(predicted) and (shared == len(kernel) or (shared > 0 and _comes_back(leaf, node)))
+        shared = len(kernel) if whole else shared
         if (whole, shared) > best[:2]:
             best, reordered = (whole, shared, predicted), predicted != as_listed
     agrees, shared, predicted = best
@@ -155,6 +156,16 @@ def _predicted(leaf: PathLeaf, node: str) -> Iterator[_Move]:
         if what:
             rewrites = step.verdict.startswith(_AFTER_REWRITING)
             yield _Move(step.table, step.chain, what, _predicted_text(step), step.stage.value, rewrites)
+
+
+def _comes_back(leaf: PathLeaf, node: str) -> bool:
+    """Return True if a loop of routes forwards the packet through the node again.
+
+    The kernel may give the number of the first pass to the later ones too, so that they follow it in its trace.
+    """
+    stages = [step.stage for step in leaf.steps if step.chain and not step.namespace and node in ("", step.node)]
+    left = stages.index(Stage.POSTROUTING) if Stage.POSTROUTING in stages else len(stages)
+    return Stage.FORWARD in stages[left:]
 
 
 def _predicted_move(verdict: str) -> str:

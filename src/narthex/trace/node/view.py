@@ -184,6 +184,7 @@ def _other_than_rules(view: NodeView, file: str, text: str) -> bool:
     text, message = without_long_lines_of(_without_rules(text))
     if message:
         view.partial = (*view.partial, f"{file}: {message}")
+    text = _EMPTY_LINES.sub("\n\n", text)
     found_routes, found_policies = routes.route_lines(text), routes.policy_lines(text)
     if found_routes:
         view.routes = (*(view.routes or ()), *found_routes)
@@ -234,6 +235,10 @@ def _reported_faults(text: str) -> tuple[str, ...]:
         return ()  # the expression takes seconds for a dump of 200,000 rules
     lines = (match[0].strip() for match in itertools.islice(_FAULTS.finditer(short), _MOST_FAULTS))
     return tuple(dict.fromkeys(lines))
+
+
+_EMPTY_LINES = re.compile(r"\n{3,}+")
+"""What is left of the rules of a dump. Each reader of the rest would look at 200,000 empty lines."""
 
 
 def _without_rules(text: str) -> str:

@@ -175,9 +175,7 @@ def texts_of(paths: Sequence[Path]) -> tuple[list[tuple[str, str]], list[str]]:
     unused: list[str] = []
     for path in paths:
         try:
-            with path.open("rb") as stream:
-                begin = stream.read(512)
-            if begin.startswith((b"\x1f\x8b", b"\xfd7zXZ", b"BZh")) or begin[257:262] == b"ustar":
+            if is_bundle(path):
                 parts = read_bundle(path).parts.items()
                 texts += [(f"{path}:{name}", text) for name, text in parts if _is_output(name, text)]
             else:
@@ -187,6 +185,15 @@ def texts_of(paths: Sequence[Path]) -> tuple[list[tuple[str, str]], list[str]]:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             unused.append(f"{path}: cannot be used: {reason}")
     return texts, unused
+
+
+def is_bundle(path: Path) -> bool:
+    """Return True for a directory and for an archive, which can be bundles only. Raises OSError."""
+    if path.is_dir():
+        return True
+    with path.open("rb") as stream:
+        begin = stream.read(512)
+    return begin.startswith((b"\x1f\x8b", b"\xfd7zXZ", b"BZh")) or begin[257:262] == b"ustar"
 
 
 def live(node: str, namespace: str | None = None) -> NodeView:

@@ -92,6 +92,12 @@ def differences(one: NodeView, other: NodeView, *, folded: bool = True) -> ViewC
         found += _keyed(part, before, after)
     if one.rules is None and other.rules is None:
         skipped.insert(0, "rules (unknown on either side)")
+    for text in dict.fromkeys((*_missing(one), *_missing(other))):
+        lacking = [view.origin for view in (one, other) if text in _missing(view)]
+        if len(lacking) == 2:
+            skipped.append(f"{text} (on either side)")
+        else:
+            unknown.append(f"{text} (in {lacking[0]})")
     counts: tuple[FoldedPart, ...] = ()
     if folded and one.name and other.name and one.name != other.name:
         found, counts = TwoNodes(one, other).fold(found)
@@ -118,6 +124,19 @@ def of_modes(report: MigrationReport) -> ViewComparison:
         for each in report.differences
     )
     return ViewComparison(before=f"mode {report.before}", after=f"mode {report.after}", found=(*packets, *others))
+
+
+_PROXY_TABLES = ("", "nat", "filter", "kube-proxy")
+"""Tables whose absence from a copied text hides rules for Services."""
+
+
+def _missing(view: NodeView) -> list[str]:
+    """Return what the rules of a copied text lack, and which parts of it could not be read."""
+    if view.rules is None or not view.copied:
+        return []
+    held = [view.rules[family] for family in FAMILIES]
+    gaps = [gap.text for rules in held if rules.ruleset.tables for gap in rules.gaps if gap.table in _PROXY_TABLES]
+    return list(dict.fromkeys((*gaps, *view.partial, *(text for rules in held for text in rules.unread))))
 
 
 _VOLATILE = ("neighbours", "fdb", "connections", "listeners")
