@@ -17,6 +17,7 @@ from narthex.trace.follow.views import (
     FdbEntry,
     Impairment,
     LinkAddress,
+    ListeningSocket,
     NextHop,
     NodeLink,
     NodeNeighbour,
@@ -25,6 +26,7 @@ from narthex.trace.follow.views import (
     PolicyRule,
 )
 from narthex.trace.model import Fate, Header, PacketPath, Party, PathBranch, PathEnd, PathStep, Stage
+from narthex.trace.node.network import ConntrackListing
 from narthex.trace.node.view import view_of_files
 from narthex.trace.program.places import name_not_found
 from narthex.trace.program.travel import KnownCluster, TraceRequest, travel
@@ -353,3 +355,51 @@ def test_lines_that_a_terminal_cut_show_no_cause() -> None:
         '-A POSTROUTING -m comment --comment "flanneld masq" -j FLANNEL-POSTRTG'[:44],
     )
     assert not [each for each in told(narrow) if each.cause.id in ("chain-not-called", "old-iptables")]
+
+
+FLOW = "src=10.244.1.5 dst=10.0.0.11 sport=4000 dport=30002"
+
+
+@pytest.mark.parametrize(
+    ("node", "answered_by", "stale"),
+    [
+        # A node that passes the packet on to another one's node port does not rewrite it.
+        ("worker-a", "10.0.0.11 sport=30002", False),
+        ("worker-b", "10.0.0.11 sport=30002", True),
+        ("worker-b", "10.244.2.9 sport=8081", True),
+        # The rules send new flows there too.
+        ("worker-b", "10.244.2.7 sport=8081", False),
+    ],
+)
+def test_an_entry_is_old_only_if_the_nodes_rules_send_a_new_flow_elsewhere(
+    node: str, answered_by: str, stale: bool
+) -> None:
+    before = Header(source="10.244.1.5", destination="10.0.0.11", protocol="udp", port=30002)
+    after = msgspec.structs.replace(before, destination="10.244.2.7", port=8081)
+    steps = (
+        PathStep(stage=Stage.FORWARD, node="worker-a", what="forwarded", before=before),
+        PathStep(
+            stage=Stage.PREROUTING, node="worker-b", table="nat", chain="KUBE-SEP-X", what="dnat to 10.244.2.7:8081",
+            verdict="dnat 10.244.2.7:8081", before=before, after=after,
+        ),
+    )  # fmt: skip
+    end = PathEnd(fate=Fate.DELIVERED, node="worker-b", address="10.244.2.7", port=8081)
+    path = msgspec.structs.replace(journey(*steps, end=end), packet=before)
+    line = f"udp      17 25 {FLOW} src={answered_by.replace(' ', ' dst=10.244.1.5 ')} dport=4000 mark=0 use=1\n"
+    views = {node: NodeView(name=node, connections=ConntrackListing(line))}
+    assert [each.cause.id for each in find(path, views)] == ["conntrack-stale"] * stale
+
+
+@pytest.mark.parametrize(("port", "cause"), [(61245, []), (61246, ["not-listening"])])
+def test_a_port_on_loopback_is_that_of_the_node_where_the_packet_ends(port: int, cause: list[str]) -> None:
+    """All nodes have 127.0.0.1; the first one listens on both ports."""
+
+    def view(name: str, *ports: int) -> NodeView:
+        sockets = tuple(ListeningSocket("udp", "127.0.0.1", each, (IPFamily.IPV4,)) for each in ports)
+        return NodeView(name=name, addresses=(LinkAddress("127.0.0.1", 8, "lo"),), listeners=sockets)
+
+    views = {"worker-b": view("worker-b", 61245, 61246), "worker-a": view("worker-a", 61245)}
+    step = PathStep(stage=Stage.DELIVERY, node="worker-a", what="to a process")
+    path = journey(step, end=PathEnd(fate=Fate.DELIVERED, node="worker-a", address="127.0.0.1", port=port))
+    path = msgspec.structs.replace(path, packet=msgspec.structs.replace(path.packet, protocol="udp"))
+    assert [each.cause.id for each in find(path, views)] == cause
