@@ -242,3 +242,25 @@ spec: {{controller: example.com/lb, parameters: {{kind: Config, name: c}}}}
     assert kubectl.json("get ingressclass lb")["spec"]["parameters"]["scope"] == "Cluster"
     wrong = ingress.replace("path: /,", "path: x,")
     assert "must be an absolute path" in kubectl("apply -f -", wrong, code=1)
+
+
+def test_network_policies_have_their_defaults_and_are_checked(kubectl):
+    policy = """\
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: inside}
+spec:
+  podSelector: {matchLabels: {app: web}}
+  egress: [{ports: [{port: 80, endPort: 90}], to: [{ipBlock: {cidr: 10.0.0.0/8}}]}]
+"""
+    kubectl("apply -f -", policy)
+    assert columns(kubectl("get netpol"))[1][:2] == ["inside", "app=web"]
+    spec = kubectl.json("get netpol inside")["spec"]
+    assert (spec["policyTypes"], spec["egress"][0]["ports"][0]["protocol"]) == (["Ingress", "Egress"], "TCP")
+    for old, new, said in (
+        ("endPort: 90", "endPort: 79", "must be greater than or equal to `port`"),
+        ("port: 80", "port: http", "may not be specified when `port` is non-numeric"),
+        ("port: 80, ", "", "must be specified when `endPort` is specified"),
+        ("10.0.0.0/8", "10.0.0.0", "must be a valid CIDR value"),
+    ):
+        assert said in kubectl("apply -f -", policy.replace(old, new), code=1)

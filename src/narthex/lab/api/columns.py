@@ -570,6 +570,7 @@ _COLUMNS: Mapping[str, Mapping[str, Cell]] = {
         }
     ),
     "IngressClass": _common({"Controller": _at("spec.controller"), "Parameters": _ingress_parameters}),
+    "NetworkPolicy": _common({"Pod-Selector": lambda raw, _: selector_text(_of(raw, "spec.podSelector")) or NONE}),
     "ServiceCIDR": _common({"CIDRs": lambda raw, _: ",".join(_of(raw, "spec.cidrs") or ())}),
     "IPAddress": _common({"ParentRef": _parent}),
     "CustomResourceDefinition": {"Name": _at("metadata.name"), "Created At": _at("metadata.creationTimestamp")},

@@ -81,6 +81,7 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "core_v1.ServiceSpec": {"type": "ClusterIP", "sessionAffinity": "None"},
     "discovery_v1.EndpointPort": {"name": "", "protocol": "TCP"},
     "networking_v1.IngressClassParametersReference": {"scope": "Cluster"},
+    "networking_v1.NetworkPolicyPort": {"protocol": "TCP"},
 }
 """Defaults of fields, by the type that has them."""
 _NULLS_ARE_ABSENT = frozenset(
@@ -293,6 +294,12 @@ def _container(container: Raw) -> Raw:
     return {**container, "resources": resources}
 
 
+def _network_policy_spec(spec: Raw) -> Raw:
+    """Return the specification of a NetworkPolicy, which applies to all pods and their ingress unless it says otherwise."""
+    types = ["Ingress", "Egress"] if spec.get("egress") else ["Ingress"]
+    return {**spec, "podSelector": spec.get("podSelector") or {}, "policyTypes": spec.get("policyTypes") or types}
+
+
 def _volume(volume: Raw) -> Raw:
     """Return a volume, which is an emptyDir if it has no source."""
     return {**volume, "emptyDir": {}} if set(volume) == {"name"} else volume
@@ -324,6 +331,7 @@ _COMPUTED: Mapping[str, Callable[[Raw], Raw]] = {
     "core_v1.ServicePort": _service_port,
     "core_v1.ServiceSpec": _service_spec,
     "core_v1.Volume": _volume,
+    "networking_v1.NetworkPolicySpec": _network_policy_spec,
 }
 """Defaults that depend on other fields, by type. The functions may modify what they get."""
 

@@ -122,6 +122,7 @@ KINDS: Mapping[str, ApiResource] = {
         _built_in("EndpointSlice", "endpointslices", group="discovery.k8s.io", generation=True),
         _built_in("Ingress", "ingresses", "ing", "status", group="networking.k8s.io", generation=True),
         _built_in("IngressClass", "ingressclasses", group="networking.k8s.io", namespaced=False, generation=True),
+        _built_in("NetworkPolicy", "networkpolicies", "netpol", group="networking.k8s.io", generation=True),
         _built_in("ServiceCIDR", "servicecidrs", "", "status", group="networking.k8s.io", namespaced=False),
         _built_in("IPAddress", "ipaddresses", "ip", group="networking.k8s.io", namespaced=False),
         _built_in(

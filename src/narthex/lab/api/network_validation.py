@@ -200,6 +200,34 @@ def _backend(at: str, backend: Raw) -> Iterator[FieldError]:
         yield required(at, "port name or number is required")
 
 
+def network_policy(new: Raw) -> Iterator[FieldError]:
+    """Check a NetworkPolicy."""
+    spec = new.get("spec") or {}
+    for direction, peers in (("ingress", "from"), ("egress", "to")):
+        for number, rule in enumerate(spec.get(direction) or ()):
+            at = f"spec.{direction}[{number}]"
+            for index, port in enumerate(rule.get("ports") or ()):
+                yield from _policy_port(f"{at}.ports[{index}]", port)
+            for index, peer in enumerate(rule.get(peers) or ()):
+                if "ipBlock" in peer:
+                    cidr = peer["ipBlock"].get("cidr")
+                    where = f"{at}.{peers}[{index}].ipBlock.cidr"
+                    yield from network(where, cidr) if cidr else [required(where)]
+
+
+def _policy_port(at: str, given: Raw) -> Iterator[FieldError]:
+    port, end = given.get("port"), given.get("endPort")
+    yield from one_of(f"{at}.protocol", given.get("protocol"), PROTOCOLS)
+    if isinstance(port, int):
+        yield from port_number(f"{at}.port", port)
+        if end is not None and end < port:
+            yield bad(f"{at}.endPort", end, "must be greater than or equal to `port`")
+    elif port is not None and end is not None:
+        yield bad(f"{at}.endPort", end, "may not be specified when `port` is non-numeric")
+    elif end is not None:
+        yield required(f"{at}.port", "must be specified when `endPort` is specified")
+
+
 def ingress_class(new: Raw) -> Iterator[FieldError]:
     """Check an IngressClass."""
     controller = (new.get("spec") or {}).get("controller") or ""

@@ -381,6 +381,7 @@ _CHECKS: Mapping[str, Callable[[Raw], Iterator[FieldError]]] = {
     "CronJob": _cron_job,
     "Ingress": network_validation.ingress,
     "IngressClass": network_validation.ingress_class,
+    "NetworkPolicy": network_validation.network_policy,
     "ServiceCIDR": network_validation.service_cidr,
     "CustomResourceDefinition": _definition,
 }
