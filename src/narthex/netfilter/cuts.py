@@ -11,7 +11,7 @@ _MARK = re.compile(
     re.IGNORECASE,
 )
 _OMITTED = ("omitted", "truncated", "snipped", "省略")
-_ENDS = ".…)>] "
+ENDS = ".…)>] "
 """Last characters of a rule with a mark behind it."""
 _LONGEST = 160
 """Characters of a line that can be a mark."""
@@ -21,7 +21,7 @@ CUT = "the text is cut here"
 
 def is_cut_mark(line: str) -> bool:
     """Return True for a line that says that lines were left out, and nothing else."""
-    if not line or len(line) > _LONGEST or (line.startswith("-A ") and line[-1] not in _ENDS):
+    if not line or len(line) > _LONGEST or (line.startswith("-A ") and line[-1] not in ENDS):
         return False
     if _MARK.match(line):
         return True

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from narthex.model import BoundedProblems, IPFamily, omitted_text
 from narthex.model.lines import MAX_LINE
 from narthex.netfilter.ast import Chain, Rule, Table, Unknown
-from narthex.netfilter.cuts import gap_rule, is_cut_mark
+from narthex.netfilter.cuts import ENDS, gap_rule, is_cut_mark
 from narthex.netfilter.lazy import IndexedTable, LazyChains, LineProblem
 from narthex.netfilter.xtables.lexer import SaveTextError
 from narthex.netfilter.xtables.parse import long_rule, read_rule
@@ -94,7 +94,7 @@ class RuleSpans:
 
 def rule_or_text(line: str, family: IPFamily) -> Rule:
     """Parse a rule. An invalid line becomes a rule with one `Unknown`."""
-    if is_cut_mark(line):
+    if (line[:3] != "-A " or line[-1] in ENDS) and is_cut_mark(line):
         return gap_rule()
     try:
         return read_rule(line, family)
