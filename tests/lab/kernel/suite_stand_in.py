@@ -20,7 +20,7 @@ import yaml  # type: ignore[import-untyped]
 
 PATIENCE = 60.0
 ECHO = {"name": "c", "image": "registry.example/echo", "ports": [{"containerPort": 8080}]}
-AGNHOST = {"name": "a", "image": "registry.k8s.io/e2e-test-images/agnhost:2.63.0", "args": ["netexec"]}
+AGNHOST = {"name": "a", "args": ["netexec"]}
 
 
 class Cluster:
@@ -78,7 +78,8 @@ def serve_a_pod(api: Cluster) -> None:
 
 
 def run_the_image(api: Cluster) -> None:
-    at = _namespace(api, "image", AGNHOST)
+    registries = yaml.safe_load(Path(os.environ["KUBE_TEST_REPO_LIST"]).read_text())
+    at = _namespace(api, "image", {**AGNHOST, "image": f"{registries['promoterE2eRegistry']}/agnhost:2.63.0"})
     api.until(f"{at}/pods/web/log", lambda text: "agnhost netexec" in text)
     api("DELETE", at)
 

@@ -12,7 +12,11 @@ from narthex.lab.containers.root import is_private
 from narthex.lab.program.conformance import netcat
 from narthex.lab.server import certificate
 
-_IMAGES = "registry.k8s.io/e2e-test-images/"
+_REGISTRY = "images.example"
+"""In the place of all registries that the suite takes images from."""
+_IMAGES = f"{_REGISTRY}/e2e-test-images/"
+REGISTRIES = {"promoterE2eRegistry": _IMAGES.rstrip("/"), "gcRegistry": _REGISTRY}
+"""What the suite reads from the file that KUBE_TEST_REPO_LIST names."""
 PROGRAMS = {"curl": "curl", "dig": "bind9-dnsutils"}
 """Programs of the real image that tests run, by the package that has them. Pods see those of the machine."""
 
@@ -36,7 +40,7 @@ def make_image(directory: Path, agnhost: Path) -> tuple[str, ...]:
     return (
         f"{_IMAGES}={directory}",
         f"{_IMAGES}nginx={directory} netexec --http-port=80 --udp-port=-1",
-        f"registry.k8s.io/pause={directory}",
+        f"{_REGISTRY}/pause={directory}",
     )
 
 

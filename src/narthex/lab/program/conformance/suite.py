@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from narthex.lab.conformance import ChosenCases, choose
+from narthex.lab.program.conformance.image import REGISTRIES
 from narthex.lab.program.state import LabError
 from narthex.linux.run import CommandError, StartedProgram, TimeoutExpired, run, start_program
 
@@ -63,7 +65,10 @@ class Suite:
         options += [f"--ginkgo.timeout={_MOST_SECONDS}s", "--ginkgo.output-interceptor-mode=none"]
         options += ["--provider=skeleton", f"--kubeconfig={kubeconfig}", f"--num-nodes={nodes}"]
         # kubectl writes its cache into the home directory.
+        registries = self._directory / "registries.yaml"
+        registries.write_text(json.dumps(REGISTRIES))
         places = {"HOME": str(self._directory), "TMPDIR": str(self._directory), "KUBECONFIG": str(kubeconfig)}
+        places["KUBE_TEST_REPO_LIST"] = str(registries)
         with self._log(process).open("wb") as log:
             return start_program(
                 [str(self._program), *options],
