@@ -6,6 +6,7 @@ all others read that file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.lab.api.kubectls import DEBIAN, KubectlUnavailable, kubectl
 from tests.uml.machine import Machine, MachineError
 
 REPORTS = "NARTHEX_UML_REPORTS"
@@ -84,6 +86,9 @@ class Boots:
     # ---- the process that boots --------------------------------------------------------------------------------------
 
     def _boot_all(self) -> None:
+        # What tests fetch must be here before the machine boots, which reaches no other one. Without it they say so.
+        with contextlib.suppress(KubectlUnavailable):
+            kubectl(DEBIAN)
         why = ""
         left, trouble = self._names, ""
         for number in range(TRIES):

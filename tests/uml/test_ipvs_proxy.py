@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.lab.kernel.requests_on_lab import Requests, ask
 from tests.proxy.kernel.small_cluster import CLUSTER_IP, HERE, NODE_IP, SOURCE, THERE, SmallCluster, service, slices
+from tests.uml.test_ipvs_servers import timeouts
 
 from narthex.lab.program import labs as lab
 from narthex.linux.ipset import read_ipsets
@@ -18,7 +19,6 @@ from narthex.model.net import Protocol
 from narthex.netfilter.ipvs import parse_ipvsadm
 from narthex.proxy.backends.ipvs.names import LINK, SETS
 from narthex.proxy.kernel import ipvs_link
-from narthex.proxy.kernel import virtual_servers as ipvs_kernel
 from narthex.testing.load import Load, OpenConnection, until
 
 ENDPOINTS = [HERE[4][0], THERE[4][0], HERE[6][0], THERE[6][0]]
@@ -125,7 +125,7 @@ def test_what_the_configuration_says(cluster, tmp_path):
         "ipvs: {scheduler: mh, strictARP: true, tcpFinTimeout: 33s, excludeCIDRs: [10.110.0.96/28], syncPeriod: 1s}\n"
     )
     node = cluster.world.node
-    before = ipvs_kernel.timeouts(node)
+    before = timeouts(node)
     ipvs_link.bind(["10.110.0.99"], node)
     for address in ("10.110.0.99", "192.0.2.1"):
         run(["ipvsadm", "-A", "-t", f"{address}:80", "-s", "lc"], namespace=node)
@@ -134,7 +134,7 @@ def test_what_the_configuration_says(cluster, tmp_path):
     assert {each.scheduler for each in held.values()} == {"mh", "lc"}
     assert {key[0] for key, each in held.items() if each.scheduler == "lc"} == {"10.110.0.99", "192.0.2.1"}
     assert all(each.hash_ports for each in held.values() if each.scheduler == "mh")
-    assert ipvs_kernel.timeouts(node) == before._replace(tcp_fin=33)
+    assert timeouts(node) == before._replace(tcp_fin=33)
     wanted = {
         "net.ipv4.vs.conntrack": "1",
         "net.ipv4.vs.expire_nodest_conn": "1",

@@ -267,7 +267,7 @@ FAULTS = [
     Fault(cause="no-proxy", way=to_service("web"), make=no_rules, mode="iptables"),
     Fault(cause="two-proxies", way=to_service("web"), make=second_proxy, mode="iptables", evidence="table narthex"),
     Fault(
-        cause="two-iptables", way=to_service("away"), mode="iptables", evidence="table filter is there twice",
+        cause="two-iptables", way=to_service("away"), mode="iptables", evidence="table filter has rules in both",
         make=commands(("iptables -A FORWARD -j ACCEPT", "iptables -D FORWARD -j ACCEPT"),
                       ("iptables-legacy -P FORWARD DROP", "iptables-legacy -P FORWARD ACCEPT")),
     ),

@@ -188,8 +188,8 @@ def texts_of(paths: Sequence[Path]) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def is_bundle(path: Path) -> bool:
-    """Return True for a directory and for an archive, which can be bundles only. Raises OSError."""
-    if path.is_dir():
+    """Return True for a directory and for an archive, by its content or name, which can be bundles only. Raises OSError."""
+    if path.is_dir() or path.name.endswith((".tgz", ".tar.gz")):
         return True
     with path.open("rb") as stream:
         begin = stream.read(512)
