@@ -1,6 +1,7 @@
 """The finalizer of load balancers: with addresses, while the type is LoadBalancer, and until the deletion."""
 
-from narthex.lab.controllers.service.balancer_finalizer import FINALIZER
+from narthex.lab.cluster import custom_resource_definitions
+from narthex.lab.controllers.service.balancer_finalizer import FINALIZER, POOL
 
 from .world import World
 
@@ -15,7 +16,9 @@ def world_with(service, pool=True):
     world.registry.create("Service", service)
     if pool:
         where = {"name": "lab-1", "namespace": "other"}
-        world.registry.create("IPAddressPool", {"metadata": where, "spec": {"addresses": ["192.0.2.0/28"]}})
+        for definition in custom_resource_definitions():
+            world.registry.create("CustomResourceDefinition", definition)
+        world.registry.create(POOL, {"metadata": where, "spec": {"addresses": ["192.0.2.0/28"]}})
     world.settle()
     return world
 
