@@ -1,7 +1,6 @@
 """The finalizer of load balancers: with addresses, while the type is LoadBalancer, and until the deletion."""
 
-from narthex.lab.cluster import custom_resource_definitions
-from narthex.lab.controllers.service.balancer_finalizer import FINALIZER, POOL
+from narthex.lab.controllers.service.balancer_finalizer import FINALIZER
 
 from .world import World
 
@@ -16,9 +15,7 @@ def world_with(service, pool=True):
     world.registry.create("Service", service)
     if pool:
         where = {"name": "lab-1", "namespace": "other"}
-        for definition in custom_resource_definitions():
-            world.registry.create("CustomResourceDefinition", definition)
-        world.registry.create(POOL, {"metadata": where, "spec": {"addresses": ["192.0.2.0/28"]}})
+        world.registry.create("IPAddressPool", {"metadata": where, "spec": {"addresses": ["192.0.2.0/28"]}})
     world.settle()
     return world
 

@@ -19,7 +19,6 @@ from narthex.lab.controllers.objects import (
 )
 
 FINALIZER = "service.kubernetes.io/load-balancer-cleanup"
-POOL = "IPAddressPool.metallb.io"
 
 
 class BalancerFinalizerController:
@@ -29,7 +28,7 @@ class BalancerFinalizerController:
     """
 
     name = "service-lb-controller"
-    kinds = frozenset({"Service", POOL})
+    kinds = frozenset({"Service", "IPAddressPool"})
 
     def affected_keys(self, change: ObjectChange, state: ClusterState) -> Iterable[ObjectKey]:
         """Return the Service, and all of them when pools change."""
@@ -44,7 +43,7 @@ class BalancerFinalizerController:
         finalizers = finalizers_of(service)
         if FINALIZER in finalizers and not is_balanced:
             yield without_finalizer("Service", service, FINALIZER)
-        elif FINALIZER not in finalizers and is_balanced and state.all(POOL):
+        elif FINALIZER not in finalizers and is_balanced and state.all("IPAddressPool"):
             yield UpdateObject("Service", with_fields(service, "metadata", finalizers=[*finalizers, FINALIZER]))
 
 
