@@ -1,5 +1,9 @@
 """What images stand for."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 
 from narthex.lab.containers.root import BindMount
@@ -56,3 +60,20 @@ def test_an_unreadable_configuration_is_refused(tmp_path):
     (tmp_path / "image.json").write_text("[]")
     with pytest.raises(ValueError, match=r"image\.json cannot be read"):
         Images([f"tool={tmp_path}"])
+
+
+def test_the_nodes_look_for_busybox_at_the_same_time(tmp_path, monkeypatch):
+    busybox = program(tmp_path, "busybox")
+    busybox.write_text("#!/bin/sh\nseq --format applet-%g 300\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    nodes = 8
+    for lab in range(5):
+        images, together = Images(directory=tmp_path / str(lab)), Barrier(nodes)
+
+        def look(_, images=images, together=together):
+            together.wait(30)
+            return find(images, "busybox")
+
+        with ThreadPoolExecutor(nodes) as threads:
+            assert len(set(map(id, threads.map(look, range(nodes))))) == 1
+        assert len(list((tmp_path / str(lab) / "busybox").iterdir())) == 301

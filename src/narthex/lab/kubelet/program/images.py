@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,8 @@ class Images:
         `directory` is for files of images; without it, images can be found but not run.
         """
         self._directory = directory
+        # The nodes look for images in threads of their own.
+        self._lock = threading.Lock()
         self._busybox: ContainerImage | None = None
         self.given = tuple(given)
         self._by_prefix: dict[str, ContainerImage] = {}
@@ -84,13 +87,17 @@ class Images:
             self._by_prefix[prefix] = _read(words)
 
     def find(self, container: Mapping[str, Any]) -> ContainerImage:
-        """Return what a container's image stands for: the longest given prefix, else a path or command, else the echo server."""
+        """Return what a container's image stands for: the longest given prefix, else a path or command, else the echo server.
+
+        Any thread may call it. Raises OSError if the files of an image cannot be written.
+        """
         name = str(container.get("image") or "")
         for prefix in sorted(self._by_prefix, key=len, reverse=True):
             if name.startswith(prefix):
                 return self._by_prefix[prefix]
         if name.rpartition("/")[2].partition("@")[0].partition(":")[0] == BUSYBOX:
-            self._busybox = self._busybox or _busybox(self._directory)
+            with self._lock:
+                self._busybox = self._busybox or _busybox(self._directory)
             return self._busybox
         if name.startswith("/"):
             if _is_program(Path(name)):

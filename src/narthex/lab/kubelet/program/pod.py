@@ -143,12 +143,13 @@ class PodLifecycle:
 
     def _start_container(self, facts: ContainerFacts) -> None:
         spec = self.specs[facts.name]
-        image = self._deps.images.find(spec)
-        if image.missing:
-            facts.state = Waiting("ErrImagePull", image.missing)
-            self._retry_container_later(facts, f'Failed to pull image "{facts.image}": {image.missing}')
-            return
+        image = ContainerImage()
         try:
+            image = self._deps.images.find(spec)
+            if image.missing:
+                facts.state = Waiting("ErrImagePull", image.missing)
+                self._retry_container_later(facts, f'Failed to pull image "{facts.image}": {image.missing}')
+                return
             run = self._run(spec, image, facts)
         except ContainerConfigError as fault:
             facts.state = Waiting("CreateContainerConfigError", str(fault))
