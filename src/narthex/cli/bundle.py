@@ -125,6 +125,7 @@ def _of_lab(name: str, node: str) -> tuple[str, str, str]:
 
 def _show(table: BundleManifest, output: str) -> None:
     def text() -> str:
+        """Return one line for each part: its path, and the command that produces it."""
         width = max(len(part.path) for part in table.parts)
         return "".join(
             f"{part.path:{width}}  {part.command}{'  (as root)' if part.status == 'root' else ''}\n"

@@ -48,6 +48,7 @@ class _LabOption(click.Option):
         required = [each.name for each in ctx.command.params if isinstance(each, click.Argument) and each.required]
 
         def parse_args(args: list[str]) -> Any:
+            """Parse again without the word after `--lab` if a required argument is missing otherwise."""
             given = list(args)
             found = parse(list(given))
             if all(isinstance(found[0].get(name), str) for name in required):
@@ -83,6 +84,7 @@ def with_options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     """Return a decorator that adds several options, shown in this order."""
 
     def decorate(function: F) -> F:
+        """Add the options, so that the first one is printed first in the help text."""
         for decorator in reversed(decorators):
             function = decorator(function)
         return function

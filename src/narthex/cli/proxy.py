@@ -46,6 +46,7 @@ def begin(given: Mapping[str, Any], config: Path | None) -> tuple[ProxySettings,
     from narthex.runtime.logs import LOGGER, start_logging
 
     def read() -> ProxySettings:
+        """Read the settings from the flags and the file: now, and again after each change of the file."""
         return settings(given, config, os.uname().nodename)
 
     start_logging(sys.stderr)

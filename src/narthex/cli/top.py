@@ -85,6 +85,7 @@ def command(
     names, addresses = names_of(snapshot), AddressNames(snapshot)
 
     def table(now: CounterReading, before: CounterReading | None, seconds: float, by: str) -> tuple[TopRow, ...]:
+        """Return the sorted rows with names of pods; with `--services`, without the rows of endpoints."""
         found = ordered(rows(now, before, seconds), by)
         named = (msgspec.structs.replace(row, name=addresses.of(_address(row.endpoint))) for row in found)
         return tuple(row for row in named if not (services and row.endpoint))

@@ -239,6 +239,10 @@ def _rules_of(read: tuple[list[tuple[str, str]], list[str]]) -> Callable[[IPFami
     problems = dict.fromkeys(unused)
 
     def rules(family: IPFamily) -> WalkInput:
+        """Return the rules of one address family and print the problems of the dump.
+
+        Raise `DumpError` if it holds no rules.
+        """
         dump = merge_dumps(read_dump(text, name, family) for name, text in texts)
         said = dict.fromkeys((*problems, *map(str, dump.problems)))
         if not (dump.tables or dump.sets or dump.servers):

@@ -41,6 +41,7 @@ async def _read(
     done = asyncio.Event()
 
     def collect(watch: Watch, received: tuple[Event, ...]) -> None:
+        """Keep the events of a watch; set `done` once all watches have synced or this one has failed too often."""
         events.extend(received)
         failed = not watch.synced and sum(watch.counts.failures.values()) >= _ATTEMPTS
         if failed or all(each.synced for each in watches):

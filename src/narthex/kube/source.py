@@ -185,6 +185,7 @@ def _set_after(stop: threading.Event, loop: asyncio.AbstractEventLoop, stopped: 
     """Set an event of a loop once a thread's event is set."""
 
     def wait() -> None:
+        """Wait in a thread for the end of the program, then set the event of the loop."""
         stop.wait()
         with contextlib.suppress(RuntimeError):  # The loop may be gone by then.
             loop.call_soon_threadsafe(stopped.set)
@@ -244,6 +245,7 @@ class _Follower:
         self._events: list[Event] = []
 
     async def run(self) -> None:
+        """List and watch until the task is cancelled; publish each step and sleep until the next one is due."""
         try:
             step = self._watch.take(DeadlineReached(), self._now())
             while True:
@@ -344,6 +346,7 @@ class SourceMetrics:
         now = self._wall()
 
         def by_kind(number: Callable[[FollowedList], float | None]) -> dict[str, float]:
+            """Return the figure of each followed list by its kind; leave out lists without a figure."""
             return {each.kind: found for each in self._followed if (found := number(each)) is not None}
 
         for name, text, times in (

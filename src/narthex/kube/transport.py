@@ -126,10 +126,12 @@ class _Connection(asyncio.Protocol):
         self._full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport and register the connection as open."""
         self.wire = cast(asyncio.Transport, transport)
         self._open.add(self)
 
     def data_received(self, data: bytes) -> None:
+        """Keep the bytes for the reader; pause the socket if too many wait."""
         self._came.append(data)
         self._size += len(data)
         if self._size >= _MOST_WAITING:
@@ -137,18 +139,22 @@ class _Connection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
+        """Note that the server sends nothing more, and let asyncio close the transport."""
         self._ended = True
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Note the end and its error, which the reader raises."""
         self._open.discard(self)
         self._ended, self._error = True, error
         self._wake()
 
     def pause_writing(self) -> None:
+        """Note that the transport's buffer is full; `send` waits."""
         self._full = True
 
     def resume_writing(self) -> None:
+        """Let a waiting `send` continue: the transport's buffer has room."""
         self._full = False
         self._wake()
 
@@ -167,6 +173,7 @@ class _Connection(asyncio.Protocol):
         return self._ended or bool(self._came) or self.wire.is_closing()
 
     async def send(self, request: httpx2.Request) -> None:
+        """Write the whole request; return when the transport has taken it or the server has hung up."""
         self._machine = machine = h11.Connection(h11.CLIENT)
         asked = h11.Request(method=request.method, target=request.url.raw_path, headers=request.headers.raw)
         head = machine.send(asked)

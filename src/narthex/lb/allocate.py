@@ -83,6 +83,10 @@ class _Allocation:
         """Addresses by the sharing key of their holders."""
 
     def run(self) -> dict[NamespacedName, AllocationDecision]:
+        """Return a decision for each relevant Service.
+
+        Services that keep their addresses come first, then those that request an address or a pool.
+        """
         self._record()
         decisions: dict[NamespacedName, AllocationDecision] = {}
         waiting: list[tuple[Service, AddressRequest, _Retained]] = []

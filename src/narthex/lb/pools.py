@@ -289,6 +289,10 @@ class _Foreign:
         self._addresses = [(address_key(each), each, purpose) for each, purpose in sorted(reserved.addresses.items())]
 
     def check(self, ranges: Sequence[AddressRange]) -> None:
+        """Raise `ValueError` if a range meets a network or an address that another purpose uses.
+
+        The message names the purpose and the ranges that remain.
+        """
         for mine in ranges:
             for network_, purpose in self._networks:
                 if mine.meets(network_):

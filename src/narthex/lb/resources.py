@@ -136,6 +136,7 @@ def _unfold(document: Document, origin: str, problems: ProblemList) -> Iterator[
     raw = document.value
 
     def locate(path: tuple[str | int, ...]) -> str:
+        """Return the file and line of a field, for messages."""
         return f"{origin}:{document.line_of(raw, path, document.line)}"
 
     if not isinstance(raw, dict):

@@ -81,6 +81,7 @@ def arm(name: str, times: int = 1) -> None:
     left = [times]
 
     def passed(at: str) -> None:
+        """Count down the visits of the armed failpoint; kill this process with SIGKILL at the last one."""
         left[0] -= at == name
         if not left[0]:
             posix.kill(posix.getpid(), _SIGKILL)

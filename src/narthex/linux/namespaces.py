@@ -60,6 +60,7 @@ def create_namespace(name: str) -> None:
     failure: list[BaseException] = []
 
     def make() -> None:
+        """Create the namespace in this thread, bind it to `path`, and set its loopback interface up."""
         # A thread of its own: unshare moves it for good, and it ends here.
         try:
             _check(_libc.unshare(NEW_NETWORK), "unshare")

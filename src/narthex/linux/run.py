@@ -126,6 +126,7 @@ def feed(argv: Sequence[str], blocks: Iterable[str], *, namespace: str | None = 
         late = threading.Event()
 
         def end() -> None:
+            """Kill the program and note that it took too long."""
             late.set()
             program.kill()
 

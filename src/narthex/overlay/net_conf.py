@@ -166,30 +166,39 @@ class _Fields:
         self._values = {name.lower(): held for name, held in value.items() if held is not None}
 
     def wrong(self, field: str, message: str) -> NetConfError:
+        """Return an error that names the file and the field."""
         return NetConfError(f"{self._origin}: {self._path}{field}: {message}")
 
     def value(self, name: str, default: Any) -> Any:
+        """Return a field's value. The case of its name is ignored, as in flannel's JSON decoder."""
         return self._values.get(name.lower(), default)
 
     def text(self, name: str) -> str:
+        """Return a field's text, empty by default. Raise `NetConfError` for another type."""
         found = self.value(name, "")
         if not isinstance(found, str):
             raise self.wrong(name, f"{json.dumps(found)[:60]} is {kind_of(found)}, must be text")
         return found
 
     def flag(self, name: str, default: bool) -> bool:
+        """Return a field's boolean. Raise `NetConfError` for another type."""
         found = self.value(name, default)
         if not isinstance(found, bool):
             raise self.wrong(name, f"{json.dumps(found)[:60]} is {kind_of(found)}, must be true or false")
         return found
 
     def whole(self, name: str, default: int, least: int, most: int) -> int:
+        """Return a field's number. Raise `NetConfError` unless it is whole and from `least` to `most`."""
         found = self.value(name, default)
         if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
             raise self.wrong(name, f"{json.dumps(found)[:60]} must be a whole number from {least} to {most}")
         return found
 
     def network(self, name: str, text: str, family: IPFamily) -> str:
+        """Return `text` as a network.
+
+        Raise `NetConfError` unless it is one of this family; `name` is the field of the message.
+        """
         try:
             found = network(text)
         except ValueError as error:

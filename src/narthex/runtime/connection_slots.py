@@ -53,6 +53,7 @@ class _Group(Generic[_Connection]):
         return len(self.silent) + len(self.working)
 
     def oldest(self) -> _Connection | None:
+        """Return the connection that has been silent longest, or the oldest working one; None if there is none."""
         return next(iter(self.silent or self.working), None)
 
 

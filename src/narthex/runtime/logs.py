@@ -44,6 +44,7 @@ class _Verbosity(logging.Filter):
         self._configuration = configuration
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Return True for messages above debug level, and for debug messages of modules with enough verbosity."""
         if record.levelno > logging.DEBUG:
             return True
         own = (verbosity for pattern, verbosity in self._configuration.vmodule if fnmatchcase(record.module, pattern))
@@ -74,6 +75,7 @@ class _Text(logging.Formatter):
     """`2026-01-31T12:00:00.000Z warning what happened`, followed by an indented traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return one line, followed by the indented lines of a traceback."""
         line = f"{stamp(record.created)} {record.levelname.lower():<7} {printable(record.getMessage())}"
         if record.exc_info:
             trace = self.formatException(record.exc_info).split("\n")
@@ -85,6 +87,7 @@ class _Json(logging.Formatter):
     """One object per line: `ts`, `level`, `msg`, and the fields of `data`."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return one JSON object with the record's own fields."""
         fields: dict[str, Any] = {
             "ts": stamp(record.created),
             "level": record.levelname.lower(),

@@ -35,6 +35,7 @@ def ended_by_signal(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` on SIGTERM and SIGINT while the block runs. For the main thread; further signals have no effect."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        """Begin the program's orderly end."""
         stop()
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}

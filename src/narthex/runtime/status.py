@@ -147,6 +147,7 @@ def _answer(routes: Routes) -> Responder:
     """Return a request handler for GET and HEAD of fixed paths."""
 
     def answer(request: HttpRequest) -> HttpResponse | SlowResponse:
+        """Return the route's response, 405 for other methods than GET and HEAD, or 404 with the list of routes."""
         route = routes.get(request.path)
         if request.method not in ("GET", "HEAD"):
             return HttpResponse(405, b"only GET and HEAD\n")

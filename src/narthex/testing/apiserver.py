@@ -69,6 +69,7 @@ class FaultyApiServer:
 
     @abilities.setter
     def abilities(self, abilities: ServerFeatures) -> None:
+        """Change what the server can do, from the next request on."""
         self._api.abilities = abilities
 
     @property
@@ -78,6 +79,7 @@ class FaultyApiServer:
 
     @token.setter
     def token(self, token: str) -> None:
+        """Require another token, from the next request on."""
         self._server.token = token
 
     @property
@@ -155,9 +157,11 @@ class _FaultyConnection(ApiConnection):
         self.written = 0
 
     async def respond(self, status: int, body: bytes, headers: HeaderFields) -> None:
+        """Send a whole response; the fault `Garble` damages a byte of its body."""
         await super().respond(status, self._garbled(body), headers)
 
     async def send(self, pieces: Sequence[bytes]) -> None:
+        """Send pieces of a stream; the fault `Garble` damages a byte of each."""
         await super().send([self._garbled(piece) for piece in pieces])
 
     async def write(self, data: bytes) -> None:
@@ -198,6 +202,7 @@ class _Faulty(Server):
         self._test = test
 
     async def answer(self, connection: ApiConnection, request: ApiRequest) -> None:
+        """Record the request, and answer it with the fault that the test requests for it."""
         if not isinstance(connection, _FaultyConnection):
             raise TypeError("a connection of another server")
         self._test.requests.append(request)
@@ -211,16 +216,19 @@ class _Faulty(Server):
             await super().answer(connection, request)
 
     def answered(self, request: ApiRequest, code: int) -> None:
+        """Record a write with its status."""
         if request.method != "GET":
             self._test.writes.append((request, code))
 
     def sent(self) -> None:
+        """Record when a watcher last got something."""
         self._test.sent_at = time.monotonic()
 
     def freeze(self) -> None:
         """Send nothing more on the connections that are open."""
 
         def freeze() -> None:
+            """Freeze the open connections, in the server's thread."""
             for connection in self._http.connections:
                 if isinstance(connection, _FaultyConnection):
                     connection.frozen = True

@@ -92,6 +92,7 @@ def _die_with_parent(parent: int) -> None:
     """End this worker, and with it its namespaces, when its parent process ends."""
 
     def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        """Delete this worker's namespaces and exit with the status that a shell shows for the signal."""
         kernel_world.close_all()
         os._exit(128 + number)
 
@@ -151,6 +152,7 @@ def clean_up_on_signals(signals: Sequence[signal.Signals] = (signal.SIGTERM, sig
     """Turn signals into SystemExit, so that no namespace remains, and remove what a killed run left."""
 
     def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        """Raise `SystemExit` with the status that a shell shows for the signal."""
         sys.exit(128 + number)
 
     for each in signals:

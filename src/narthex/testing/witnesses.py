@@ -34,6 +34,7 @@ def plan_answer(scenario: Scenario, mode: str) -> Answer:
     backend, plans = BACKENDS[mode], _plans(scenario, mode)
 
     def answer(packet: Packet, host: Host, memory: Memory | None, now: float) -> Trace:
+        """Evaluate the plan of the packet's address family."""
         return evaluate(plans[family_of(packet.destination)], packet, host, backend.deviations, memory, now)
 
     return answer
@@ -45,6 +46,7 @@ def rules_answer(scenario: Scenario, mode: str) -> Answer:
     rules = {family: backend.render(plan) for family, plan in _plans(scenario, mode).items()}
 
     def answer(packet: Packet, host: Host, memory: Memory | None, now: float) -> Trace:
+        """Walk the rendered rules of the packet's address family."""
         return backend.walk(rules[family_of(packet.destination)], packet, host, memory, now)
 
     return answer

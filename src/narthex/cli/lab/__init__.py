@@ -37,6 +37,7 @@ def report_lab_errors(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> None:
+        """Call the command; print a `LabError` as one line instead of a traceback."""
         try:
             function(*args, **kwargs)
         except LabError as error:

@@ -146,6 +146,7 @@ class _Progress:
         self._now: ConformanceProgress | None = None
 
     def note(self, now: ConformanceProgress) -> None:
+        """Remember the progress; without a terminal, also print one line for each finished test."""
         self._now = now
         if now.last is not None and not sys.stderr.isatty():
             result = now.last.result
@@ -153,6 +154,7 @@ class _Progress:
             click.echo(printable(line), err=True)
 
     def text(self) -> str:
+        """Return the line that the terminal shows while the tests run."""
         now = self._now
         if now is None:
             return "starting the lab"

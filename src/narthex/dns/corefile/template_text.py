@@ -91,6 +91,7 @@ class _Parser:
         self._tokens = [match[0].strip() for match in _TOKEN.finditer(text)]
 
     def parse(self) -> _Expression:
+        """Return the expression of all tokens. Raise an error if tokens are left over."""
         found = self._call()
         if self._tokens:
             raise self._unsupported()

@@ -411,6 +411,10 @@ class _RecordParser:
             raise MalformedResponseError("has a record whose data has a wrong size")
 
     def response(self, flags: int, question_end: int, end: int, counts: list[int]) -> UpstreamResponse:
+        """Return the response, cut before its OPT record.
+
+        `end` is the offset after the last record, `counts` the numbers of records in the header.
+        """
         packet = self._packet[:end]
         if self._opt is not None:
             at, before = self._opt

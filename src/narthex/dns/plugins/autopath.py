@@ -84,6 +84,7 @@ class AutopathPlugin:
         left = list(self.candidates(query, client))
 
         def step() -> None:
+            """Resolve the next name of the search list, or the name as the client sent it after the last one."""
             if not left:
                 self.resolve_one(query, client, reply, now)
                 return
@@ -92,6 +93,7 @@ class AutopathPlugin:
             self.resolve_one(asked, client, lambda message: take(name, message), now)
 
         def take(name: bytes, message: bytes | None) -> None:
+            """Reply with the message and a CNAME record to `name`, or continue with the next name after NXDOMAIN."""
             try:
                 response = None if message is None else parse_response(message)
             except MalformedResponseError:
@@ -136,6 +138,7 @@ class AutopathPlugin:
             return
 
         def join(message: bytes | None) -> None:
+            """Reply with the upstream's message after the records that lead to the external name."""
             if message is not None and external.links:
                 message = join_external(query, external, message, _MAX_MESSAGE)
             reply(message)

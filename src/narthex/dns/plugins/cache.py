@@ -208,6 +208,7 @@ class _Half:
         return evicted
 
     def remove(self, key: CacheKey) -> None:
+        """Remove the entry, if there is one, and subtract its size from the total."""
         entry = self.entries.pop(key, None)
         if entry is not None:
             self._bytes -= len(entry.response.packet)

@@ -218,6 +218,7 @@ def _rewriter(match: RewriteMatch, replacement: str) -> NameChange:
 
     @functools.lru_cache(maxsize=256)
     def change(name: bytes) -> bytes | None:
+        """Return the rewritten name in wire format, or None if the rule does not match or the result is not a valid name."""
         text = names.text(name)
         groups = matches(text)
         if groups is None:
@@ -237,6 +238,7 @@ def _remapped(name: bytes, original: bytes) -> NameChange:
     """Return a function that replaces a name (in lower case), also as the suffix of another, by the original one."""
 
     def change(found: bytes) -> bytes | None:
+        """Put the original name in place of the rewritten suffix; None if the name is elsewhere or would be too long."""
         if not names.within(found.lower(), name):
             return None
         changed = found[: len(found) - len(name)] + original

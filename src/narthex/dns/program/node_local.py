@@ -199,6 +199,7 @@ def build_node_local(configuration: DnsConfiguration, origin: Origin, ipvs: bool
         LOGGER.warning("%s", problem)
 
     def reread() -> tuple[ServerBlock, ...] | None:
+        """Return the server blocks, bound to the local addresses, if the Corefile changed since the last call, else None."""
         changed = file.reread() if file else None
         return None if changed is None else _bind(changed, addresses)
 

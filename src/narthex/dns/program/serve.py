@@ -215,6 +215,7 @@ class DnsServer:
         )
 
         def zones() -> dict[int, ZoneChange]:
+            """Return each block's whole zone, for a worker that starts or starts again."""
             return {number: tracker.whole() for number, tracker in trackers.items()}
 
         workers = WorkerPool(blocks, listen, self._settings.number, setup, zones, before)

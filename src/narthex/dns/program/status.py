@@ -78,6 +78,7 @@ class StatusEndpoints:
 
 def _only(path: str, respond: Callable[[], HttpResponse | SlowResponse]) -> Responder:
     def choose(request: HttpRequest) -> HttpResponse | SlowResponse:
+        """Respond to GET and HEAD requests of the path; return 404 or 405 to all others."""
         if request.path != path:
             return HttpResponse(404, f"only {path} is here\n".encode())
         if request.method not in ("GET", "HEAD"):

@@ -42,15 +42,18 @@ class _Process(ModuleProcess):
         self.send(setup)
 
     def send(self, *messages: msgspec.Struct) -> None:
+        """Send messages to the worker; wait while a report of another thread is under way."""
         with self._lock:
             super().send(*messages)
 
     def report(self) -> CountsReport:
+        """Request the worker's counts and wait for them."""
         with self._lock:
             super().send(CountsRequest())
             return self.receive(_REPORTS)
 
     def stop(self) -> None:
+        """Close the channel and wait at most 2 seconds for the worker to end."""
         self.close(2.0)
 
 

@@ -221,6 +221,10 @@ class Recursion:
             return
 
         def finish(message: bytes | None) -> None:
+            """Truncate the upstream's message to the client's limit, count it, and reply.
+
+            None means that there is no reply.
+            """
             if message is not None:
                 message = truncate(message, query, limit)
                 self._counter.observe(pending.zone, time.perf_counter() - started, 1)
@@ -247,6 +251,7 @@ class Recursion:
         query, external = pending.query, pending.external
 
         def join(message: bytes | None) -> None:
+            """Reply with the upstream's message after the records that lead to the external name."""
             reply(message if message is None else join_external(query, external, message, limit))
 
         if external.links:
@@ -282,6 +287,7 @@ def with_filters(
     filters = QueryFilters(block, log)
 
     def inner(query: Query, client: DnsClient, reply: Reply) -> None:
+        """Answer a query from the block's plugins and upstreams, without its filters."""
         recursion.finish(answer_in_block(query, plugins, block.zones[0], MAX_MESSAGE), query, client, reply)
 
     filters.inner = inner
@@ -292,6 +298,7 @@ def let_look_up(blocks: Sequence[BlockPlugins], dispatcher: Dispatcher, recursio
     """Let the filters of server blocks ask the whole server for other names."""
 
     def look_up(query: Query, client: DnsClient, reply: Reply) -> None:
+        """Resolve a query as if a client had sent it, through the whole dispatcher."""
         recursion.finish(dispatcher.answer(query, MAX_MESSAGE), query, client, reply)
 
     for block in blocks:

@@ -112,6 +112,7 @@ class UpstreamExchange:
             return
 
         def retry_if_closed(outcome: ExchangeOutcome) -> None:
+            """Report the outcome, or send once more on a new connection if the upstream had closed this one."""
             # That the upstream has closed an idle connection says nothing about its health.
             if outcome == UpstreamConnection.CLOSED:
                 UpstreamConnection(self, upstream).send(packet, deadline, report)
@@ -134,6 +135,7 @@ class _UpstreamSocket:
         self._timer: EventTimer | None = None
 
     def close(self) -> None:
+        """Close the socket, if it is open, without a report."""
         self._stop_timer()
         self._report = None
         if self._socket is not None:
@@ -171,6 +173,10 @@ class _UdpQuery(_UpstreamSocket):
     """A query over UDP."""
 
     def send(self, packet: bytes, deadline: float, report: ExchangeReport) -> None:
+        """Send the packet and report its response or the error of the socket.
+
+        A timeout is reported at `deadline`, in seconds of the loop's clock.
+        """
         self._begin(packet, deadline, report)
         try:
             sock = self._open(socket.SOCK_DGRAM)
@@ -218,6 +224,7 @@ class _UdpQuery(_UpstreamSocket):
         self.close()
 
         def finish(outcome: ExchangeOutcome) -> None:
+            """Report the outcome over TCP; after a failure, use lower-case names for this upstream from now on."""
             if isinstance(outcome, str):
                 # The upstream does not answer over TCP, so the next attempt is in lower case.
                 self._exchange.use_lower_case(self.upstream)

@@ -173,12 +173,14 @@ class QueryFilters:
 
     def _with_ipv4(self, plugin: Dns64Plugin, query: Query, client: DnsClient, reply: Reply) -> Reply:
         def take(answer: bytes | None) -> None:
+            """Reply with the answer if it has usable AAAA records; otherwise, synthesize them from A records."""
             original = _readable(answer)
             if original is None or not plugin.needs_ipv4(original):
                 reply(answer)
                 return
 
             def join(ipv4: bytes | None) -> None:
+                """Reply with the synthesized records, or with the original answer if the lookup of A records failed."""
                 found = _readable(ipv4)
                 reply(answer if found is None else plugin.synthesize(original, found).encode())
 
@@ -192,6 +194,7 @@ class QueryFilters:
         """Return a reply that replaces the target of a CNAME record and the records after it (`rewrite cname`)."""
 
         def take(answer: bytes | None) -> None:
+            """Look up the new target of the first CNAME record that a rule matches, or reply without a lookup."""
             message = _readable(answer)
             change = None if message is None else cname_change(message, changes)
             if message is None or change is None:
@@ -227,6 +230,7 @@ def _then(reply: Reply, change: Callable[[Message], None]) -> Reply:
     """Return a reply that changes the message first. What cannot be read is passed on unchanged."""
 
     def take(answer: bytes | None) -> None:
+        """Reply with the changed message; pass on an unreadable message as it is."""
         message = _readable(answer)
         if message is None:
             reply(answer)
@@ -241,6 +245,7 @@ def _joined(message: Message, reply: Reply) -> Reply:
     """Return a reply that appends the answers of a lookup to a message that ends with a CNAME record."""
 
     def take(answer: bytes | None) -> None:
+        """Reply with the message, extended by the records and the truncation flag of the lookup of its target."""
         found = _readable(answer)
         if found is not None:
             message.answers += found.answers

@@ -122,6 +122,7 @@ class Forwarder:
         started = self._loop.now()
 
         def report(outcome: ExchangeOutcome) -> None:
+            """Measure the attempt, note a failure of the upstream, and begin what the forwarding logic decides next."""
             now = self._loop.now()
             if isinstance(outcome, UpstreamResponse):
                 rcode = wire.RCODES[outcome.rcode] if outcome.rcode < len(wire.RCODES) else str(outcome.rcode)
@@ -148,6 +149,7 @@ class Forwarder:
             return
 
         def report(outcome: ExchangeOutcome) -> None:
+            """Note the result of a health check and schedule the next one until the upstream is healthy."""
             healthy = isinstance(outcome, UpstreamResponse) or outcome == NOT_UNDERSTOOD
             if not healthy:
                 self._counter.failed_check(str(upstream))

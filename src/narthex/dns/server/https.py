@@ -240,6 +240,7 @@ class HttpsConnection(TcpConnection):
         answers: list[bytes] = []
 
         def send(message: bytes) -> None:
+            """Keep the message for the check below, and send it to the client."""
             answers.append(message)
             respond(message)
 

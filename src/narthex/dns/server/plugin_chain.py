@@ -136,6 +136,7 @@ class PluginChain:
             return
 
         def answer_client(outcome: ForwardOutcome) -> None:
+            """Reply with the upstream's response, or with SERVFAIL and its reason."""
             response = outcome.response
             reply(
                 self._failure(query, outcome) if response is None else response.for_client(query, None, self._shuffle)
@@ -174,6 +175,7 @@ class PluginChain:
                 return
 
         def store(outcome: ForwardOutcome) -> None:
+            """Store the outcome; reply if the client still waits, with the stale entry if no upstream answered."""
             later = self._loop.now()
             if outcome.response is None:
                 cache.failed(key, later)
@@ -198,6 +200,7 @@ class PluginChain:
             return
 
         def finish(outcome: ForwardOutcome) -> None:
+            """Report the outcome, or try the next forwarder that takes this name."""
             later = any(each.takes(query.name) for each in self._forwarders[number + 1 :])
             if outcome.try_next and later:
                 self._forward(query, client, report, number + 1)
@@ -255,6 +258,7 @@ class PluginChain:
             return
 
         def report(outcome: UpstreamResponse | str) -> None:
+            """Stop the server on a forwarding loop; repeat the probe until `until` if the upstream does not respond."""
             if isinstance(outcome, UpstreamResponse):
                 if loop_plugin.is_own_response(self._probes, outcome):
                     self._stop_loop(self._forwarders[number], upstream)

@@ -167,6 +167,7 @@ class UdpServer(QueryServer):
         started, client = time.perf_counter(), DnsClient(address, "udp", port)
 
         def reply(message: bytes | None) -> None:
+            """Log the message. Add it to the current batch if it is known at once; otherwise, send it alone."""
             if message is None:
                 return
             self.log_query(pending.zone, pending.query.packet, message, client, port, started)

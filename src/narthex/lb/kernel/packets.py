@@ -225,6 +225,7 @@ class _Groups:
         return True
 
     def close(self) -> None:
+        """Close the socket and so leave its multicast groups."""
         if self._socket is not None:
             self._socket.close()
 

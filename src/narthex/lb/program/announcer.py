@@ -329,6 +329,7 @@ def metrics(announcing: Announcer) -> Iterable[Metric]:
     records = sorted(announcing.records.items())
 
     def by_ip(number: Callable[[AddressRecord], int]) -> dict[str, float]:
+        """Return a number of each announced address by that address."""
         return {address: number(record) for address, record in records}
 
     requests, replies = by_ip(lambda each: each.requests), by_ip(lambda each: each.answers)

@@ -339,12 +339,14 @@ def serve(access: Access, settings: LoadBalancerSettings, place: ControllerOptio
     collector = ControllerMetrics(controller, leader, clock)
 
     def healthz() -> HttpResponse:
+        """Return 503 if the control loop has not turned for `_STUCK_SECONDS`; the body names the leader."""
         idle = clock.now() - controller.counts.turn_at
         well = not controller.counts.turn_at or idle < _STUCK_SECONDS
         body: dict[str, Any] = {"healthy": well, "leading": leader.term > 0, "leader": leader.holder}
         return HttpResponse(200 if well else 503, msgspec.json.encode(body), "application/json")
 
     def metrics() -> SlowResponse:
+        """Return the exposition, collected outside of the event loop."""
         return SlowResponse(lambda: metrics_reply(collector.exposition()))
 
     listeners = (

@@ -427,6 +427,7 @@ def _table(
     policies.update(dict.fromkeys(assumed, "-"))
 
     def build(chain: str) -> Chain:
+        """Parse a chain of the dump; mark chains that the dump lacks and chains that the dump may have cut off."""
         if chain in assumed:
             return Chain(name=chain, rules=(Rule((OmittedMatch(assumed[chain]), MarkOr(_MARK_CHAINS[chain]))),))
         parsed = tuple(entry.rule or rule_or_text(entry.text, family) for entry in rules.get(chain, ()))

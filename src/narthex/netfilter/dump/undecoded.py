@@ -65,6 +65,7 @@ def refined(table: ast.Table, *, by_nft: bool = False) -> ast.Table:
         return table
 
     def refine(chain: ast.Chain) -> ast.Chain:
+        """Return the chain with its undecoded rules replaced, or the same object if nothing changed."""
         rules = _of_chain(table.name, chain, by_nft=by_nft)
         return chain if rules == chain.rules else msgspec.structs.replace(chain, rules=tuple(rules))
 
@@ -196,6 +197,7 @@ def _external(chain: str, rules: Rules) -> Rules:
 
 def _services(chain: str, rules: Rules) -> Rules:
     def wrong(rule: ast.Rule) -> str:
+        """Return which match a rule of the services chain lacks, or an empty text."""
         service = _SERVICE.match(rule.target) is not None
         final = _has(rule, ast.RejectPacket, ast.DropPacket)
         marks = rule.target == "KUBE-MARK-MASQ" and _compares(rule, ast.Field.DADDR)
@@ -210,6 +212,7 @@ def _services(chain: str, rules: Rules) -> Rules:
 
 def _node_ports(chain: str, rules: Rules) -> Rules:
     def wrong(rule: ast.Rule) -> str:
+        """Return "the port" if a rule for a node port compares none, else an empty text."""
         ports = _SERVICE.match(rule.target) or rule.target == "KUBE-MARK-MASQ" or _has(rule, ast.Accept)
         return "the port" if ports and not _compares(rule, ast.Field.DPORT) and not _has(rule, ast.AnyOf) else ""
 
@@ -223,6 +226,7 @@ def _postrouting(chain: str, rules: Rules) -> Rules:
     returns = any(_has(rule, ast.Return) for rule in rules)
 
     def wrong(rule: ast.Rule) -> str:
+        """Return what a deciding rule of the postrouting chain lacks, or an empty text."""
         decides = _has(rule, ast.Return) or (not returns and _has(rule, ast.Masquerade))
         plain = not _has(rule, *_MARKS) and not _compares(rule, *ast.Field)
         return "the match of the mark" if decides and plain else ""
@@ -232,6 +236,7 @@ def _postrouting(chain: str, rules: Rules) -> Rules:
 
 def _forward(chain: str, rules: Rules) -> Rules:
     def wrong(rule: ast.Rule) -> str:
+        """Return "a match" if a final rule of the forward chain matches every packet, else an empty text."""
         final = _has(rule, ast.Accept, ast.DropPacket)
         plain = not _has(rule, *_MARKS, ast.CtState) and not _compares(rule, *ast.Field)
         return "a match" if final and plain else ""
@@ -241,6 +246,7 @@ def _forward(chain: str, rules: Rules) -> Rules:
 
 def _firewall(chain: str, rules: Rules) -> Rules:
     def wrong(rule: ast.Rule) -> str:
+        """Return what a dropping rule of the firewall chain lacks, or an empty text."""
         if not _has(rule, ast.DropPacket):
             return ""
         if _has(rule, ast.CtStatus) and not _has(rule, ast.CtState):

@@ -85,6 +85,7 @@ def plain_encoder(name: str, key_parts: ast.Key, data_parts: ast.Key, family: IP
     before, between = [repeat(each) for each in first], [repeat(each) for each in second]
 
     def rows(pairs: Sequence[tuple[ast.ElementKey, ast.ElementData]]) -> list[bytes]:
+        """Return one netlink attribute for each element; all keys and data have a fixed size."""
         keys, data = zip(*pairs, strict=True)
         return list(map(layout.pack, *before, *columns(fill, keys), *between, *columns(aim, data if aim else ())))
 
@@ -139,6 +140,7 @@ def _verdict_encoder(name: str, key_parts: ast.Key, family: IPFamily) -> Encoder
     tail_of = cache(_verdict_attribute)
 
     def rows(pairs: Sequence[tuple[ast.ElementKey, ast.ElementData]]) -> list[bytes]:
+        """Return one netlink attribute for each element; its length depends on the name in its verdict."""
         keys, data = zip(*pairs, strict=True)
         tails = list(map(tail_of, data))
         heads = map(
@@ -174,9 +176,11 @@ def _interval_encoder(name: str, key_parts: ast.Key, data: str, family: IPFamily
         raise ast.Unprintable(f"set {name}: only concatenated sets of networks are supported")
 
     def packed(keys: Sequence[ast.ElementKey]) -> list[bytes]:
+        """Return the bytes of each key."""
         return list(map(layout.pack, *columns(fill, keys)))
 
     def rows(pairs: Sequence[tuple[ast.ElementKey, ast.ElementData]]) -> list[bytes]:
+        """Return one netlink attribute with the first and last key for each interval."""
         ends = [[_ends(atom) for atom in key] for key, _ in pairs]
         low, high = (packed([tuple([end[side] for end in key]) for key in ends]) for side in (0, 1))
         return [
@@ -234,6 +238,7 @@ def fillers(key: tuple[ast.KeyPart, ...], family: IPFamily) -> list[Filler]:
     af = AF_INET if family is IPFamily.IPV4 else AF_INET6
 
     def filler(part: ast.KeyPart) -> Filler:
+        """Return the function that converts values of one key part to what `struct.pack` takes."""
         if isinstance(part, ast.Slot):
             return partial(map, int)
         if part in (ast.Field.SADDR, ast.Field.DADDR):
@@ -300,6 +305,7 @@ def _reader(key: tuple[ast.KeyPart, ...], family: IPFamily) -> Callable[[bytes |
     layout = struct.Struct("=" + layout_of(key, family))
 
     def part_reader(part: ast.KeyPart) -> Callable[[bytes | int], ast.Atom]:
+        """Return the function that converts one unpacked key part to its value."""
         if isinstance(part, ast.Slot):
             return lambda raw: raw  # type: ignore[return-value]
         if part in (ast.Field.SADDR, ast.Field.DADDR):
@@ -311,6 +317,7 @@ def _reader(key: tuple[ast.KeyPart, ...], family: IPFamily) -> Callable[[bytes |
     readers = [part_reader(part) for part in key]
 
     def read(data: bytes | memoryview, offset: int) -> ast.ElementKey:
+        """Return the key at an offset of the kernel's data."""
         return tuple([reader(raw) for reader, raw in zip(readers, layout.unpack_from(data, offset), strict=True)])
 
     return read

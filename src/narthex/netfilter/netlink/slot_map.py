@@ -86,6 +86,7 @@ def _packer(
     before, between = [repeat(each) for each in headers[:6]], [repeat(each) for each in headers[6:]]
 
     def pack(runs: Sequence[tuple[ElementKey, Slots]]) -> list[bytes]:
+        """Return one netlink attribute for each slot of each key; slots of a key are numbered from 0."""
         keys, slots = zip(*runs, strict=True)
         heads = map(head.pack, *before, *elements.columns(fill, keys))
         counts = list(map(len, slots))

@@ -144,10 +144,12 @@ def _table(
     cut: int = 0,
 ) -> Table:
     def build_chain(chain: str) -> Chain:
+        """Parse the lines of one chain."""
         span = chain_spans[chain]
         return parse_chain("\n".join(lines[span.first : span.end]) + "\n}\n", chain)
 
     def numbers(chain: str) -> list[int]:
+        """Return the line numbers, from 1, of the lines after a chain's header."""
         span = chain_spans[chain]
         return list(range(span.first + _header_lines(lines, span) + 1, span.end + 1))
 
@@ -233,6 +235,7 @@ def _with_lines(table: Table, lines: Sequence[str], first: int, end: int) -> Tab
             inside.append(number + 1)
 
     def lines_of(chain: str) -> list[int]:
+        """Return the line of each rule of a chain, or nothing if not every line is a rule."""
         found = numbers.get(chain, [])
         return found if len(found) == len(table.chains[chain].rules) else []
 

@@ -87,11 +87,13 @@ def read(text: str) -> tuple[list[tuple[Table, int]], list[LineProblem]]:
 
 def _table(family: str, name: str, objects: _TableObjects) -> Table:
     def build_chain(chain: str) -> Chain:
+        """Translate one chain to nft text and parse that."""
         lines = [_hook_text(objects.chains[chain])] if chain in objects.chains else []
         lines += [_rule_text(raw) for raw in objects.rules.get(chain, ())]
         return parse_chain("\n".join((*lines, "}", "")), chain)
 
     def build_set(one: str) -> Set:
+        """Translate one set to nft text and parse that; an unreadable set names its error in `unsupported`."""
         kind, raw = objects.sets[one]
         try:
             return parse_set("\n".join((*_set_lines(kind, msgspec.json.decode(raw)), "}", "")), one)
@@ -267,6 +269,7 @@ def _data(one: Any) -> str:
 
 def _operator(sign: str) -> Callable[[Any], str]:
     def translate(value: Any) -> str:
+        """Return the comparison or calculation as nft text."""
         left, right = value[0], value[1]
         return f"{_value(left)} {sign} {_grouped(right)}"
 
@@ -293,6 +296,7 @@ _VALUES: dict[str, Callable[[Any], str]] = {
 
 def _nat(kind: str) -> Callable[[Any], str]:
     def translate(value: Any) -> str:
+        """Return the statement as nft text, with its address, port, and flags if it has them."""
         value = value or {}
         text = kind
         if "addr" in value:

@@ -190,6 +190,7 @@ def _state_map(cursor: TokenCursor) -> Expressions:
     cursor.expect("vmap")
 
     def read_states() -> list[Expressions]:
+        """Read the states that share a verdict; a comma before a name that is no state belongs to the map."""
         states = [cursor.take()]
         while cursor.peek() == "," and cursor.peek(1) in _STATES and cursor.peek(2) in (",", ":"):
             cursor.take()

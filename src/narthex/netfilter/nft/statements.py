@@ -31,6 +31,7 @@ def verdict(cursor: TokenCursor) -> ast.Verdict:
 
 def _call(kind: type[ast.Jump] | type[ast.Goto]) -> Callable[[TokenCursor], Expressions]:
     def read(cursor: TokenCursor) -> Expressions:
+        """Read the keyword and its argument."""
         cursor.take()
         return (kind(cursor.take()),)
 
@@ -39,6 +40,7 @@ def _call(kind: type[ast.Jump] | type[ast.Goto]) -> Callable[[TokenCursor], Expr
 
 def _constant(*expressions: ast.Expression) -> Callable[[TokenCursor], Expressions]:
     def read(cursor: TokenCursor) -> Expressions:
+        """Skip the keyword and return the expressions that it stands for."""
         cursor.take()
         return expressions
 
@@ -165,6 +167,7 @@ def _random_dnat(cursor: TokenCursor) -> ast.RandomMap:
     cursor.expect("map")
 
     def endpoint() -> ast.Dnat:
+        """Read one value of the map: `address . port`, or an address alone."""
         address = cursor.take()
         if cursor.take_if("."):
             return ast.Dnat(address, cursor.number())
@@ -285,6 +288,7 @@ def _ignored(count: int) -> Callable[[TokenCursor], Expressions]:
     """Return a reader of an ignored statement of `count` words."""
 
     def read(cursor: TokenCursor) -> Expressions:
+        """Read the statement's tokens and keep their text."""
         start = cursor.position
         for _ in range(count):
             cursor.take()

@@ -73,10 +73,12 @@ class RuleSpans:
             policies.setdefault(chain, default_policy(name, chain))
 
         def numbers(chain: str) -> list[int]:
+            """Return the line number, from 1, of each rule of a chain."""
             spans = self.spans.get(chain, [])
             return [n + 1 for at in range(0, len(spans), 2) for n in range(spans[at], spans[at + 1])]
 
         def build(chain: str) -> Chain:
+            """Parse the rules of a chain; mark where the dump may have cut off further rules."""
             spans = self.spans.get(chain, [])
             lines = (line for at in range(0, len(spans), 2) for line in self.lines[spans[at] : spans[at + 1]])
             rules = tuple(rule_or_text(line.strip(), family) for line in lines)

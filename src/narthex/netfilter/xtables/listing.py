@@ -211,6 +211,7 @@ def _ports(m: Match) -> str:
 
 def _tcp_flags(m: Match) -> str:
     def names(bits: str) -> str:
+        """Return the names of the set bits, or NONE."""
         number = int(bits, 0)
         return ",".join(name.upper() for bit, name in enumerate(TCP_FLAGS[:6]) if number >> bit & 1) or "NONE"
 

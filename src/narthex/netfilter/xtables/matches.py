@@ -218,6 +218,7 @@ def _icmp(option: Option) -> Iterator[ast.Expression]:
 
 def _mark(node: type[ast.MarkIs] | type[ast.ConnMarkIs]) -> Callable[[Option], Iterator[ast.Expression]]:
     def read(option: Option) -> Iterator[ast.Expression]:
+        """Yield the node for `--mark value/mask`. Raise `NoEquivalentNode` for any other option."""
         if option.name != "--mark":
             raise NoEquivalentNode
         value, mask = value_and_mask(option.value)

@@ -218,6 +218,10 @@ class OverlayKernel:
         indexes: dict[str, int] = {}
 
         def index(name: str) -> int:
+            """Return an interface's index, read once for each call of `apply`.
+
+            Raise `NetlinkError` with ENODEV if it is missing.
+            """
             if name not in indexes:
                 link = self._netlink.link(name)
                 if link is None:

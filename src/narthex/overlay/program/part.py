@@ -165,6 +165,7 @@ def routes(part: OverlayPart) -> Routes:
     """Return the HTTP routes: `/healthz` (process is alive), `/readyz` (last reconciliation), `/metrics`."""
 
     def ready() -> HttpResponse:
+        """Return the overlay's state, with status 503 unless the last reconciliation succeeded."""
         body = msgspec.json.encode(part.metrics.state())
         return HttpResponse(200 if part.ready else 503, body, "application/json")
 

@@ -188,6 +188,7 @@ class Cleanup:
         setting = Path("/proc/sys") / path
 
         def close() -> None:
+            """Set the setting to 0 in the namespace and report it, unless it is 0 already."""
             with in_namespace(self._namespace):
                 if setting.read_text().strip() != "0":
                     setting.write_text("0")
@@ -200,6 +201,7 @@ class Cleanup:
         name = f"{family.nft} {table}"
 
         def delete() -> None:
+            """Delete the table with all its contents in one transaction."""
             # With all that is in it, in one transaction.
             netlink = NfNetlink(self._namespace)
             netlink.commit(number, [(DELETE_TABLE, attribute(1, table.encode() + b"\0"))])

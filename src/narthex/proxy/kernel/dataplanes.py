@@ -414,7 +414,8 @@ def _concern(chains: ChainOwnership) -> RuleScope:
 class _CounterOwners(Protocol):
     """Assigns counters for one plan: which Service port and endpoint a counter belongs to."""
 
-    def counted(self, raw: Any) -> Iterable[ConnectionCount]: ...
+    def counted(self, raw: Any) -> Iterable[ConnectionCount]:
+        """Return the connection counts of the kernel's raw counters."""
 
 
 class _PlanCounters:
@@ -426,6 +427,7 @@ class _PlanCounters:
         self._known: tuple[Plan, _CounterOwners] | None = None
 
     def read(self, plan: Plan, endpoints: bool) -> Iterable[ConnectionCount]:
+        """Read the counters; look for their owners only if the plan is another object than last time."""
         if self._known is None or self._known[0] is not plan:
             self._known = plan, self._owners(plan)
         return self._known[1].counted(self._read_raw(plan, endpoints))

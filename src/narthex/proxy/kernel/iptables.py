@@ -140,6 +140,7 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
             return
 
         def noted() -> Iterator[str]:
+            """Yield the blocks; visit a failpoint after each COMMIT."""
             for block in itertools.chain((first,), blocks):
                 yield block
                 if block == COMMIT:

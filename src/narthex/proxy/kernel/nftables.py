@@ -351,6 +351,7 @@ def read_structure(link: NfNetlink, family: int, table: str) -> TableStructure |
     name = attribute(_TABLE, table.encode() + b"\0")
 
     def entries(kind: int, payload: bytes = b"") -> list[bytes]:
+        """Return the kernel's objects of a kind that belong to this table."""
         found = link.entries(_NF_TABLES, kind, family, payload)
         return [data for data in found if text_attribute(data, 0, _TABLE) == table]
 

@@ -326,6 +326,7 @@ class _Request(msgspec.Struct, frozen=True):
 
     @property
     def message(self) -> GenetlinkRequest:
+        """Return the generic netlink command and its attributes."""
         if self.server is not None:
             return self.command, server_attributes(self.server)
         return self.command, real_attributes(self.key, self.real) if self.real is not None else server_key_attributes(
@@ -334,6 +335,7 @@ class _Request(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
+        """Return the name of the virtual or real server, for error messages."""
         if self.real is None:
             return _named(self.key)
         return f"real server {join_port(self.real.address, self.real.port)} of {_named(self.key)}"

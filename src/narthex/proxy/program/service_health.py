@@ -142,6 +142,10 @@ class ServiceHealth:
 
     def _answering(self, state: _Family, port: int) -> Callable[[HttpRequest], HttpResponse]:
         def answer(request: HttpRequest) -> HttpResponse:  # noqa: ARG001 - any path and any method (row 16.5)
+            """Return 200 if the Service has local endpoints and this proxy is healthy, otherwise 503.
+
+            Return 404 if no Service has the port any more.
+            """
             claim = state.claims.get(port)
             if claim is None:
                 # The connection was made before the port was closed.

@@ -124,6 +124,7 @@ def assemble(
 
 def _in_turn(*actions: Callable[[SyncResult], object]) -> Callable[[SyncResult], None]:
     def all_of_them(done: SyncResult) -> None:
+        """Pass the result to each action in order."""
         for action in actions:
             action(done)
 

@@ -24,6 +24,7 @@ def health_routes(health: ProcessHealth, metrics: ProxyMetrics) -> Routes:
     """Return the routes `/healthz` and `/livez` of the health port; both are counted (row 17.9)."""
 
     def answer(name: str, ask: Callable[[], tuple[int, dict[str, Any]]]) -> HttpResponse:
+        """Count and return the response of one health check."""
         status, body = ask()
         metrics.answered(name, status)
         return _json(body, status)

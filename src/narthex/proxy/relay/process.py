@@ -119,6 +119,7 @@ async def _show(relay: Relay, family: int) -> asyncio.Server | None:
     """
 
     async def show(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Write the relay's table to a client that runs as root; close every other connection without an answer."""
         credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         if struct.unpack("iII", credentials)[1] == 0:
             writer.write(frame(relay.table))

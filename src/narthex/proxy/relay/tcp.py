@@ -224,6 +224,7 @@ class TcpListener:
             return
 
         def gone() -> None:
+            """Forget the ended connection and release its place in the shared limit."""
             self._connections.discard(connection)
             self._shared.release()
 

@@ -120,6 +120,7 @@ def documents_of(text: str) -> dict[str, dict[str, Any]]:
 
 def _report(document: Document, kind: str, origin: str) -> ProblemCollector:
     def place(field: str) -> str:
+        """Return the file and line of a field."""
         return f"{origin}:{document.line_of(document.value, steps(field), document.line)}"
 
     return ProblemCollector(f"{origin}:{document.line}", kind, place)
@@ -302,6 +303,7 @@ def _bind_address(top: Fields, name: str, address: str, port: int) -> str:
     """Return `address:port` from an address with or without a port."""
 
     def reader(text: str) -> str:
+        """Return `address:port`, with the default port if the text has none. Raise `ValueError` for other texts."""
         try:
             return join_port(any_address(text), port)
         except ValueError:

@@ -95,11 +95,13 @@ class HttpServer:
         """
 
         async def handle(connection: HttpConnection) -> None:
+            """Answer one request and close the connection."""
             from narthex.runtime.http.connection import answer_once
 
             await answer_once(connection, responder, seconds)
 
         def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpConnection:
+            """Return a connection for one request; the import waits until a client connects."""
             from narthex.runtime.http.connection import ONE_REQUEST, HttpConnection
 
             return HttpConnection(reader, writer, ONE_REQUEST)
@@ -144,6 +146,7 @@ class HttpServer:
         """Call something in the server's thread after a delay, unless the server has stopped by then."""
 
         def wait() -> None:
+            """Start the timer in the loop's thread."""
             assert self._loop is not None
             self._loop.call_later(seconds, action)
 
@@ -161,6 +164,7 @@ class HttpServer:
         done = threading.Event()
 
         def start() -> None:
+            """Reset the connections in the loop's thread, and let the caller continue then."""
             assert self._loop is not None
             task = self._loop.create_task(self._reset())
             task.add_done_callback(lambda _: done.set())
@@ -234,6 +238,7 @@ class HttpServer:
             return
 
         def forget(task: asyncio.Task[None]) -> None:
+            """Release the slot of an ended connection and close its socket."""
             del self._connections[task]
             self._slots.remove(task)
             client.close()

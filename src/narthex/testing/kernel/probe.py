@@ -170,6 +170,7 @@ class PacketListeners:
         self._epoll.register(number, client.events)
 
         def hang_up() -> None:
+            """Stop watching the client and close its socket."""
             self._calling -= 1
             del self._on_event[number]
             client.socket.close()

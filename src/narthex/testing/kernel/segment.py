@@ -115,6 +115,7 @@ class EthernetSegment:
         names = names or tuple(self.processes)
 
         def done(name: str) -> bool:
+            """Return True if an announcer reports all its peers as alive, holds addresses, and has stopped listening."""
             state = self.state(name)
             alive = {each["node"] for each in state.get("peers", ()) if each["state"] == "alive"}
             return alive >= {*names} - {name} and not state.get("listening", True) and bool(state["addresses"])

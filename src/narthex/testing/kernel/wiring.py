@@ -62,6 +62,7 @@ def veth(name: str, master: str, peer: str, peer_mac: str, namespace: str) -> Li
     """Return the request for a bridge port that is up, and whose peer is in another namespace."""
 
     def body(number: Number) -> bytes:
+        """Encode the pair: the end with `name` is a port of the bridge, the other end is in the namespace."""
         other = _LINK.pack(0, 0, 0, 0, 0) + _named(peer, peer_mac)
         other += attribute(_IFLA_NET_NS_FD, struct.pack("=I", number(f"netns {namespace}")))
         info = attribute(_INFO_KIND, b"veth") + attribute(_INFO_DATA, attribute(_VETH_PEER, other))
@@ -98,6 +99,7 @@ def neighbour(address: str, mac: str, device: str) -> LinkRequest:
     family = _FAMILIES[family_of(address)]
 
     def body(number: Number) -> bytes:
+        """Encode the permanent neighbor entry."""
         return _NEIGHBOUR.pack(family, number(device), _PERMANENT, 0, 0) + attributes
 
     return LinkRequest(f"neighbour replace {address} lladdr {mac} dev {device}", _NEWNEIGH, _CREATE | _REPLACE, body)
@@ -113,6 +115,7 @@ def route(network: str, device: str, via: str = "") -> LinkRequest:
     attributes += attribute(_RTA_GATEWAY, _raw(via)) if via else b""
 
     def body(number: Number) -> bytes:
+        """Encode the route with the device's index."""
         return _ROUTE.pack(*head) + attributes + attribute(_RTA_OIF, struct.pack("=I", number(device)))
 
     text = f"route replace {network}{f' via {via}' if via else ''} dev {device}"
@@ -126,6 +129,7 @@ def not_local(network: str) -> LinkRequest:
     attributes = attribute(_RTA_DST, _raw(address))
 
     def body(number: Number) -> bytes:
+        """Encode the local route with the index of `lo`."""
         return head + attributes + attribute(_RTA_OIF, struct.pack("=I", number("lo")))
 
     return LinkRequest(f"route del local {network} dev lo", _DELROUTE, 0, body)
@@ -141,6 +145,7 @@ def wire(namespace: str, changes: Sequence[LinkRequest]) -> None:
         waiting: list[tuple[LinkRequest, bytes]] = []
 
         def send() -> None:
+            """Send the waiting requests in one batch. Raises LinkError for the first that the kernel refused."""
             answers = netlink.batch([(change.kind, change.flags, body) for change, body in waiting])
             for (change, _), error in zip(waiting, answers, strict=True):
                 if error is not None:
@@ -148,6 +153,10 @@ def wire(namespace: str, changes: Sequence[LinkRequest]) -> None:
             waiting.clear()
 
         def number(name: str) -> int:
+            """Return the index of a link, or an open file for `netns NAME`.
+
+            Links exist only after the waiting requests are sent.
+            """
             if name not in numbers:
                 word, _, other = name.partition(" ")
                 if other:
@@ -188,6 +197,7 @@ def _address(word: str, kind: int, flags: int, address: str, device: str) -> Lin
     attributes += attribute(_IFA_FLAGS, struct.pack("=I", nodad))
 
     def body(number: Number) -> bytes:
+        """Encode the address with the device's index."""
         return _ADDRESS.pack(_FAMILIES[family], len(raw) * 8, nodad, 0, number(device)) + attributes
 
     return LinkRequest(f"address {word} {address}/{len(raw) * 8} dev {device}", kind, flags, body)

@@ -23,6 +23,7 @@ def simulate(seed: int, actions: int = ACTIONS) -> SimulationResult:
     """Run the simulation of one seed."""
 
     async def schedule(world: Simulation) -> None:
+        """Draw kinds of actions, and perform actions of these kinds after drawn pauses."""
         draw = world.random
         # A few kinds of actions in one run reach further than a little of each.
         every = (*_OBJECTS, *(_SERVER if world.files is None else _FILES), *_KERNEL, *_PROCESS)
@@ -52,6 +53,7 @@ class _WorldLog(logging.Handler):
         self._world = world
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Add the indented message to the log of the run."""
         self._world.note(f"  {record.getMessage()}")
 
 
@@ -192,6 +194,7 @@ def _reload_firewall(world: Simulation) -> None:
     every, times = world.random.choice((0.2, 1.0, 3.0)), world.random.randint(2, 20)
 
     async def reload() -> None:
+        """Flush the rules of all families `times` times, about `every` seconds apart."""
         for _ in range(times):
             for family in world.families:
                 _flush_family(world, family)
@@ -207,6 +210,7 @@ def _rival(world: Simulation) -> None:
     family = world.random.choice(world.families)
 
     async def compete() -> None:
+        """Change the rules of one family `delay` seconds after each write of the proxy, until the time is over."""
         written = -1
         while world.loop.time() < until:
             await asyncio.sleep(delay * world.random.uniform(0.5, 1.5))
@@ -227,6 +231,7 @@ def _neighbor(world: Simulation) -> None:
     times, every = world.random.randint(1, 200), world.random.choice((0.01, 0.5, 2.0))
 
     async def write() -> None:
+        """Commit the present rules of all families again, `times` times, `every` seconds apart."""
         for _ in range(times):
             for family in world.families:
                 world.kernel.commit(family, world.kernel.rules.get(family))

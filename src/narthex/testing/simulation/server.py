@@ -96,6 +96,7 @@ class SimulatedServer:
 
     @store.setter
     def store(self, store: ObjectStore) -> None:
+        """Replace all objects, and cut the connections, as after a restore of the API server's data."""
         self._api.registry.store = store
         self.drop()
 

@@ -25,6 +25,7 @@ class _TimeSelector(selectors.BaseSelector):
         self._keys: dict[Any, selectors.SelectorKey] = {}
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Advance the clock by the timeout; no file is ever ready. Raises StalledError without a timeout."""
         if timeout is None:
             raise StalledError("every task waits for another one")
         self.now += max(0.0, timeout)
@@ -33,13 +34,16 @@ class _TimeSelector(selectors.BaseSelector):
     # The loop registers the two ends of its wake-up pipe; nothing is ever sent there.
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        """Keep the file; it is never watched."""
         self._keys[fileobj] = selectors.SelectorKey(fileobj, -1, events, data)
         return self._keys[fileobj]
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """Forget the file and return its key."""
         return self._keys.pop(fileobj)
 
     def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        """Return the registered files and their keys."""
         return self._keys
 
 

@@ -239,6 +239,7 @@ class Simulation:
         self.note(f"  {field} = {value} for {seconds:.1f} s")
 
         def restore() -> None:
+            """End the fault, unless it was ended or replaced by another one before."""
             if getattr(holder, field) == value:
                 setattr(holder, field, healthy)
                 if field in EXCUSES:

@@ -82,6 +82,7 @@ def _table_writes(
         if changes.replace or table in jumped or changes.written.get(table) or changes.removed.get(table):
 
             def made(rules: Any, table: str = table) -> Any:
+                """Return the kernel's rules after the commit of this table."""
                 return put(rules, _with_table(get(rules), changes, table))
 
             yield KernelWrite(made)
@@ -190,10 +191,12 @@ def _with_reals(key: Any, change: RealChanges, rules: IpvsRules) -> IpvsRules:
 
 def _userspace_writes(changes: UserspaceChanges) -> Iterator[KernelWrite]:
     def opened(rules: UserspaceRules) -> UserspaceRules:
+        """Return the rules with the new listeners and the mark."""
         listeners = rules.listeners.update({one.key: one for one in changes.listen})
         return msgspec.structs.replace(rules, listeners=listeners, mark=changes.mark)
 
     def closed(rules: UserspaceRules) -> UserspaceRules:
+        """Return the rules without the listeners that were closed or replaced."""
         desired = {one.key for one in changes.listen}
         gone = {key for key in rules.listeners if changes.replace and key not in desired} | set(changes.close)
         kept: dict[Any, RelayListener] = {key: one for key, one in rules.listeners.items() if key not in gone}

@@ -144,6 +144,7 @@ def _nearest(scene: DiagnosisContext, service: Service) -> Pod | None:
     keys = {key for key, _ in service.selector}
 
     def likeness(pod: Pod) -> float:
+        """Return how similar a pod's labels are to the selector, from 0 to 1."""
         return SequenceMatcher(None, selector, ",".join(f"{key}={value}" for key, value in pod.labels)).ratio()
 
     pods = [pod for pod in _pods(scene, service) if keys & {key for key, _ in pod.labels}]

@@ -54,6 +54,7 @@ class _Flow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_reply(self) -> bool:
+        """Return True if the packet answers an earlier one."""
         return self.asked is not None
 
 

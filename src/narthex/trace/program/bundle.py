@@ -211,6 +211,7 @@ def gather(node: str = "", namespace: str | None = None, *, without: frozenset[s
     taken: list[PartStatus] = []
 
     def add(text: str | None, status: PartStatus) -> None:
+        """Record the part's status, and its text if it could be read."""
         taken.append(status)
         if text is not None:
             parts[status.path] = text

@@ -82,6 +82,10 @@ class KnownCluster(msgspec.Struct, frozen=True, kw_only=True):
                 of_objects[view.name] = tuple(dict.fromkeys((*named, *_own_by_rules(view))))
 
         def name_of(address: str) -> str:
+            """Return the name of an address's object, or of the namespace that owns the address.
+
+            The text is empty for loopback and for unknown addresses.
+            """
             name = names.of(address)
             if name:
                 return name
@@ -224,6 +228,7 @@ def travel_live(known: KnownCluster, request: TraceRequest, namespace: str | Non
     view = _live_view(known)
 
     def look(addresses: Sequence[str]) -> bool:
+        """Read the namespaces of addresses that exactly one namespace has. Return True if there is any."""
         held = {address: _holders(namespace, address) for address in addresses}
         single = {address: names[0] for address, names in held.items() if len(names) == 1}
         for address, name in single.items():
@@ -319,6 +324,7 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
     view, entry, what = _start(known, atlas, source, header, request)
 
     def run(assumed: Assumption) -> tuple[PathBranch, AskedFacts]:
+        """Follow the packet as if the assumption held. Return the branches and the facts that decided them."""
         with_assumption = PathFollower(atlas, request.size, assumed) if assumed != NOTHING else follower
         return branch_tree(with_assumption.follow(view, header, entry, (what,))), with_assumption.asked
 
@@ -327,6 +333,7 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
         own = Assumption(own=(header.source,))
 
         def made(assumed: Assumption) -> tuple[PathBranch, AskedFacts]:
+            """Follow the packet as if this node had sent it. Return the branches and the facts that decided them."""
             here = PathFollower(atlas, request.size, assumed)
             first = (_begin(view, header, "made on this node"),)
             return branch_tree(here.follow(view, header, CREATED_HERE, first)), here.asked

@@ -133,6 +133,7 @@ def _chosen(branch: PathBranch) -> frozenset[int] | None:
     found: list[tuple[bool, Fraction, tuple[int, ...]]] = []
 
     def visit(each: PathBranch, probability: Fraction, path: tuple[int, ...]) -> None:
+        """Collect the ends below a branch with their probability and their path."""
         probability *= each.probability
         path = (*path, id(each))
         if each.end is not None:

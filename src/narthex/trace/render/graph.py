@@ -46,6 +46,7 @@ class _Graph:
 
     def _lane(self, lane: BranchLane, last: str, label: str) -> None:
         def follow(node: _Node) -> None:
+            """Add a node and the edge to it from the previous one; the edge uses up the label."""
             nonlocal last, label
             self.edges.append(_Edge(last, self._add(node), label))
             last, label = node.name, ""

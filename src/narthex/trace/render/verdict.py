@@ -111,6 +111,7 @@ def _reasons(leaves: Sequence[PathLeaf]) -> tuple[Reason, ...]:
     shares: dict[tuple[str, Style], Fraction] = {}
 
     def add(key: tuple[str, Style], share: Fraction) -> None:
+        """Add a share of the packets to a reason."""
         shares[key] = shares.get(key, Fraction(0)) + share
 
     for leaf in leaves:

@@ -354,6 +354,7 @@ def _differences(
     place = next((each.place for each in there.get(frontend.match, ()) if each.place), "")
 
     def finding(kind: DiscrepancyKind, said: str, endpoint: str = "") -> Discrepancy:
+        """Return a discrepancy of this frontend, at the line of its rules."""
         return Discrepancy(kind=kind, service=name, frontend=frontend_words, said=said, endpoint=endpoint, place=place)
 
     if foreign:

@@ -213,6 +213,7 @@ def rows(now: CounterReading, before: CounterReading | None, seconds: float) -> 
         fresh[key] = fresh.get(key, 0) + new
 
     def row(service: str, endpoint: str, keys: list[Key]) -> TopRow:
+        """Return the row with the sum of the keys' connections, and their rate if there is an earlier reading."""
         rate = sum(fresh[key] for key in keys) / seconds if before is not None and seconds > 0 else None
         connections = sum(total[key] for key in keys)
         return TopRow(service=service, endpoint=endpoint, connections=connections, per_second=rate)
@@ -234,6 +235,7 @@ def ordered(found: tuple[TopRow, ...], by: str) -> tuple[TopRow, ...]:
         groups.setdefault(row.service, []).append(row)
 
     def key(row: TopRow) -> tuple[float, float, str]:
+        """Return the sort key: highest rate or total first, then names."""
         rate = -(row.per_second or 0.0) if by == "rate" else 0.0
         most = -row.connections if by in ("rate", "total") else 0
         return rate, most, row.endpoint or row.service

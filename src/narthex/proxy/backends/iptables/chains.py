@@ -89,6 +89,7 @@ class _Writer:
         self._firewalls: dict[tuple[Row, tuple[str, ...]], str] = {}
 
     def fragment(self) -> IptablesFragment:
+        """Return the Service's chains and the rules that lead to them from the shared chains."""
         lines: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
         # External ways first: their policy has the plain KUBE-EXT- name.
         for frontend in sorted(self._service.frontends, key=lambda each: each.kind is FrontendKind.CLUSTER_IP):

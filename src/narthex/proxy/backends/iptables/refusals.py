@@ -131,6 +131,7 @@ class _Writer:
         self._allowing = allowing
 
     def refused(self, service: ServicePlan) -> RefusalRules:
+        """Return the filter rules that reject or drop packets of a Service, by the shared chain that holds them."""
         refusals: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
         firewall: dict[bool, list[Rule]] = {True: [], False: []}
         leaks: dict[tuple[Protocol, int], Rules] = {}

@@ -103,6 +103,7 @@ class _Writer:
         self._mask = mask
 
     def tables(self) -> XtablesRules:
+        """Return the shared chains of the nat, filter, and mangle tables with the jumps to them."""
         chains = {"nat": Map(self._nat()), "filter": Map(self._filter()), "mangle": Map(self._mangle())}
         return XtablesRules(self._family, chains, Map(self._jumps()))
 

@@ -64,6 +64,7 @@ def _possible(service: ServicePlan, ports: Ports) -> ServicePlan:
         return service
 
     def cell(decision: Decision) -> Decision:
+        """Return the decision, or a rejection if no relay listens for the Service in this scope."""
         return Reject() if isinstance(decision, Forward) and decision.scope not in ports else decision
 
     return msgspec.structs.replace(
@@ -85,6 +86,7 @@ class _Writer:
         self._chains: dict[str, Rules] = {}
 
     def fragment(self, service: ServicePlan) -> UserspaceFragment:
+        """Return the rules that lead a Service's packets to the ports of its relays."""
         lines: dict[FrontendKind, list[Rule]] = {kind: [] for kind in FrontendKind}
         for frontend in self._service.frontends:
             cells = self._cells(row_of(frontend, self._frame))

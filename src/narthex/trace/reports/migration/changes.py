@@ -212,6 +212,7 @@ def _said(ends: _Ends, service: ServicePlan | None, packet: Packet) -> str:
 
 def _target(endpoints: set[tuple[str, int]], service: ServicePlan | None) -> str:
     def held(pool: Pool | None) -> set[tuple[str, int]]:
+        """Return the addresses and ports of a pool's endpoints."""
         return {(each.address, each.port) for each in pool.endpoints} if pool else set()
 
     if service is not None and endpoints == held(service.cluster):
