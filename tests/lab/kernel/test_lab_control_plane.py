@@ -16,6 +16,7 @@ from tests.lab.kernel.lab_cluster import SOURCE, eventually, left_of, narthex, r
 from narthex.lab import topology
 from narthex.lab.program import labs
 from narthex.lab.program.control_plane import PROGRAMS
+from narthex.lab.program.options import LabOptions
 from narthex.lab.program.state import LabError, StateDirectory
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.processes import ProcessIdentity, kill_processes, processes_inside
@@ -136,11 +137,11 @@ def test_what_cannot_start_is_reported_and_leaves_nothing(tmp_path):
 def test_what_a_lab_cannot_use_is_refused_before_anything_starts(tmp_path):
     folder = programs(tmp_path / "bin")
     with pytest.raises(LabError, match="the objects of an external control plane are not kept"):
-        labs.up("nxt-never", None, 1, "nftables", keep=True, control_plane=folder)
+        labs.up("nxt-never", LabOptions(nodes=1, mode="nftables", control_plane=folder), keep=True)
     (folder / "etcd").unlink()
     (folder / "kube-scheduler").unlink()
     with pytest.raises(LabError, match="lacks etcd, kube-scheduler: put the programs etcd, kube-apiserver"):
-        labs.up("nxt-never", None, 1, "nftables", control_plane=folder)
+        labs.up("nxt-never", LabOptions(nodes=1, mode="nftables", control_plane=folder))
     with pytest.raises(LabError, match="is not a program"):
-        labs.up("nxt-never", None, 1, "nftables", kube_proxy=folder)
+        labs.up("nxt-never", LabOptions(nodes=1, mode="nftables", kube_proxy=folder))
     assert left_of("nxt-never") == []

@@ -9,6 +9,7 @@ from narthex.lab.program import exec as inside
 from narthex.lab.program import labs as lab
 from narthex.lab.program import node_client as lab_ask
 from narthex.lab.program import state as lab_state
+from narthex.lab.program.options import LabOptions
 from narthex.lab.program.state import LabError, LabState, PodRecord, StateDirectory
 from narthex.linux.processes import ProcessIdentity
 
@@ -110,7 +111,7 @@ def test_names_of_no_lab(name):
 
 def test_only_root(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    for attempt in (lambda: lab.up("t", None, 1, "nftables"), lambda: lab.down("t")):
+    for attempt in (lambda: lab.up("t", LabOptions(nodes=1, mode="nftables")), lambda: lab.down("t")):
         with pytest.raises(LabError, match="only root"):
             attempt()
 

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -28,6 +28,7 @@ from narthex.cli.options import output_option
 from narthex.cli.output import print_document, working
 from narthex.cli.ui import port_option, show
 from narthex.lab.program import exec, labs
+from narthex.lab.program.options import LabOptions
 from narthex.lab.program.state import LabError, kept
 
 OVERLAYS = ("none", "vxlan", "host-gw")
@@ -84,10 +85,9 @@ def up(
     pools: tuple[str, ...],
     images: tuple[str, ...],
     keep: bool,
-    control_plane: Path | None,
-    kube_proxy: Path | None,
     name: str,
     output: str,
+    **external: Any,
 ) -> None:
     """Start a lab with the manifests in DIRECTORY, and apply later edits at once.
 
@@ -101,19 +101,10 @@ def up(
     if directory is not None and directory.exists():
         _announce_programs(directory, images)
     with working(f"starting lab {name}"):
-        started = labs.up(
-            name,
-            directory,
-            nodes,
-            mode,
-            overlay,
-            pools,
-            images=images,
-            keep=keep,
-            control_plane=control_plane,
-            kube_proxy=kube_proxy,
-            progress=lambda text: click.echo(f"lab {name}: {text}", err=True),
+        options = LabOptions(
+            source=directory, nodes=nodes, mode=mode, overlay=overlay, pools=pools, images=images, **external
         )
+        started = labs.up(name, options, keep=keep, progress=lambda text: click.echo(f"lab {name}: {text}", err=True))
     document = as_document(LabUpDocument, started.state, seconds=round(started.seconds, 3))
     print_document(document, output, lambda: lab_output.started(started) + "\n")
 

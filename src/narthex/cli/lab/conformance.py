@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import msgspec
@@ -18,11 +18,12 @@ from narthex.cli.lab import external_options, report_lab_errors
 from narthex.cli.options import output_option
 from narthex.cli.output import AnswersByStatus, print_document, working
 from narthex.lab.conformance import DEFAULT_FOCUS, CaseResult, junit
+from narthex.lab.program.options import LabOptions
 from narthex.lab.program.state import LabError
 from narthex.runtime.logs import printable
 
 if TYPE_CHECKING:
-    from narthex.lab.program.conformance.run import ConformanceProgress
+    from narthex.lab.program.conformance.run import ConformanceOptions, ConformanceProgress, ConformanceRun
 
 _NAME = "conformance"
 _MODES = ("nftables", "iptables", "ipvs", "userspace")
@@ -85,10 +86,9 @@ def conformance(
     nodes: int,
     pools: tuple[str, ...],
     junit_file: Path | None,
-    control_plane: Path | None,
-    kube_proxy: Path | None,
     name: str,
     output: str,
+    **external: Any,
 ) -> None:
     """Run Kubernetes' end-to-end tests against a lab, and show which fail and why.
 
@@ -103,40 +103,33 @@ def conformance(
             raise LabError(f"{program} is not a program: it is not executable")
     for package in missing_programs():
         click.echo(f"Some tests fail on this machine until the package {package} is installed.", err=True)
-    options = ConformanceOptions(
-        e2e=e2e,
-        agnhost=agnhost,
-        name=name,
-        mode=mode,
-        nodes=nodes,
-        processes=procs,
-        focus=focus,
-        skip=skip,
-        pools=pools,
-        control_plane=control_plane,
-        kube_proxy=kube_proxy,
-    )
+    lab = LabOptions(nodes=nodes, mode=mode, pools=pools, **external)
+    options = ConformanceOptions(e2e=e2e, agnhost=agnhost, name=name, lab=lab, processes=procs, focus=focus, skip=skip)
     progress = _Progress()
     with working(progress.text):
         run = run_suite(options, progress.note)
     if junit_file is not None:
         junit_file.write_text(junit(run.results, f"Kubernetes {run.version} on narthex, {mode} mode", run.seconds))
+    document = _document(options, run)
+    print_document(document, output, lambda: "".join(f"{line}\n" for line in _text(document)))
+    if document.failed:
+        raise SystemExit(1)
+
+
+def _document(options: ConformanceOptions, run: ConformanceRun) -> LabConformanceDocument:
     results = tuple(each.result for each in run.results)
     states = Counter(each.state for each in results)
-    document = LabConformanceDocument(
+    return LabConformanceDocument(
         suite=run.version,
-        mode=mode,
-        nodes=nodes,
-        processes=procs,
+        mode=options.lab.mode,
+        nodes=options.lab.nodes,
+        processes=options.processes,
         seconds=run.seconds,
         passed=states["passed"],
         failed=states["failed"],
         skipped=states["skipped"],
         tests=results,
     )
-    print_document(document, output, lambda: "".join(f"{line}\n" for line in _text(document)))
-    if document.failed:
-        raise SystemExit(1)
 
 
 class _Progress:

@@ -119,7 +119,9 @@ def build_components(
         registry=registry,
         api=plane.api,
         persistence=persistence,
-        manifests=ManifestApplier(options.source, registry, plane.api, tuple(node.name for node in nodes), applied),
+        manifests=ManifestApplier(
+            options.source or directory.input, registry, plane.api, tuple(node.name for node in nodes), applied
+        ),
         controllers=plane.controllers,
         heartbeats=NodeHeartbeats(
             nodes,

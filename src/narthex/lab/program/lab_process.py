@@ -392,7 +392,7 @@ def _initial_state(parts: LabComponents, options: LabOptions, forks: ForkServer)
         overlay=options.overlay,
         control_plane=str(options.control_plane or ""),
         kube_proxy=str(options.kube_proxy or ""),
-        source=str(options.source),
+        source=str(options.source or parts.directory.input),
         since=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         controller=own,
         forks=identify_process(forks.pid),

@@ -10,9 +10,8 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -22,7 +21,6 @@ from narthex.lab.program import daemon
 from narthex.lab.program.node_client import healthy as is_node_healthy
 from narthex.lab.program.options import LabOptions
 from narthex.lab.program.state import LABS, PROGRAMS, LabError, LabState, StateDirectory, existing, remaining
-from narthex.lab.topology import NONE
 from narthex.linux.namespaces import delete_namespace, namespace_names
 from narthex.linux.processes import ProcessIdentity, is_alive, kill_processes, processes_inside
 
@@ -131,74 +129,31 @@ def all_names() -> list[str]:
 
 
 def up(
-    name: str,
-    source: Path | None,
-    nodes: int,
-    mode: str,
-    overlay: str = NONE,
-    pools: Sequence[str] = (),
-    *,
-    images: Sequence[str] = (),
-    keep: bool = False,
-    control_plane: Path | None = None,
-    kube_proxy: Path | None = None,
-    progress: Callable[[str], object] = lambda _: None,
+    name: str, options: LabOptions, *, keep: bool = False, progress: Callable[[str], object] = lambda _: None
 ) -> StartedLab:
     """Start a lab; return when every node has completed its first sync. After any error or interrupt nothing is left.
 
     Args:
         name: Name of the lab.
-        source: Directory of manifests; None creates an empty one.
-        nodes: Number of nodes.
-        mode: Proxy mode.
-        overlay: One of OVERLAYS.
-        pools: Address ranges for load balancers.
-        images: What images stand for, as PREFIX=PATH.
+        options: What the lab is to be.
         keep: Keep the API's objects for the next lab of this name.
-        control_plane: Directory of the programs of an external control plane; None: the lab's own.
-        kube_proxy: A kube-proxy that the nodes run instead of their own proxy.
         progress: Called with sentences that tell how far a long start is.
 
     Raises:
         LabError: The lab cannot start.
     """
     started = time.monotonic()
-    _check_machine(mode)
+    _check_machine(options.mode)
     directory = StateDirectory(name)
-    _check_programs(directory, control_plane, kube_proxy, keep=keep)
-    if source is not None and not source.exists():
-        raise LabError(f"there is no directory {str(source)!r} to read manifests from")
-    try:
-        members = topology.nodes(name, nodes)
-        if pools:
-            from narthex.lab.program import load_balancer_addresses as balancers
-
-            balancers.pools_of(pools, members)
-        if images:
-            from narthex.lab.kubelet.program.images import Images
-
-            Images(images)
-    except ValueError as error:
-        raise LabError(str(error)) from None
+    _check_programs(directory, options, keep=keep)
+    _check_values(name, options)
     lock = None
     try:
         with daemon.block_interrupts():
             lock, cleared = _acquire_name(directory)
-        input_directory = _make_directories(directory, keep=keep)
-        manifests = input_directory if source is None else source.resolve()
-        options = LabOptions(
-            source=manifests,
-            nodes=nodes,
-            mode=mode,
-            overlay=overlay,
-            pools=pools,
-            images=images,
-            control_plane=control_plane.resolve() if control_plane is not None else None,
-            kube_proxy=kube_proxy.resolve() if kube_proxy is not None else None,
-        )
-        reply = daemon.start_process(
-            directory, partial(daemon.create_lab_process, directory, options), _remove, progress
-        )
+        _make_directories(directory, keep=keep)
+        make = partial(daemon.create_lab_process, directory, options.resolved())
+        reply = daemon.start_process(directory, make, _remove, progress)
     except BaseException:
         if lock is not None:
             os.close(lock)
@@ -358,30 +313,44 @@ def _acquire_name(directory: StateDirectory) -> tuple[int, bool]:
     return lock, False
 
 
-def _make_directories(directory: StateDirectory, *, keep: bool) -> Path:
-    """Create the lab's directories and return the default one for manifests."""
-    for path in (directory.logs, directory.input):
-        path.mkdir(mode=0o700)
+def _make_directories(directory: StateDirectory, *, keep: bool) -> None:
+    """Create the lab's directories."""
+    directory.logs.mkdir(mode=0o700)
     directory.programs.mkdir(mode=0o755, parents=True, exist_ok=True)
-    if not keep and not directory.kept.is_dir():
-        return directory.input
-    input_directory = directory.kept / "input"
-    input_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return input_directory
+    if keep:
+        directory.kept.mkdir(exist_ok=True)
+    directory.input.mkdir(mode=0o700, exist_ok=True)
 
 
-def _check_programs(
-    directory: StateDirectory, control_plane: Path | None, kube_proxy: Path | None, *, keep: bool
-) -> None:
-    """Raise LabError unless a lab can use these programs in the place of its own parts."""
-    if control_plane is not None:
+def _check_programs(directory: StateDirectory, options: LabOptions, *, keep: bool) -> None:
+    """Raise LabError unless a lab can use the programs of the options in the place of its own parts."""
+    if options.control_plane is not None:
         from narthex.lab.program.control_plane import check_programs
 
         if keep or directory.kept.is_dir():
             raise LabError("the objects of an external control plane are not kept: use another --name, without --keep")
-        check_programs(control_plane)
+        check_programs(options.control_plane)
+    kube_proxy = options.kube_proxy
     if kube_proxy is not None and not (kube_proxy.is_file() and os.access(kube_proxy, os.X_OK)):
         raise LabError(f"{kube_proxy} is not a program: name an executable kube-proxy of an official release")
+
+
+def _check_values(name: str, options: LabOptions) -> None:
+    """Raise LabError unless the manifests' directory, the number of nodes, the pools, and the images are valid."""
+    if options.source is not None and not options.source.exists():
+        raise LabError(f"there is no directory {str(options.source)!r} to read manifests from")
+    try:
+        members = topology.nodes(name, options.nodes)
+        if options.pools:
+            from narthex.lab.program import load_balancer_addresses as balancers
+
+            balancers.pools_of(options.pools, members)
+        if options.images:
+            from narthex.lab.kubelet.program.images import Images
+
+            Images(options.images)
+    except ValueError as error:
+        raise LabError(str(error)) from None
 
 
 def _check_machine(mode: str) -> None:

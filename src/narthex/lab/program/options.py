@@ -13,8 +13,8 @@ from narthex.lab.topology import NONE
 class LabOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of one lab."""
 
-    source: Path
-    """Directory of the user's manifests."""
+    source: Path | None = None
+    """Directory of the user's manifests; None: the lab's own, `StateDirectory.input`."""
     nodes: int
     """Number of nodes."""
     mode: str
@@ -29,3 +29,10 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the programs of an external control plane; None: the lab's own."""
     kube_proxy: Path | None = None
     """A kube-proxy that the nodes run instead of their own proxy."""
+
+    def resolved(self) -> LabOptions:
+        """Return the options with absolute paths, for a process with a working directory of its own."""
+        paths = {"source": self.source, "control_plane": self.control_plane, "kube_proxy": self.kube_proxy}
+        return msgspec.structs.replace(
+            self, **{field: path.resolve() for field, path in paths.items() if path is not None}
+        )

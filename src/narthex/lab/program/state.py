@@ -224,13 +224,17 @@ class StateDirectory:
         self.announcer_key = self.path / "announcer.key"
         """Key of the nodes' announcers."""
         self.logs = self.path / "log"
-        self.input = self.path / "input"
         self.programs = PROGRAMS / name
         self.kept = self.programs / KEPT
         """Exists only for a lab with `--keep`."""
         self.objects = self.kept / "objects.db"
         self.applied = self.kept / "applied.json"
         self._state = self.path / "state.json"
+
+    @property
+    def input(self) -> Path:
+        """The default directory for manifests, which lies with the kept objects if there are any."""
+        return (self.kept if self.kept.is_dir() else self.path) / "input"
 
     def node(self, name: str) -> NodePaths:
         """Return the paths of a node."""

@@ -21,6 +21,7 @@ from narthex.lab.program import labs
 from narthex.lab.program.conformance.coordinator import Coordinator
 from narthex.lab.program.conformance.image import make_image
 from narthex.lab.program.conformance.suite import Suite, kill
+from narthex.lab.program.options import LabOptions
 from narthex.lab.program.state import LabError, LabState, StateDirectory
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import CommandError, StartedProgram
@@ -39,16 +40,11 @@ class ConformanceOptions(msgspec.Struct, frozen=True, kw_only=True):
     e2e: Path
     agnhost: Path
     name: str
-    mode: str
-    nodes: int
+    lab: LabOptions
+    """The lab without the image of the tests' pods."""
     processes: int
     focus: str
     skip: str = ""
-    pools: tuple[str, ...] = ()
-    control_plane: Path | None = None
-    """Directory of the programs of an external control plane; None: the lab's own."""
-    kube_proxy: Path | None = None
-    """A kube-proxy that the nodes run instead of their own proxy."""
 
 
 class ConformanceProgress(NamedTuple):
@@ -110,16 +106,7 @@ def _directory() -> Iterator[Path]:
 @contextlib.contextmanager
 def _lab(options: ConformanceOptions, images: tuple[str, ...]) -> Iterator[LabState]:
     """Start the lab and return its state; remove it at the end."""
-    started = labs.up(
-        options.name,
-        None,
-        options.nodes,
-        options.mode,
-        pools=options.pools,
-        images=images,
-        control_plane=options.control_plane,
-        kube_proxy=options.kube_proxy,
-    )
+    started = labs.up(options.name, msgspec.structs.replace(options.lab, images=images))
     try:
         asyncio.run(_label_zones(started.state))
         yield started.state
@@ -159,7 +146,7 @@ class _Run:
         try:
             for process in range(1, options.processes + 1):
                 self._programs[process] = suite.start(
-                    process, options.processes, self._coordinator.address, kubeconfig, options.nodes, lab.outside
+                    process, options.processes, self._coordinator.address, kubeconfig, options.lab.nodes, lab.outside
                 )
         except BaseException:
             self.close()
