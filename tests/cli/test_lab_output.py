@@ -1,5 +1,7 @@
 """What `narthex lab` prints for people."""
 
+import msgspec
+
 from narthex.cli.lab import output as lab_output
 from narthex.lab import topology
 from narthex.lab.program.labs import LabNodeStatus, LabStatus, StartedLab
@@ -69,6 +71,11 @@ def test_an_empty_lab_says_where_manifests_go():
     text = lab_output.started(StartedLab(state(pods=(), services=()), 0.5, cleared=False))
     assert "There are no pods." in text
     assert "examples/hello-world/. /manifests" in text
+    assert "cp -r examples/hello-world/. /manifests " in text
+    text = lab_output.started(
+        StartedLab(msgspec.structs.replace(state(pods=(), services=()), source="/a.yaml"), 0.5, cleared=False)
+    )
+    assert "${EDITOR:-vi} /a.yaml   # change the manifests, applied at once" in text and "cp -r" not in text
 
 
 def test_status_tells_what_does_not_work():

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from narthex.cli.lab import name_argument
+from narthex.kube.manifests import SUFFIXES
 from narthex.lab.cluster import DNS_SERVICE
 from narthex.lab.program.labs import LabNodeStatus, LabStatus, StartedLab
 from narthex.lab.program.state import LabState, PodRecord, ServiceRecord
@@ -240,7 +241,9 @@ def _next_steps(state: LabState, option: str) -> str:
         steps.append((f"{lab.format(' exec')} {pod} -- curl -s http://{cluster_ip.address}/", "a pod, by cluster IP"))
         steps.append((f"narthex trace {pod} {cluster_ip.address} --lab {state.name}", "explain the path"))
     if not _own_services(state):
-        steps.append((f"cp -r examples/hello-world/. {state.source}", "add manifests, applied at once"))
+        is_file = state.source.endswith(SUFFIXES)
+        edit = "${EDITOR:-vi}" if is_file else "cp -r examples/hello-world/."
+        steps.append((f"{edit} {state.source}", f"{'change the' if is_file else 'add'} manifests, applied at once"))
     steps += [(lab.format(" status"), "show everything"), (lab.format(" down"), "remove the lab")]
     width = max(len(step) for step, _ in steps)
     return "Try:\n" + "\n".join(f"  {printable(step).ljust(width)}   # {comment}" for step, comment in steps)

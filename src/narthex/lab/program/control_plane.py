@@ -59,8 +59,8 @@ def check_programs(directory: Path) -> None:
     missing = [name for name in PROGRAMS if not os.access(directory / name, os.X_OK) or (directory / name).is_dir()]
     if missing:
         raise LabError(
-            f"{directory} lacks {', '.join(missing)}: put the programs {', '.join(PROGRAMS)} of an official release there, "
-            "executable"
+            f"{directory} has no executable {', '.join(missing)}: put the programs of an official release there "
+            f"({', '.join(PROGRAMS)})"
         )
 
 
