@@ -140,7 +140,9 @@ def test_what_a_lab_cannot_use_is_refused_before_anything_starts(tmp_path):
         labs.up("nxt-never", LabOptions(nodes=1, mode="nftables", control_plane=folder), keep=True)
     (folder / "etcd").unlink()
     (folder / "kube-scheduler").unlink()
-    with pytest.raises(LabError, match="no executable etcd, kube-scheduler: put the programs of an official release there"):
+    with pytest.raises(
+        LabError, match="no executable etcd, kube-scheduler: put the programs of an official release there"
+    ):
         labs.up("nxt-never", LabOptions(nodes=1, mode="nftables", control_plane=folder))
     with pytest.raises(LabError, match="is not a program"):
         labs.up("nxt-never", LabOptions(nodes=1, mode="nftables", kube_proxy=folder))
