@@ -1,8 +1,14 @@
 """A load on a Service, here without one: what it counts must be the network's faults and none of its own."""
 
+import contextlib
+import socket
 import threading
 
-from narthex.testing.load import Load
+from tests.free_ports import free_port
+
+from narthex.testing.load import EchoEndpoints, Load, until
+
+UDP = (socket.SOCK_DGRAM,)
 
 
 class Line:
@@ -39,3 +45,43 @@ def test_a_kept_connection_is_used_by_one_thread_at_a_time():
             load.exchange()
     assert line.used > 50
     assert load.failures == []
+
+
+def answer(port: int) -> str:
+    """The answer of a UDP endpoint; an empty text if there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(0.2)
+        client.connect(("127.0.0.1", port))
+        with contextlib.suppress(OSError):
+            client.send(b"?")
+            return client.recv(100).decode()
+    return ""
+
+
+def answers(port: int, text: str) -> None:
+    until(lambda: answer(port) == text, f"the answer {text!r}")
+
+
+def test_an_endpoint_that_is_shut_down_leaves_the_others():
+    one, other = free_port(kinds=UDP), free_port(kinds=UDP)
+    with EchoEndpoints() as endpoints:
+        endpoints.answer_datagrams(None, "127.0.0.1", one, "one")
+        endpoints.answer_datagrams(None, "127.0.0.1", other, "other")
+        answers(one, "one")
+        with contextlib.suppress(OSError):
+            # The kernel complains that there is no peer, and shuts the socket down all the same.
+            endpoints._responders[0].shutdown(socket.SHUT_RD)
+        answers(other, "other")
+
+
+def test_endpoints_that_end_under_load_leave_no_thread_and_no_port():
+    port = free_port(kinds=UDP)
+    before = set(threading.enumerate())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        for number in range(10):
+            with EchoEndpoints() as endpoints:
+                endpoints.answer_datagrams(None, "127.0.0.1", port, str(number))
+                answers(port, str(number))
+                for _ in range(200):
+                    client.sendto(b"?", ("127.0.0.1", port))
+            assert set(threading.enumerate()) == before

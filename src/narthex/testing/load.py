@@ -27,18 +27,24 @@ PAUSE = 0.004
 """Seconds between two new connections of a stream, as a rule."""
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 2))
 """Seconds after which an endpoint looks for a client whose end was lost on the way, and how often."""
+_MOST_DATAGRAM = 65536
+"""Bytes of a datagram that are read: all that UDP can carry."""
 _TOTAL_RETRANS = 100
 """Offset of `tcpi_total_retrans` in linux/tcp.h's `struct tcp_info`."""
 
 
 class EchoEndpoints:
-    """TCP endpoints: each sends its own `address:port` as a line, and echoes what it receives."""
+    """Endpoints that one thread serves, so that no socket is closed while another thread reads it.
+
+    TCP endpoints send their own `address:port` as a line, and echo what they receive. UDP endpoints answer with a fixed text.
+    """
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
         self._listeners: dict[str, socket.socket] = {}
         self._taken: dict[str, set[socket.socket]] = {}
+        self._responders: list[socket.socket] = []
         self._thread = threading.Thread(target=self._serve, name="answers", daemon=True)
         self._ended = False
 
@@ -51,6 +57,8 @@ class EchoEndpoints:
         self._thread.join()
         for name in list(self._listeners):
             self.close(name)
+        for each in self._responders:
+            each.close()
         self._selector.close()
 
     def open(self, namespace: str, address: str, port: int) -> str:
@@ -66,6 +74,19 @@ class EchoEndpoints:
             self._listeners[name], self._taken[name] = listener, set()
             self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(name))
         return name
+
+    def answer_datagrams(self, namespace: str | None, address: str, port: int, text: str) -> None:
+        """Answer each datagram to an address with a text. Several namespaces may have the same address.
+
+        `namespace` is None for the current one.
+        """
+        with in_namespace(namespace):
+            sock = socket.socket(ADDRESS_FAMILY[family_of(address)], socket.SOCK_DGRAM)
+        self._responders.append(sock)
+        sock.bind((address, port))
+        sock.setblocking(False)
+        with self._lock:
+            self._selector.register(sock, selectors.EVENT_READ, lambda: _answer(sock, text.encode()))
 
     def close(self, name: str) -> int:
         """Close the listener and all connections of an endpoint, and return the number of connections."""
@@ -115,6 +136,14 @@ class EchoEndpoints:
             self._selector.unregister(taken)
             self._taken[name].discard(taken)
             taken.close()
+
+
+def _answer(sock: socket.socket, text: bytes) -> None:
+    # An error may be about an earlier answer whose client is gone; what waits is read in the next round. The sender is always
+    # known: only a blocking read of a socket that was shut down returns without one.
+    with suppress(OSError):
+        _, sender = sock.recvfrom(_MOST_DATAGRAM)
+        sock.sendto(text, sender)
 
 
 class ClientRoute(msgspec.Struct, frozen=True, kw_only=True):

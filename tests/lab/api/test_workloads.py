@@ -65,7 +65,6 @@ def test_defaults_of_a_job():
 
 
 def test_a_cron_job_s_template_has_no_defaults_of_jobs():
-    pytest.importorskip("cronsim")
     spec = created(cron_job())["spec"]
     assert (spec["concurrencyPolicy"], spec["successfulJobsHistoryLimit"], spec["failedJobsHistoryLimit"]) == (
         "Allow",

@@ -160,12 +160,6 @@ def finish(world):
         end(world, pod)
 
 
-@pytest.fixture
-def cron():
-    pytest.importorskip("cronsim")
-
-
-@pytest.mark.usefixtures("cron")
 def test_jobs_are_created_on_time_and_pruned():
     world = World()
     world.put(cron_job())
@@ -185,7 +179,6 @@ def test_jobs_are_created_on_time_and_pruned():
     assert len(world.events("SawCompletedJob")) == 6
 
 
-@pytest.mark.usefixtures("cron")
 @pytest.mark.parametrize(("policy", "running"), [("Allow", 3), ("Forbid", 1), ("Replace", 1)])
 def test_what_happens_while_a_job_runs(policy, running):
     world = World()
@@ -198,7 +191,6 @@ def test_what_happens_while_a_job_runs(policy, running):
     assert len(world.events("SuccessfulCreate")) >= (1 if policy == "Forbid" else 3)
 
 
-@pytest.mark.usefixtures("cron")
 def test_a_suspended_schedule_rests_and_a_late_job_starts_only_before_its_deadline():
     world = World()
     world.put(cron_job(suspend=True, startingDeadlineSeconds=60))
@@ -211,7 +203,6 @@ def test_a_suspended_schedule_rests_and_a_late_job_starts_only_before_its_deadli
     assert len(jobs(world)) == 1
 
 
-@pytest.mark.usefixtures("cron")
 @pytest.mark.parametrize(
     ("schedule", "zone", "expected"),
     [
@@ -233,7 +224,6 @@ def test_times_of_a_schedule(schedule, zone, expected):
     assert last_before(schedule, zone, found[0], found[0]) is None
 
 
-@pytest.mark.usefixtures("cron")
 @pytest.mark.parametrize(
     ("schedule", "wrong"),
     [

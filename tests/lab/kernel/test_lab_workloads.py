@@ -115,7 +115,6 @@ def test_jobs_complete_restart_and_fail(kubectl):
 
 
 def test_a_cron_job_starts_jobs(kubectl):
-    pytest.importorskip("cronsim")
     template = {"spec": {"template": program("true")}}
     apply(kubectl, "batch/v1", "CronJob", "tick", schedule="0 0 1 1 *", jobTemplate=template)
     kubectl("create", "job", "by-hand", "--from=cronjob/tick")

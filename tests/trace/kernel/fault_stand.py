@@ -4,7 +4,6 @@ through it, and to have it explained. Many faults share one stand, for each is u
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -198,7 +197,6 @@ class Stand:
         self.mode = mode
         self.world = World(layout())
         self.answers = EchoEndpoints()
-        self._sockets: list[socket.socket] = []
         self._targets = {family: dataplane(mode).target(family, self.world.node) for family in IPFamily}
 
     def __enter__(self) -> Stand:
@@ -213,14 +211,12 @@ class Stand:
             self.serve(CALLERS, POD[version])
             self.serve(None, NODE_IPS[0] if version == 4 else NODE_IPS[2], 9000)
         self.serve(None, NODE_IPS[0], 32000)
-        self._echo(HERE[4][4])
+        self.answers.answer_datagrams(self.site(SERVERS), HERE[4][4], TARGET, HERE[4][4])
         self.load(snapshot())
         return self
 
     def __exit__(self, *error: object) -> None:
         self.answers.__exit__(None, None, None)
-        for sock in self._sockets:
-            sock.close()
         for target in self._targets.values():
             if hasattr(target, "close"):
                 target.close()
@@ -231,24 +227,6 @@ class Stand:
 
     def serve(self, site: int | None, address: str, port: int = TARGET) -> str:
         return self.answers.open(self.site(site), address, port)
-
-    def _echo(self, address: str) -> None:
-        """A pod that answers datagrams."""
-        with in_namespace(self.site(SERVERS)):
-            sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        sock.bind((address, TARGET))
-        self._sockets.append(sock)
-
-        def answer() -> None:
-            while True:
-                try:
-                    _, sender = sock.recvfrom(65536)
-                    sock.sendto(address.encode(), sender)
-                except OSError:
-                    if sock.fileno() < 0:
-                        return
-
-        threading.Thread(target=answer, daemon=True).start()
 
     def rules(self, cluster: Snapshot, mode: str = "") -> dict[IPFamily, object]:
         config = NodeConfig(

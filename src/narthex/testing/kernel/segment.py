@@ -24,7 +24,7 @@ from narthex.lab.program.node_client import METRICS_PORT, get
 from narthex.linux.links import ip_batch, set_sysctls
 from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace, namespace_exists
 from narthex.linux.run import run
-from narthex.testing.load import until
+from narthex.testing.load import EchoEndpoints, until
 
 VIP, VIP_SIX = "192.0.2.200", "2001:db8::200"
 CLIENT = "client"
@@ -44,7 +44,7 @@ class EthernetSegment:
         self.prefix = f"{prefix}{os.getpid()}"
         self.nodes = {name: number for number, name in enumerate(nodes, 1)}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._servers: list[socket.socket] = []
+        self._servers = EchoEndpoints()
 
     def ns(self, name: str) -> str:
         """Return the name of the namespace of a node, of the client, or of the switch (`link`)."""
@@ -54,6 +54,7 @@ class EthernetSegment:
         self.manifests.mkdir()
         (self.directory / "key").write_text(KEY + "\n")
         try:
+            self._servers.__enter__()
             self._build()
         except BaseException:
             self.__exit__()
@@ -63,8 +64,7 @@ class EthernetSegment:
     def __exit__(self, *_: object) -> None:
         for name in list(self.processes):
             self.kill(name)
-        for sock in self._servers:
-            sock.close()
+        self._servers.__exit__()
         for name in ("link", CLIENT, *self.nodes):
             if namespace_exists(self.ns(name)):
                 delete_namespace(self.ns(name))
@@ -87,7 +87,8 @@ class EthernetSegment:
             if name != CLIENT:
                 set_sysctls(inside, {"net/ipv4/conf/all/arp_ignore": "1", "net/ipv4/conf/all/arp_announce": "2"})
                 ip_batch(inside, [f"addr add {VIP}/32 dev lo", f"addr add {VIP_SIX}/128 dev lo nodad"])
-                self._serve(name)
+                for address in (VIP, VIP_SIX):
+                    self._servers.answer_datagrams(inside, address, _PORT, name)
         for name in self.nodes:
             self.put(node(name, f"192.0.2.{self.nodes[name]}"))
         self.put(pool("lan", "192.0.2.192/28", "2001:db8::200/124"))
@@ -212,14 +213,6 @@ class EthernetSegment:
             sock.connect((address, _PORT))
             yield sock
 
-    def _serve(self, name: str) -> None:
-        for family, address in ((socket.AF_INET, VIP), (socket.AF_INET6, VIP_SIX)):
-            with in_namespace(self.ns(name)):
-                sock = socket.socket(family, socket.SOCK_DGRAM)
-            self._servers.append(sock)
-            sock.bind((address, _PORT))
-            threading.Thread(target=_echo, args=(sock, name.encode()), daemon=True).start()
-
 
 class RequestStream:
     """Sends requests of the client one after the other in a thread, and records the answers."""
@@ -266,19 +259,6 @@ class RequestStream:
     def first_answer_after(self, moment: float, by: Sequence[str]) -> float | None:
         """Return the seconds from a moment to the first answer by one of these nodes to a later request."""
         return next((came - moment for sent, name, came in self.seen if sent >= moment and name in by), None)
-
-
-def _echo(sock: socket.socket, name: bytes) -> None:
-    while True:
-        try:
-            _, sender = sock.recvfrom(100)
-            if sender is None:
-                # The socket was shut down meanwhile.
-                return
-            sock.sendto(name, sender)
-        except OSError:
-            if sock.fileno() < 0:
-                return
 
 
 def node(name: str, address: str, **fields: Any) -> dict[str, Any]:
