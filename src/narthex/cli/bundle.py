@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from narthex.cli.inputs import no_namespace
+from narthex.cli.inputs import bundle_source_of_lab, no_namespace
 from narthex.cli.options import lab_option, master_option
 from narthex.cli.output import print_document, working
 from narthex.proxy.plan.show import visible
 from narthex.trace.node.layout import TAKEN, BundleDocument, BundleManifest
+from narthex.trace.node.layout import script as script_text
 
 if TYPE_CHECKING:
     from narthex.trace.program.bundle import GatheredParts
@@ -66,8 +67,6 @@ def command(
     from narthex.trace.program.bundle import intended, take
 
     if script:
-        from narthex.trace.node.layout import script as script_text
-
         click.echo(script_text(), nl=False)
         return
     if dry_run:
@@ -78,7 +77,7 @@ def command(
     if lab is not None:
         if kubeconfig or master or netns:
             raise click.UsageError("a lab has its own nodes and objects: omit --kubeconfig, --master and --netns")
-        node, netns, kubeconfig = _of_lab(lab, node)
+        node, netns, kubeconfig = bundle_source_of_lab(lab, node)
     try:
         with working("taking the bundle"):
             gathered = take(node, netns, kubeconfig or "", master)
@@ -106,21 +105,6 @@ def _write(gathered: GatheredParts, output: str) -> None:
         raise click.ClickException(f"{output} exists: name another file, or remove it") from error
     except OSError as error:
         raise click.ClickException(f"cannot write {output}: {error.strerror}") from error
-
-
-def _of_lab(name: str, node: str) -> tuple[str, str, str]:
-    """Return the name and the network namespace of a node of a lab, and the lab's kubeconfig. Ends the command on errors."""
-    from narthex.lab.program.labs import open_lab
-    from narthex.lab.program.state import LabError
-    from narthex.lab.program.trace import namespace_of_node
-    from narthex.trace.program.places import TraceError
-
-    try:
-        lab = open_lab(name)
-        namespace = namespace_of_node(name, node)
-    except (LabError, TraceError) as error:
-        raise click.ClickException(str(error)) from error
-    return next(each.name for each in lab.nodes if each.namespace == namespace), namespace, str(lab.kubeconfig)
 
 
 def _show(table: BundleManifest, output: str) -> None:

@@ -229,6 +229,21 @@ def kubeconfig_of_lab(name: str) -> str:
         raise click.ClickException(str(error)) from error
 
 
+def bundle_source_of_lab(name: str, node: str) -> tuple[str, str, str]:
+    """Return the name and the network namespace of a node of a lab, and the lab's kubeconfig. Ends the command on errors."""
+    from narthex.lab.program.labs import open_lab
+    from narthex.lab.program.state import LabError
+    from narthex.lab.program.trace import namespace_of_node
+    from narthex.trace.program.places import TraceError
+
+    try:
+        lab = open_lab(name)
+        namespace = namespace_of_node(name, node)
+    except (LabError, TraceError) as error:
+        raise click.ClickException(str(error)) from error
+    return next(each.name for each in lab.nodes if each.namespace == namespace), namespace, str(lab.kubeconfig)
+
+
 def node_of_lab(name: str, node: str) -> tuple[str, ClusterObjects]:
     """Return the network namespace of a node of a lab, and the lab's objects. Ends the command on errors."""
     from narthex.lab.program.labs import open_lab

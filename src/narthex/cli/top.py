@@ -55,7 +55,6 @@ _SORTS = ("rate", "total", "name")
 def command(
     bundle: Path | None,
     lab: str | None,
-    node: str,
     netns: str | None,
     sort: str,
     interval: float,
@@ -80,7 +79,7 @@ def command(
     if lab is not None:
         if cluster is not None or bundle is not None or netns is not None:
             raise click.UsageError("a lab has its own nodes and objects: omit other sources")
-        netns, cluster = node_of_lab(lab, node)
+        netns, cluster = node_of_lab(lab, given["node"])
     snapshot = cluster.snapshot if cluster is not None else Snapshot()
     names, addresses = names_of(snapshot), AddressNames(snapshot)
 

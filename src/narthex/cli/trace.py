@@ -91,18 +91,7 @@ output_option = click.option(
 @output_option
 @color_option
 def command(
-    source: str,
-    destination: str,
-    lab: str | None,
-    domain: str,
-    iif: str | None,
-    source_port: int | None,
-    size: int,
-    probe: bool,
-    every: bool,
-    output: str,
-    color: str,
-    **given: Any,
+    source: str, destination: str, lab: str | None, probe: bool, every: bool, output: str, color: str, **given: Any
 ) -> None:
     """Explain the path of the first packet of a new connection from SRC to DST, step by step.
 
@@ -134,20 +123,13 @@ def command(
         source=source,
         destination=destination,
         node=str(given["node"]),
-        iif=iif or "",
-        source_port=source_port or 0,
-        size=size,
-        domain=domain,
+        iif=given["iif"] or "",
+        source_port=given["source_port"] or 0,
+        size=given["size"],
+        domain=given["domain"],
     )
     try:
-        followed = given["dumps"] and (not objects or _follows_routes(given["dumps"]))
-        if given["bundles"] or given["live"] or followed:
-            result = _over_nodes(given, request, probe=probe)
-        elif lab is not None:
-            with working(f"tracing in lab {lab}"):
-                result = _in_lab(lab, request, probe=probe)
-        else:
-            result = _by_objects(request, iif, given)
+        result = _traced(request, given, lab, objects=objects, probe=probe)
     except (TraceError, InputError, DumpError, BundleError) as error:
         raise click.ClickException(str(error)) from error
     show(result, output, every=every, color=color)
@@ -173,6 +155,19 @@ def _check_sources(given: dict[str, Any], lab: str | None, *, probe: bool) -> bo
     if probe and not (live or lab is not None):
         raise click.UsageError("--probe sends a packet, and needs --live or --lab NAME")
     return objects
+
+
+def _traced(
+    request: TraceRequest, options: dict[str, Any], lab: str | None, *, objects: bool, probe: bool
+) -> TraceResult:
+    """Trace the packet by the sources that the options name."""
+    followed = options["dumps"] and (not objects or _follows_routes(options["dumps"]))
+    if options["bundles"] or options["live"] or followed:
+        return _over_nodes(options, request, probe=probe)
+    if lab is not None:
+        with working(f"tracing in lab {lab}"):
+            return _in_lab(lab, request, probe=probe)
+    return _by_objects(request, options)
 
 
 def _over_nodes(options: dict[str, Any], request: TraceRequest, *, probe: bool) -> TraceResult:
@@ -211,7 +206,7 @@ def _in_lab(name: str, request: TraceRequest, *, probe: bool) -> TraceResult:
     return TraceResult(path=traced.path, findings=traced.findings, tried=tried)
 
 
-def _by_objects(request: TraceRequest, iif: str | None, options: dict[str, Any]) -> TraceResult:
+def _by_objects(request: TraceRequest, options: dict[str, Any]) -> TraceResult:
     """Walk the rules that the objects become on one node, or those of dumps, and compare them with the plan."""
     from narthex.trace.causes.find import find
 
@@ -222,7 +217,7 @@ def _by_objects(request: TraceRequest, iif: str | None, options: dict[str, Any])
     sender, target, spec = ask(places, request.source, request.destination, request.domain)
     if inputs is None:
         inputs = viewed(cluster, msgspec.structs.replace(chosen, node=sender.node or target.node))
-    asked: ResolvedRequest = question(places, sender, target, spec, inputs, inputs.host, iif)
+    asked: ResolvedRequest = question(places, sender, target, spec, inputs, inputs.host, options["iif"])
     path = answer(
         asked,
         inputs,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -72,6 +72,15 @@ _PATIENCE = 3
 """Consecutive failures after which another kind of request is tried."""
 
 
+class _WatchStart(NamedTuple):
+    """The beginning of the present watch."""
+
+    at: float = math.inf
+    """Infinite until the server answers."""
+    events: int = 0
+    """Number of changes before it."""
+
+
 class Watch:
     """The state machine of one list. `take` is its only input."""
 
@@ -118,9 +127,7 @@ class Watch:
         self._whole = False
         """The next list is read without pages, since a continue token expired."""
         self._fresh = ListCache(resource.kind, resource.decode)
-        self._opened_at = math.inf
-        self._events_before = 0
-        """Changes before the present watch."""
+        self._start = _WatchStart()
         self._closes_at = math.inf
         self._has_bookmarks = False
         self._relist_at = math.inf
@@ -176,7 +183,7 @@ class Watch:
     def _watch(self, now: float) -> WatchStep:
         """Request the changes since the last version seen."""
         self._phase = _Phase.WATCHING
-        self._opened_at = math.inf
+        self._start = _WatchStart()
         request = self._watch_request(now, self._version, initial=False)
         self.wake_at = min(now + self._times.list_silence, self._relist_at)
         return WatchStep(request=request, over=True)
@@ -218,11 +225,14 @@ class Watch:
     def _opened(self, now: float) -> WatchStep:
         self._heard(now)
         if self._phase is _Phase.WATCHING:
-            self.counts.watches += 1
-            self._opened_at = now
-            self._events_before = self.counts.events
+            self._begin(now)
             self.trouble = self._doubt()
         return _GO_ON
+
+    def _begin(self, now: float) -> None:
+        """Count a watch that the server has accepted."""
+        self.counts.watches += 1
+        self._start = _WatchStart(now, self.counts.events)
 
     def _heard(self, now: float) -> None:
         """Extend the timeout after a sign of life."""
@@ -345,9 +355,7 @@ class Watch:
             return _GO_ON
         events = self._complete(version, now)
         self._phase = _Phase.WATCHING
-        self._opened_at = now
-        self._events_before = self.counts.events
-        self.counts.watches += 1
+        self._begin(now)
         self._heard(now)
         return WatchStep(events)
 
@@ -423,12 +431,12 @@ class Watch:
     def _ended(self, reason: str, now: float) -> WatchStep:
         if self._phase is not _Phase.WATCHING:
             return self._back_off("lost", reason or "the server ended its answer before it was complete", now)
-        lived = now - self._opened_at
+        lived = now - self._start.at
         if not reason and lived >= self._times.steady:
             # Watches end in order every few minutes.
             self._reset_backoff(now)
             return self._watch(now)
-        worked = lived >= _WORKED_SECONDS or (lived >= 0 and self.counts.events > self._events_before)
+        worked = lived >= _WORKED_SECONDS or (lived >= 0 and self.counts.events > self._start.events)
         return self._back_off("lost", reason or "the server ends each watch at once", now, relist=False, worked=worked)
 
     def _due(self, now: float) -> WatchStep:
@@ -437,7 +445,7 @@ class Watch:
         if self._phase is _Phase.ABSENT or now >= self._relist_at:
             self._reset_backoff(now)
             return self._list(now)
-        if self._phase is not _Phase.WATCHING or self._opened_at == math.inf:
+        if self._phase is not _Phase.WATCHING or self._start.at == math.inf:
             return self._back_off(
                 "silent", "the server does not answer", now, relist=self._phase is not _Phase.WATCHING
             )
@@ -470,7 +478,7 @@ class Watch:
 
     def _reset_backoff(self, now: float) -> None:
         """Reset the backoff if the watch lasted long enough."""
-        if self._phase is _Phase.WATCHING and now - self._opened_at >= self._times.steady:
+        if self._phase is _Phase.WATCHING and now - self._start.at >= self._times.steady:
             self._failures = 0
 
     def _problem(self, what: str, severity: str) -> Problem:

@@ -79,7 +79,7 @@ def condition(
         reason = FOREIGN if others else AnnouncementReason.ANNOUNCES.value
     else:
         reasons = {verdict.reason for verdict in missing[0].verdicts}
-        reason = reasons.pop().value if len(reasons) == 1 else "NobodyAnnounces"  # codespell:ignore nobody
+        reason = reasons.pop().value if len(reasons) == 1 else "NoNodeAnnounces"
         said = []
         for each in missing:
             # A common reason appears once.

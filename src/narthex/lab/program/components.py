@@ -97,19 +97,7 @@ def build_components(
         plane = _external_plane(directory, options.control_plane, nodes, progress)
     registry = plane.registry
     node_processes = NodeProcesses(directory, nodes, options, forks)
-    containers = Containers(forks)
-    events = EventRecorder(registry)
-    pods = PodDependencies(
-        registry=registry,
-        network=PodNetwork(directory, nodes),
-        files=PodFiles(directory, registry, plane.create_token),
-        images=images,
-        echo=EchoServer(),
-        containers=containers,
-        record_event=events,
-        is_released=EndpointDrain(registry, node_processes.synced),
-        prober=Prober(containers),
-    )
+    pods = _pod_dependencies(directory, nodes, plane, images, Containers(forks), node_processes)
     kubelet = Kubelet(nodes, registry, pods)
     access = PodAccess(kubelet, pods)
     applied = persistence.applied if persistence is not None else None
@@ -123,17 +111,10 @@ def build_components(
             options.source or directory.input, registry, plane.api, tuple(node.name for node in nodes), applied
         ),
         controllers=plane.controllers,
-        heartbeats=NodeHeartbeats(
-            nodes,
-            registry,
-            interval=plane.grace / _HEARTBEATS_PER_GRACE,
-            lease_seconds=int(plane.grace),
-            kubelet_port=KUBELET_PORT if plane.external else 0,
-            returned=kubelet.refresh,
-        ),
+        heartbeats=_heartbeats(nodes, plane, kubelet),
         static_pods=StaticPods(nodes, registry),
         node_processes=node_processes,
-        events=events,
+        events=pods.record_event,
         pods=pods,
         kubelet=kubelet,
         api_server=plane.serve(access),
@@ -142,6 +123,38 @@ def build_components(
         ingress_controller=ControllerLoop(registry, ControllerManager([IngressController()]))
         if plane.external
         else None,
+    )
+
+
+def _pod_dependencies(
+    directory: StateDirectory,
+    nodes: tuple[LabNode, ...],
+    plane: _Plane,
+    images: Images,
+    containers: Containers,
+    node_processes: NodeProcesses,
+) -> PodDependencies:
+    return PodDependencies(
+        registry=plane.registry,
+        network=PodNetwork(directory, nodes),
+        files=PodFiles(directory, plane.registry, plane.create_token),
+        images=images,
+        echo=EchoServer(),
+        containers=containers,
+        record_event=EventRecorder(plane.registry),
+        is_released=EndpointDrain(plane.registry, node_processes.synced),
+        prober=Prober(containers),
+    )
+
+
+def _heartbeats(nodes: tuple[LabNode, ...], plane: _Plane, kubelet: Kubelet) -> NodeHeartbeats:
+    return NodeHeartbeats(
+        nodes,
+        plane.registry,
+        interval=plane.grace / _HEARTBEATS_PER_GRACE,
+        lease_seconds=int(plane.grace),
+        kubelet_port=KUBELET_PORT if plane.external else 0,
+        returned=kubelet.refresh,
     )
 
 

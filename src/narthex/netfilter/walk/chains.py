@@ -168,15 +168,8 @@ class ChainWalk:
                 continue
             if kind is ast.Counter:
                 continue
-            if kind is ast.OmittedMatch:
-                assert isinstance(expression, ast.OmittedMatch)
-                bare = _is_bare(rule)
-                doubt, omission = (doubt or expression.text, omission) if bare else (doubt, expression.text)
-                continue
-            if kind is ast.Assumed:
-                omission = expression.text  # type: ignore[union-attr]
-                if position == len(expressions) - 1 and not doubt:
-                    branch.suppose(omission)
+            if isinstance(expression, (ast.OmittedMatch, ast.Assumed)):
+                doubt, omission = _left_out(rule, expression, doubt, omission)
                 continue
             if kind is ast.RandomMatch or kind is ast.EveryNth:
                 hit = branch.take(_probability(expression))
@@ -192,8 +185,7 @@ class ChainWalk:
                 branch.suppose(omission)
                 omission = ""
             if not noted and kind not in StatementExecutor.DESCRIBED_BY_RESULT:
-                description = self._matcher.describe_match(rule, branch, at.point, at.table)
-                self._note(at, number, rule, branch, description)
+                self._note(at, number, rule, branch, self._matcher.describe_match(rule, branch, at.point, at.table))
                 noted = True
             if kind in SIDE_EFFECTS:
                 doubt = self._executor.apply_side_effect(expression, branch, at.point)
@@ -201,6 +193,8 @@ class ChainWalk:
                 return results + self._act(at, number, rule, position, branch)
         if doubt:
             return results + self._in_doubt(at, number, rule, branch, len(expressions), doubt)
+        if omission and isinstance(expressions[-1], ast.Assumed):
+            branch.suppose(omission)
         return [*results, (None, branch)]
 
     def _in_doubt(
@@ -308,6 +302,13 @@ class ChainWalk:
             chain=at.chain.name,
             rule=rule_number,
         )
+
+
+def _left_out(rule: ast.Rule, match: ast.OmittedMatch | ast.Assumed, doubt: str, omission: str) -> tuple[str, str]:
+    """Return the doubt and the omission of a rule after a match that the input leaves out."""
+    if isinstance(match, ast.OmittedMatch) and _is_bare(rule):
+        return doubt or match.text, omission
+    return doubt, match.text
 
 
 def _is_bare(rule: ast.Rule) -> bool:

@@ -70,7 +70,11 @@ class Matcher:
             (packet.protocol.lower, packet.protocol.number) if ports else _ICMP[self.family]
         )
         self._has_ports = ports
-        self.answers: dict[type, Callable[[Any, Branch, HookPoint, ast.Table], Answer]] = {
+        self.answers = self._answers()
+        """By type of match. Every other expression is a statement or a random match."""
+
+    def _answers(self) -> dict[type, Callable[[Any, Branch, HookPoint, ast.Table], Answer]]:
+        return {
             ast.Compare: self._compare,
             ast.PortRange: self._port_range,
             ast.IsLocal: self._is_local,
@@ -93,7 +97,6 @@ class Matcher:
             ast.CtDirection: self._ct_direction,
             ast.UndecidableMatch: self._undecidable,
         }
-        """By type of match. Every other expression is a statement or a random match."""
 
     def all_of(self, matches: tuple[ast.Expression, ...], branch: Branch, point: HookPoint, table: ast.Table) -> Answer:
         """Return True if all of the matches match."""

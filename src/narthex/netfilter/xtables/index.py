@@ -50,12 +50,24 @@ class RuleSpans:
         self.spans.setdefault(chain, []).extend((first, end))
         self.rules += end - first
 
+    def declare(self, line: str) -> None:
+        """Add the chain of a line such as `:KUBE-SVC-… - [0:0]`. A large dump has as many of these as chains."""
+        name_end = line.find(" ")
+        policy_end = line.find(" ", name_end + 1)
+        self.policies[line[1:name_end]] = line[name_end + 1 : policy_end if policy_end > 0 else None].strip()
+
     def add_cut(self, chain: str, number: int) -> None:
         """Add a line after a rule of a chain that says that lines were left out."""
         if chain:
             self.spans.setdefault(chain, []).extend((number, number + 1))
         self.cut = number + 1
         self.after_cut = True
+
+    def end(self, name: str, chain: str, number: int) -> None:
+        """Report that the table ends after a chain, without COMMIT."""
+        self.cut = self.cut or number
+        self.open_end = chain
+        self.problems.append((number, f"table {name} has no COMMIT: the dump is cut off"))
 
     def check(self, line: str, number: int) -> None:
         """Report a rule with an open quote, or one that is truncated."""
@@ -116,8 +128,7 @@ def index(
     spans = RuleSpans(lines)
     number, count = start + 1, len(lines)
     chain, first = "", number
-    latest = ""
-    complete = False
+    latest, complete = "", False
     while number < count:
         line = lines[number]
         at = 0 if line[:3] == "-A " else line.find("-A ") if line[:1] == "[" else -1
@@ -135,27 +146,22 @@ def index(
         if chain:
             spans.add(chain, first, number)
             latest, chain = chain, ""
+        ended = False
         if line[:1] == ":" and " " in line:
-            # `:KUBE-SVC-… - [0:0]`: a large dump has as many of these as chains.
-            name_end = line.find(" ")
-            policy_end = line.find(" ", name_end + 1)
-            spans.policies[line[1:name_end]] = line[name_end + 1 : policy_end if policy_end > 0 else None].strip()
-            number += 1
-            continue
-        if is_cut_mark(line):
+            spans.declare(line)
+        elif is_cut_mark(line):
             spans.add_cut(latest, number)
-            number += 1
-            continue
-        complete, ended = (False, True) if is_command(line.strip()) else _unusual_line(line, number, spans)
+        elif is_command(line.strip()):
+            ended = True
+        else:
+            complete, ended = _unusual_line(line, number, spans)
         number += complete or not ended
         if ended:
             break
     if chain:
         spans.add(chain, first, number)
     if not complete:
-        spans.cut = spans.cut or number
-        spans.open_end = chain or latest
-        spans.problems.append((number, f"table {name} has no COMMIT: the dump is cut off"))
+        spans.end(name, chain or latest, number)
     return IndexedTable(
         spans.table(name, family, legacy), spans.rules, number, spans.problems.kept, spans.problems.omitted
     )

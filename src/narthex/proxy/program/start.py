@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -79,17 +79,10 @@ def assemble(
     plane, foreign, relayed = running.dataplane, running.foreign, Deviation.RELAYED in running.backend.deviations
     readers = {family: reader for family in families if (reader := plane.counter_reader(family))}
     connections = ConnectionCollector(readers, lambda: proxy.plans, clock, settings.own)
-    drops = {family: read for family in families if (read := plane.invalid_drop_reader(family))}
-    dropped, localhost = DroppedPacketCollector(drops, clock), LocalhostCollector(running.localhost)
-    collectors: tuple[Collector, ...] = (connections, dropped, localhost, *origin.collectors)
+    collectors = (connections, *_packet_collectors(running, families, clock), *origin.collectors)
     metrics = ProxyMetrics(settings.mode, collectors, dict(settings.feature_gates))
     explainer = ServiceExplainer(settings.own.explain_service, lambda: proxy.snapshot)
-    # Files are the user's own: what is not there was deleted.
-    doubt = WATCH_TIMES.doubt if origin.access is not None else 0.0
-    syncs = [
-        FamilySync(family, Planner(settings.node, family), running.backend, target, clock, doubt=doubt)
-        for family, target in running.targets.items()
-    ]
+    syncs = _family_syncs(settings, running, clock, from_files=origin.access is None)
     checks = ServiceHealth(
         http, lambda: health.healthy, tell=lambda name, note: events.record(cannot_check(name, note))
     )
@@ -120,6 +113,25 @@ def assemble(
         record=events.record,
     )
     return AssembledProxy(proxy, explainer, connections, running)
+
+
+def _packet_collectors(
+    running: RunningDataplane, families: tuple[IPFamily, ...], clock: Clock
+) -> tuple[Collector, ...]:
+    """Return the collectors of what the dataplane counts apart from connections."""
+    drops = {family: read for family in families if (read := running.dataplane.invalid_drop_reader(family))}
+    return DroppedPacketCollector(drops, clock), LocalhostCollector(running.localhost)
+
+
+def _family_syncs(
+    settings: ProxySettings, running: RunningDataplane, clock: Clock, *, from_files: bool
+) -> list[FamilySync[Any, Any]]:
+    # Files are the user's own: what is not there was deleted.
+    doubt = 0.0 if from_files else WATCH_TIMES.doubt
+    return [
+        FamilySync(family, Planner(settings.node, family), running.backend, target, clock, doubt=doubt)
+        for family, target in running.targets.items()
+    ]
 
 
 def _in_turn(*actions: Callable[[SyncResult], object]) -> Callable[[SyncResult], None]:

@@ -203,9 +203,9 @@ def _configuration(top: Fields) -> ProxyConfiguration:
     ):
         if given:
             top.warning(name, "is for Windows, ignored")
-    if made.mode == "userspace":
+    if made.relay_range is not None:
         try:
-            relay_ports(made.port_range)
+            relay_ports(made.relay_range)
         except ValueError as error:
             top.error("portRange", str(error))
     elif made.port_range:
@@ -233,7 +233,7 @@ def relay_ports(text: str) -> tuple[int, int] | None:
 
 def relay_ports_of(configuration: ProxyConfiguration) -> tuple[int, int] | None:
     """Return the first and last port of the relay; None in other modes, and where the mode chooses. Raises ValueError."""
-    return relay_ports(configuration.port_range) if configuration.mode == "userspace" else None
+    return relay_ports(configuration.relay_range or "")
 
 
 def _own(top: Fields) -> OwnConfiguration:

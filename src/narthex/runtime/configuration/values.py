@@ -219,7 +219,12 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def detection_cidrs(self) -> tuple[str, ...] | None:
         """The networks by which pods are recognized; None if `detectLocalMode` does not ask for `clusterCIDR`."""
-        return self.cluster_cidrs if self.detect_local_mode == "ClusterCIDR" else None
+        return {"ClusterCIDR": self.cluster_cidrs}.get(self.detect_local_mode)
+
+    @property
+    def relay_range(self) -> str | None:
+        """`portRange`; None in modes without a relay."""
+        return {"userspace": self.port_range}.get(self.mode)
 
     def rules_section(self, mode: str) -> ModeConfiguration:
         """Return the section with the masquerade settings of a mode; ipvs and userspace use `iptables` (row 27.12)."""

@@ -103,21 +103,26 @@ def _no_way(
         yield _sender_without_route(scene, step)
     elif "no route" in reason:
         down = _through_down(view, to)
-        if down is not None:
-            yield _link_down(f"the route to {to} leaves by {down.name}, which is down", step.evidence, leaf.end.node)
-            return
-        owner = scene.owner_of(to)
-        yield finding(
-            "route-missing",
-            f"{where} has no route to {to}",
-            evidence=(*step.evidence, reason, f"Node {owner[0].name} has podCIDR {owner[1]}" if owner else ""),
-            advice="The pod's network plugin adds its routes, mostly a default one to the node (`ip route` in the pod): let it make "
-            "the pod's network anew by deleting the pod."
-            if step.namespace
-            else "See the part that adds routes to other nodes' pods (flannel, `narthex node --overlay`, the cloud's route "
-            "controller), and that the Node has a podCIDR.",
-            node=leaf.end.node,
+        yield (
+            _link_down(f"the route to {to} leaves by {down.name}, which is down", step.evidence, leaf.end.node)
+            if down is not None
+            else _route_missing(scene, leaf, step, where, to)
         )
+
+
+def _route_missing(scene: DiagnosisContext, leaf: PathLeaf, step: PathStep, where: str, to: str) -> CauseFinding:
+    owner = scene.owner_of(to)
+    return finding(
+        "route-missing",
+        f"{where} has no route to {to}",
+        evidence=(*step.evidence, leaf.end.reason, f"Node {owner[0].name} has podCIDR {owner[1]}" if owner else ""),
+        advice="The pod's network plugin adds its routes, mostly a default one to the node (`ip route` in the pod): let it make "
+        "the pod's network anew by deleting the pod."
+        if step.namespace
+        else "See the part that adds routes to other nodes' pods (flannel, `narthex node --overlay`, the cloud's route "
+        "controller), and that the Node has a podCIDR.",
+        node=leaf.end.node,
+    )
 
 
 def _sender_without_route(scene: DiagnosisContext, step: PathStep) -> CauseFinding:
