@@ -12,7 +12,9 @@ from narthex.netfilter.netlink import conntrack as ctnetlink
 from narthex.netfilter.netlink.conntrack import ConntrackEntry
 
 _FEW = 8
-"""Up to this many listings filtered by the kernel are faster than one full listing filtered here."""
+"""Up to this many listings filtered by the kernel can be faster than one full listing filtered here."""
+_ENTRIES_PER_LISTING = 4_000
+"""A listing walks the whole hash table, however few entries it holds. That takes as long as to list so many entries unfiltered."""
 
 
 def load_module() -> None:
@@ -35,7 +37,9 @@ class ConntrackTable:
         An interrupted listing counts as complete: a missed entry is missed once (row 18.9).
         """
         found: dict[bytes, ConntrackEntry] = {}
-        requests = [ctnetlink.narrowed(*each) for each in towards] if len(towards) <= _FEW else [b""]
+        total = ctnetlink.entry_count(self._netlink.first(ctnetlink.SUBSYSTEM, ctnetlink.GET_STATISTICS))
+        narrowed = len(towards) <= _FEW and total > (len(towards) - 1) * _ENTRIES_PER_LISTING
+        requests = [ctnetlink.narrowed(*each) for each in towards] if narrowed else [b""] if total else []
         for request in requests:
             try:
                 number = FAMILY_NUMBERS[family.value]

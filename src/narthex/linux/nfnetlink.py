@@ -148,10 +148,7 @@ class NfNetlink(Netlink):
 
     def generation(self) -> int:
         """Return the generation of the ruleset, which every transaction in the namespace increases."""
-        sequence = self._request(_GET_GENERATION, socket.AF_UNSPEC, b"", 0)
-        for data in self.answers(sequence):
-            return int(struct.unpack_from(">I", data, 4 + 4)[0])
-        raise NetlinkError(errno.EPROTO, "no generation in the answer")
+        return int(struct.unpack_from(">I", self.first(_SUBSYSTEM, _GET_GENERATION), 4)[0])
 
     def tables(self, family: int) -> list[str]:
         """Return the names of the family's tables."""
@@ -171,6 +168,12 @@ class NfNetlink(Netlink):
         head = struct.pack(">BBH", family, 0, 0)
         for data in self.dump(subsystem << 8 | kind, head + payload):
             yield data[4:]
+
+    def first(self, subsystem: int, kind: int) -> bytes:
+        """Return the attributes of the one message that answers a request of any netfilter subsystem. Raises NetlinkError."""
+        for data in self.answers(self.request(subsystem << 8 | kind, struct.pack(">BBH", socket.AF_UNSPEC, 0, 0))):
+            return data[4:]
+        raise NetlinkError(errno.EPROTO, "no message in the answer")
 
     def every(self, subsystem: int, kind: int, family: int, payloads: Sequence[bytes]) -> list[NetlinkError | None]:
         """Send one request for each payload; return the kernel's error for each, None for success."""

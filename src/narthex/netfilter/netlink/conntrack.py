@@ -14,7 +14,7 @@ from narthex.model.values import address_text
 from narthex.netfilter.netlink.attributes import NESTED, attribute, attributes
 
 SUBSYSTEM = 1
-GET, DELETE = 1, 2
+GET, DELETE, GET_STATISTICS = 1, 2, 5
 
 _TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
 _FILTER_ORIG = 1
@@ -24,6 +24,7 @@ _IP_SOURCE, _IP_DESTINATION = (1, 3), (2, 4)
 """For IPv4 and IPv6."""
 _PROTO_NUMBER, _PROTO_SOURCE_PORT, _PROTO_DESTINATION_PORT = 1, 2, 3
 _KIND = 0x3FFF
+_GLOBAL_ENTRIES = 1
 _PORT = struct.Struct(">H")
 _HEAD = struct.Struct("=HHHH")
 _PROTO = struct.Struct("=HHHHB3xHH2s2xHH2s")
@@ -54,6 +55,12 @@ def narrowed(protocol: Protocol, port: int) -> bytes:
     by = attribute(_FILTER_ORIG, struct.pack("=I", _BY_PROTOCOL_AND_PORT))
     first = attribute(_TUPLE_ORIG | NESTED, attribute(_TUPLE_PROTO | NESTED, port_filter))
     return first + attribute(_FILTER | NESTED, by)
+
+
+def entry_count(body: bytes) -> int:
+    """Return the number of entries of the namespace, from the attributes of the answer to GET_STATISTICS (Linux 2.6.39)."""
+    found = (int.from_bytes(body[start:end]) for kind, start, end in attributes(body) if kind == _GLOBAL_ENTRIES)
+    return next(found, 0)
 
 
 def read(body: bytes, towards: Container[tuple[Protocol, int]]) -> ConntrackEntry | None:
