@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command("dns", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.option("--conf", type=click.Path(path_type=Path), metavar="FILE", help="Corefile to serve.")
+@click.option("--conf", "-conf", type=click.Path(path_type=Path), metavar="FILE", help="Corefile to serve.")
 @click.option(
     "--zone",
     "zones",

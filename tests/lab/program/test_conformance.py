@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from narthex.cli import main
 from narthex.lab.conformance import CaseReport, choose, first_line
-from narthex.lab.program.conformance import netcat
+from narthex.lab.program.conformance import image, netcat
 from narthex.lab.program.conformance.coordinator import Coordinator
 from narthex.runtime.http import HttpRequest
 
@@ -128,3 +128,18 @@ def test_the_netcat_of_the_image(kind):
         )  # fmt: skip
     assert done.stdout == "you said hello"
     assert "succeeded!" in done.stderr
+
+
+def test_the_image_has_a_dns_server_that_reads_a_corefile(tmp_path, monkeypatch):
+    agnhost = tmp_path / "agnhost"
+    agnhost.write_text("#!/bin/sh\n")
+    (tmp_path / "Corefile").write_text(". {\n    hosts {\n        192.0.2.1 a.example\n    }\n    log\n}\n")
+    monkeypatch.setattr(image, "is_private", lambda _: False)
+    monkeypatch.setattr(image, "_python_of_pods", lambda: sys.executable)
+    image.make_image(tmp_path / "image", agnhost)
+    server = str(tmp_path / "image" / "coredns")
+    run = subprocess.run([server, "-conf", str(tmp_path / "Corefile"), "--check"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    monkeypatch.setattr(image, "_python_of_pods", lambda: "/bin/false")
+    image.make_image(tmp_path / "other", agnhost)
+    assert not (tmp_path / "other" / "coredns").exists()
