@@ -6,13 +6,11 @@ from itertools import cycle
 from typing import Any
 
 import pytest
+from tests.cni.any_case import CASES, changed
 
 from narthex.cni import request
 from narthex.cni.errors import CniError
 from narthex.cni.json import JsonError, parse
-from narthex.cni.keys import MATCHED_KEYS
-
-CASES: tuple[Callable[[str], str], ...] = (str.upper, str.lower, str.swapcase, lambda key: key[:1].upper() + key[1:])
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +35,3 @@ def outcome(read: Callable[[bytes], Any], stdin: bytes) -> Any:
         return read(stdin)
     except CniError as error:
         return str(error)
-
-
-def changed(value: Any, case: Callable[[str], str]) -> Any:
-    if isinstance(value, list):
-        return [changed(one, case) for one in value]
-    if isinstance(value, dict):
-        return {case(key) if key in MATCHED_KEYS else key: changed(one, case) for key, one in value.items()}
-    return value

@@ -10,14 +10,15 @@ import narthex.cni
 from narthex.cni.errors import CniError
 from narthex.cni.keys import MATCHED_KEYS, spelled_as_documented
 from narthex.cni.plugins import host_local, portmap
+from narthex.cni.program import delegate
 from narthex.cni.request import read
 
 ENVIRONMENT = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "abc", "CNI_NETNS": "/run/netns/x", "CNI_IFNAME": "eth0"}
 READERS = {"text", "flag", "whole", "part", "items", "objects", "texts", "optional_ip", "directory"}
 OWN = {"record", "records"}
 """Names of files that Narthex itself writes."""
-AS_THEY_ARE = {"code", "msg", "details", "plugins"}
-"""Fields of errors that other plugins print, of lists of plugins, which libcni does not match in any case."""
+AS_THEY_ARE = {"plugins"}
+"""Fields of lists of plugins, which libcni does not match in any case."""
 
 
 def asked(plugin, **config):
@@ -42,8 +43,20 @@ def test_keys_that_go_matches(key):
     assert spelled_as_documented([{key: {"X": 1}}]) == [{"subnet": {"X": 1}}]
 
 
+@pytest.mark.parametrize("key", ["addre\u00df", "con\ufb01g", "\u0130fname"])
+def test_letters_that_go_does_not_fold(key):
+    assert spelled_as_documented({key: 1}) == {key: 1}
+
+
+def test_the_output_of_a_delegate_is_read_in_any_case():
+    printed = b'{"CNIVersion": "1.0.0", "IPs": [{"Address": "10.1.0.9/24", "GATEWAY": "10.1.0.1"}]}'
+    (ip,) = delegate.result_of(printed, "other").ips
+    assert str(ip.network) == "10.1.0.9/24"
+    assert ip.gateway == bytes((10, 1, 0, 1))
+
+
 def test_two_keys_that_differ_in_case_only():
-    with pytest.raises(CniError, match="the key 'hostPort' twice"):
+    with pytest.raises(CniError, match="the key 'hostPort' is given twice"):
         spelled_as_documented({"runtimeConfig": {"portMappings": [{"hostPort": 1, "HostPort": 2}]}})
 
 

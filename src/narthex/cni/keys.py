@@ -1,4 +1,4 @@
-"""Keys of a network configuration, which match their documented spelling in any case, as in Go's encoding/json.
+"""Keys of configurations and of plugins' output, which match their documented spelling in any case, as in Go's encoding/json.
 
 containerd passes port mappings as `HostPort` and `ContainerPort`, because its library marshals a structure without JSON tags.
 """
@@ -9,11 +9,11 @@ from narthex.cni.errors import DECODING_FAILURE, CniError
 
 MATCHED_KEYS = (
     "address", "advmss", "args", "backend", "bridge", "capabilities", "cni", "cni.dev/attachments", "cni.dev/valid-attachments",
-    "cniVersion", "conditionsV4", "conditionsV6", "containerID", "containerPort", "dataDir", "delegate",
+    "cniVersion", "code", "conditionsV4", "conditionsV6", "containerID", "containerPort", "dataDir", "delegate", "details",
     "disableContainerInterface", "dns", "domain", "dst", "enabledad", "externalSetMarkChain", "forceAddress", "gateway", "gw",
     "hairpinMode", "hostIP", "hostPort", "id", "ifname", "interface", "interfaces", "ip", "ip4", "ip6", "ipMasq", "ipMasqBackend",
     "ipRanges", "ipam", "ips", "isDefaultGateway", "isGateway", "mac", "macspoofchk", "markMasqBit", "masqAll", "maxID", "minID",
-    "mtu", "name", "nameservers", "options", "pciID", "portIsolation", "portMappings", "preserveDefaultVlan", "prevResult",
+    "msg", "mtu", "name", "nameservers", "options", "pciID", "portIsolation", "portMappings", "preserveDefaultVlan", "prevResult",
     "priority", "promiscMode", "protocol", "rangeEnd", "rangeStart", "ranges", "resolvConf", "routes", "runtimeConfig", "sandbox",
     "scope", "search", "snat", "socketPath", "subnet", "subnetFile", "table", "throughNode", "type", "vlan", "vlanTrunk",
 )  # fmt: skip
@@ -31,11 +31,9 @@ def spelled_as_documented(value: object) -> object:
         return value
     spelled: dict[str, object] = {}
     for key, one in value.items():
-        # Go folds the long s and the Kelvin sign, too.
-        known = _SPELLINGS.get(key.upper().lower()) or str(key)
+        # Go folds the long s and the Kelvin sign, too, but no letter to two.
+        known = _SPELLINGS.get(key.replace("\u017f", "s").lower()) or str(key)
         if known in spelled:
-            raise CniError(
-                DECODING_FAILURE, f"the network configuration has the key {known!r} twice, in different case"
-            )
+            raise CniError(DECODING_FAILURE, f"the key {known!r} is given twice, in different case")
         spelled[known] = spelled_as_documented(one)
     return spelled

@@ -12,12 +12,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.cni.any_case import CASES, changed
+
 from narthex.cni.program.install import install
 from narthex.linux.links import ip_batch
 from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace, namespace_names
 from narthex.linux.run import run
 
 _numbers = itertools.count()
+_cases = itertools.cycle((str, *CASES))
 OUTSIDE4, OUTSIDE6 = "192.0.2.2", "2001:db8::2"
 NODE4, NODE6 = "192.0.2.1", "2001:db8::1"
 PATIENCE = 30.0
@@ -134,7 +137,10 @@ class Place:
         programs: Any = None,
         environment: dict[str, str] | None = None,
     ) -> tuple[int, Any]:
-        """Run a plugin: exit status and what it printed, decoded. `config` may be bytes."""
+        """Run a plugin: exit status and what it printed, decoded. `config` may be bytes.
+
+        Each call of our own plugins has the keys in another case, and must do the same.
+        """
         plugin = plugin or config["type"]
         everything = {
             "CNI_COMMAND": command,
@@ -146,10 +152,11 @@ class Place:
             **(environment or {}),
         }
         given = {name: value for name, value in everything.items() if value is not None}
-        stdin = config if isinstance(config, bytes) else json.dumps(config).encode()
+        if not isinstance(config, bytes):
+            config = json.dumps(config if programs else changed(config, next(_cases))).encode()
         with in_namespace(self.name):
             done = subprocess.run(
-                [(programs or self.programs) / plugin], input=stdin, env=given, capture_output=True, timeout=60
+                [(programs or self.programs) / plugin], input=config, env=given, capture_output=True, timeout=60
             )
         assert not done.stderr or programs, done.stderr.decode()
         said = json.loads(done.stdout) if done.stdout.strip() else None

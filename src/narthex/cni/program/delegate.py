@@ -8,6 +8,7 @@ import subprocess
 from narthex.cni import fields, result
 from narthex.cni.errors import INVALID_CONFIG, OTHER, CniError
 from narthex.cni.json import JsonError, parse, parse_object
+from narthex.cni.keys import spelled_as_documented
 from narthex.cni.request import ipam_of
 
 TYPE_CHECKING = False
@@ -72,7 +73,7 @@ def result_of(answer: bytes, plugin: str) -> CniResult:
 def object_of(answer: bytes, plugin: str) -> dict[str, object]:
     """Parse the object on a plugin's standard output. Raises CniError."""
     try:
-        data = parse(answer)
+        data = spelled_as_documented(parse(answer))
     except JsonError as error:
         raise CniError(OTHER, f"plugin {plugin} returned invalid JSON: {error}") from None
     if not isinstance(data, dict):
@@ -107,8 +108,8 @@ def environment(
 
 def _failure(plugin: str, answer: bytes, complaint: bytes) -> CniError:
     try:
-        data = parse_object(answer)
-        if data is not None:
+        data = spelled_as_documented(parse_object(answer))
+        if isinstance(data, dict):
             code = fields.whole(data, "code", 1, 1 << 31)
             return CniError(code or OTHER, fields.text(data, "msg"), fields.text(data, "details"))
     except CniError:
