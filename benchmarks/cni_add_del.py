@@ -213,7 +213,7 @@ def main() -> int:
             kinds.append(Kind("reference", arguments.reference, f"{PREFIX}r{letter}", place / f"r{letter}"))
             for name, kind in (("narthex, agent", "a"), ("narthex, no agent", "n")):
                 state = place / (kind + letter)
-                install(state / "bin", None, socket=str(state / "cni.sock"), state=str(state / "state"), subnet="")
+                install(state / "bin", None, socket=str(state / "cni.sock"), state=str(state / "state"))
                 kinds.append(Kind(name, state / "bin", f"{PREFIX}{kind}{letter}", state))
             kinds.append(Floor(FLOOR, place, f"{PREFIX}k{letter}", place))
         agents = []

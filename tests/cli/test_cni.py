@@ -37,6 +37,23 @@ def test_install_writes_programs_and_a_configuration(tmp_path):
     config = json.loads((tmp_path / "conf" / "10-narthex.conflist").read_text())
     assert [plugin["type"] for plugin in config["plugins"]] == ["bridge", "portmap"]
     assert config["plugins"][0]["ipam"]["ranges"] == [[{"subnet": "10.1.0.0/16"}]]
+    assert config["plugins"][0]["ipMasq"] is False
+
+
+def test_install_for_a_machine_alone_in_two_families(tmp_path):
+    subnets = ("--subnet", "10.1.0.0/16", "--subnet", "fd10:1::/64")
+    done = ran("install", "--bin-dir", tmp_path / "bin", "--conf-dir", tmp_path, *subnets, "--masquerade")
+    assert done.exit_code == 0, done.output
+    bridge = json.loads((tmp_path / "10-narthex.conflist").read_text())["plugins"][0]
+    assert bridge["ipMasq"] is True
+    assert bridge["ipam"]["ranges"] == [[{"subnet": "10.1.0.0/16"}], [{"subnet": "fd10:1::/64"}]]
+    assert bridge["ipam"]["routes"] == [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
+
+
+def test_two_subnets_of_one_family(tmp_path):
+    done = ran("install", "--bin-dir", tmp_path / "bin", "--subnet", "10.1.0.0/16", "--subnet", "10.2.0.0/16")
+    assert done.exit_code == 1 and "10.1.0.0/16 and 10.2.0.0/16 are of one IP family" in done.output
+    assert not (tmp_path / "bin").exists()
 
 
 def test_a_configuration_that_is_there_is_left_alone(tmp_path):

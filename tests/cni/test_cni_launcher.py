@@ -26,7 +26,7 @@ def test_the_launcher_loads_only_what_is_in_c():
 
 def test_without_an_agent_nothing_heavy_is_loaded(tmp_path):
     """Each of these takes as long to load as the whole request may."""
-    install(tmp_path, None, socket=str(tmp_path / "none"), state=str(tmp_path / "state"), subnet="")
+    install(tmp_path, None, socket=str(tmp_path / "none"), state=str(tmp_path / "state"))
     program = (
         "import sys, runpy, posix\n"
         "posix._exit = lambda status: sys.exit(status)\n"
@@ -117,7 +117,7 @@ def version_of(directory, plugin="bridge"):
 
 
 def test_the_code_comes_in_one_piece(tmp_path):
-    install(tmp_path, None, socket=str(tmp_path / "none"), state=str(tmp_path / "state"), subnet="")
+    install(tmp_path, None, socket=str(tmp_path / "none"), state=str(tmp_path / "state"))
     status, said, loaded = version_of(tmp_path)
     assert status == 0 and "1.1.0" in said["supportedVersions"]
     assert loaded and not any(loaded.values())
@@ -125,7 +125,7 @@ def test_the_code_comes_in_one_piece(tmp_path):
 
 @pytest.mark.parametrize("what", ["foreign", "gone", "cut"])
 def test_without_a_bundle_of_this_python_the_files_do(tmp_path, what):
-    install(tmp_path, None, socket=str(tmp_path / "none"), state=str(tmp_path / "state"), subnet="")
+    install(tmp_path, None, socket=str(tmp_path / "none"), state=str(tmp_path / "state"))
     for name in (BUNDLE, LAUNCHER):
         file = tmp_path / name
         if what == "foreign":
@@ -140,7 +140,7 @@ def test_without_a_bundle_of_this_python_the_files_do(tmp_path, what):
 
 
 def test_a_program_whose_launcher_is_gone_says_so(tmp_path):
-    install(tmp_path, None, socket=str(tmp_path / "none"), state=str(tmp_path / "state"), subnet="")
+    install(tmp_path, None, socket=str(tmp_path / "none"), state=str(tmp_path / "state"))
     for name in (LAUNCHER, f"{LAUNCHER}.py"):
         (tmp_path / name).unlink()
     status, said, _ = version_of(tmp_path)

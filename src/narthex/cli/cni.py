@@ -60,11 +60,32 @@ def command() -> None:
 @click.option(
     "--conf-dir", type=click.Path(path_type=Path), help="Directory for a configuration; without it none is written."
 )
-@click.option("--subnet", default="10.85.0.0/16", help="The pods' network in that configuration.", show_default=True)
+@click.option(
+    "--subnet",
+    "subnets",
+    multiple=True,
+    default=("10.85.0.0/16",),
+    help="The pods' network on this node in that configuration; once per IP family.",
+    show_default=True,
+)
+@click.option(
+    "--masquerade",
+    is_flag=True,
+    help="Masquerade packets that leave --subnet, in that configuration. Only for a machine without other nodes: with an overlay, "
+    "the overlay masquerades, and only packets that leave the cluster.",
+)
 @_socket_option
 @_state_option
 @output_option
-def install(bin_dir: Path, conf_dir: Path | None, subnet: str, socket: str, state_dir: str, output: str) -> None:
+def install(
+    bin_dir: Path,
+    conf_dir: Path | None,
+    subnets: tuple[str, ...],
+    masquerade: bool,
+    socket: str,
+    state_dir: str,
+    output: str,
+) -> None:
     """Install the plugins bridge, flannel, host-local, loopback, portmap, and ptp, replacing others of these names.
 
     An existing configuration is kept.
@@ -73,10 +94,15 @@ def install(bin_dir: Path, conf_dir: Path | None, subnet: str, socket: str, stat
     from narthex.model.values import packed_network
 
     try:
-        given = packed_network(subnet)
-        if given.address != given.first:
-            raise ValueError(f"{subnet} has host bits set")
-        done = install.install(bin_dir, conf_dir, socket=socket, state=state_dir, subnet=subnet)
+        for subnet in subnets:
+            given = packed_network(subnet)
+            if given.address != given.first:
+                raise ValueError(f"{subnet} has host bits set")
+        if len({":" in subnet for subnet in subnets}) != len(subnets):
+            raise ValueError(f"{' and '.join(subnets)} are of one IP family: give one of each")
+        done = install.install(
+            bin_dir, conf_dir, socket=socket, state=state_dir, subnets=subnets, masquerade=masquerade
+        )
     except ValueError as error:
         raise click.ClickException(f"--subnet: {error}") from None
     except OSError as error:

@@ -45,7 +45,7 @@ class Place:
         return f"{self.name}o"
 
     def __enter__(self) -> "Place":
-        install(self.programs, None, socket=str(self.socket), state=str(self.state), subnet="")
+        install(self.programs, None, socket=str(self.socket), state=str(self.state))
         try:
             create_namespace(self.name)
             create_namespace(self.outside)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.cni.kernel.cni_place import NODE4, NODE6, OUTSIDE4, OUTSIDE6, Place
 
+from narthex.cni.program.install import install
 from narthex.linux.links import ip_batch
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
@@ -54,6 +55,27 @@ def test_a_pod_comes_and_goes(either):
             assert either.good("DEL", config, "a") is None
         either.nothing_left()
     assert either.links() == ["cni0"]
+
+
+@pytest.mark.parametrize("masquerade", [False, True], ids=["cluster", "alone"])
+def test_who_sees_a_pod_of_the_written_configuration(place, masquerade):
+    conf = place.scratch / "conf"
+    install(
+        place.programs,
+        conf,
+        socket=str(place.socket),
+        state=str(place.state),
+        subnets=["10.77.0.0/24"],
+        masquerade=masquerade,
+    )
+    config = json.loads((conf / "10-narthex.conflist").read_text())
+    bridge = {**config["plugins"][0], "cniVersion": config["cniVersion"], "name": config["name"]}
+    place.add("a", config={**bridge, "ipam": {**bridge["ipam"], "dataDir": str(place.networks)}})
+    # Pods of another node, behind a route.
+    ip_batch(place.outside, ["link set lo up", "addr add 10.77.1.2/32 dev lo", f"route add 10.77.0.0/24 via {NODE4}"])
+    ip_batch(place.name, [f"route add 10.77.1.0/24 via {OUTSIDE4}"])
+    place.serve("o", 7000)
+    assert place.ask("a", "10.77.1.2", 7000) == f"o {NODE4 if masquerade else '10.77.0.2'}"
 
 
 def test_both_ways_give_the_same(tmp_path):

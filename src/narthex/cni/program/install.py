@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import marshal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -55,11 +55,18 @@ class Installed(msgspec.Struct, frozen=True):
 
 
 def install(
-    bin_dir: Path, conf_dir: Path | None, *, socket: str, state: str, subnet: str, name: str = "narthex"
+    bin_dir: Path,
+    conf_dir: Path | None,
+    *,
+    socket: str,
+    state: str,
+    subnets: Sequence[str] = (),
+    masquerade: bool = False,
+    name: str = "narthex",
 ) -> Installed:
     """Write the programs, atomically so that running ones are not disturbed, and a configuration unless one exists.
 
-    Raises OSError.
+    `subnets` are the pods' networks on this node, one per IP family. Raises OSError.
     """
     bin_dir.mkdir(parents=True, exist_ok=True)
     at = bin_dir.absolute()
@@ -74,9 +81,8 @@ def install(
         conf_dir.mkdir(parents=True, exist_ok=True)
         path = conf_dir / _CONFLIST
         if not path.exists():
-            replace_file(
-                path, msgspec.json.format(msgspec.json.encode(conflist(name, subnet)), indent=2) + b"\n", 0o644
-            )
+            made = msgspec.json.encode(conflist(name, subnets, masquerade))
+            replace_file(path, msgspec.json.format(made, indent=2) + b"\n", 0o644)
             written = str(path)
     return Installed(tuple(str(bin_dir / plugin) for plugin in PLUGINS), written)
 
@@ -126,9 +132,12 @@ def _paths() -> list[str]:
     return list(dict.fromkeys(str(Path(module.__file__ or "").parents[1]) for module in (narthex, msgspec)))
 
 
-def conflist(name: str, subnet: str) -> dict[str, object]:
-    """Return a configuration for a container runtime: a bridge with addresses and host ports."""
-    route = "::/0" if ":" in subnet else "0.0.0.0/0"
+def conflist(name: str, subnets: Sequence[str], masquerade: bool) -> dict[str, object]:
+    """Return a configuration for a container runtime: a bridge with addresses and host ports.
+
+    The plugin `bridge` knows only this node's subnets. With `masquerade`, packets to pods of other nodes get the node's address, too.
+    """
+    routes = [{"dst": "::/0" if ":" in subnet else "0.0.0.0/0"} for subnet in subnets]
     return {
         "cniVersion": "1.0.0",
         "name": name,
@@ -137,9 +146,13 @@ def conflist(name: str, subnet: str) -> dict[str, object]:
                 "type": "bridge",
                 "bridge": "cni0",
                 "isGateway": True,
-                "ipMasq": True,
+                "ipMasq": masquerade,
                 "hairpinMode": True,
-                "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": [{"dst": route}]},
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": subnet}] for subnet in subnets],
+                    "routes": routes,
+                },
             },
             {"type": "portmap", "capabilities": {"portMappings": True}},
         ],

@@ -49,7 +49,7 @@ class PodNetwork:
         """Install each node's CNI plugins. Raises OSError."""
         for name in self._nodes:
             paths = self._directory.node(name)
-            install(paths.programs, None, socket=str(paths.socket), state=str(paths.records), subnet="")
+            install(paths.programs, None, socket=str(paths.socket), state=str(paths.records))
 
     def namespace(self, pod: Mapping[str, Any]) -> str:
         """Return the name of the network namespace of a pod, which may not exist yet."""
