@@ -37,3 +37,12 @@ def test_what_does_not_concern_nodes_is_left_to_others(problem, caplog):
     with caplog.at_level(logging.ERROR, "narthex"):
         assert not look(problem).problems
     assert not caplog.text
+
+
+@pytest.mark.parametrize("problem", ["", "connection refused"])
+def test_the_first_list_resolves_only_a_problem_that_the_log_has(problem, caplog):
+    with caplog.at_level(logging.INFO, "narthex"):
+        metrics = look(*([Problem(message=problem)] if problem else []))
+        metrics.report("", ())
+        metrics.report("", ())
+    assert caplog.text.count("all problems are resolved") == bool(problem)

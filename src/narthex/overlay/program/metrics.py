@@ -40,6 +40,8 @@ class OverlayMetrics:
         """Last `ChecksumVerdict` of the self-test, by device."""
         self.repaired = 0
         self._lock = threading.Lock()
+        self._logged = False
+        """True while the log says that there are problems. Waiting for the first list of Nodes is none."""
 
     def report(self, failure: str, problems: tuple[str, ...]) -> None:
         """Set the current problems, and log new ones."""
@@ -49,7 +51,9 @@ class OverlayMetrics:
         for text in (failure, *problems):
             if text and text not in before:
                 LOGGER.error("overlay: %s", text)
-        if before - {""} and not failure and not problems:
+                self._logged = True
+        if self._logged and not failure and not problems:
+            self._logged = False
             LOGGER.info("overlay: all problems are resolved")
 
     def state(self) -> dict[str, object]:
