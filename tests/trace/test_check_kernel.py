@@ -222,6 +222,15 @@ def test_a_local_service_without_endpoint_here_has_elements_in_two_maps() -> Non
     assert not [each.said for each in report.findings if "30080" not in each.frontend]
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("pods", [(), (POD,), (FAR,)], ids=["nowhere", "here", "elsewhere"])
+@pytest.mark.parametrize("internal", [False, True])
+def test_a_local_service_is_right_wherever_its_endpoints_are(mode: str, pods: tuple[str, ...], internal: bool) -> None:
+    wanted = objects(*pods, external_policy_local=True, internal_policy_local=internal, **BALANCED)
+    report = check(wanted, node(rendered(mode, wanted)), OWN)
+    assert [each.said for each in report.findings] == []
+
+
 def test_two_elements_that_rewrite_are_duplicates() -> None:
     wanted = objects(POD, **BALANCED)
     twice = (

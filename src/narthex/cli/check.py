@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from narthex.cli.inputs import node_options, node_options_of, options, source_options, views_of
 from narthex.cli.options import lab_option, output_option
@@ -15,7 +16,7 @@ from narthex.cli.output import CANNOT_TELL, AnswersByStatus, json_text, working
 from narthex.proxy.plan.show import visible
 from narthex.trace.program.inputs import InputError, NodeOptions
 from narthex.trace.program.reports import check_reports, status
-from narthex.trace.reports.check import CheckDocument, CheckReport
+from narthex.trace.reports.check import CheckDocument, CheckReport, Discrepancy
 
 
 @click.command(cls=AnswersByStatus)
@@ -43,6 +44,8 @@ def command(watch: bool, interval: float, timeout: float | None, output: str, **
 
     It walks the node's rules, so that it works for every proxy and mode. Objects are those of --manifests, --kubeconfig or the bundle.
 
+    With rules of this node or of a lab, a difference is reported if it is there twice, 1.5 s apart: objects may change meanwhile.
+
     Exit status: 0 without differences, 1 with differences, 2 if it can't be decided.
 
     \b
@@ -52,7 +55,7 @@ def command(watch: bool, interval: float, timeout: float | None, output: str, **
     """
     if timeout is not None and not watch:
         raise click.UsageError("--timeout is for --watch")
-    reports, problems = _compared(given)
+    reports, problems = _settled(given)
     for problem in problems:
         click.echo(visible(problem), err=True)
     click.echo(_shown(reports, output), nl=False)
@@ -63,6 +66,31 @@ def command(watch: bool, interval: float, timeout: float | None, output: str, **
 
 
 Reports = tuple[CheckReport, ...]
+_SETTLE_SECONDS = 1.5
+"""After this time, a proxy has applied a change: it collects changes for a second."""
+
+
+def _settled(given: dict[str, Any]) -> tuple[Reports, tuple[str, ...]]:
+    """Compare, and compare again if objects may have changed while they and the rules were read: what differs both times differs."""
+    reports, problems = _compared(given)
+    if not any(report.findings for report in reports):
+        return reports, problems
+    if given["bundles"] or given["dumps"]:
+        if given["kubeconfig"] or given["master"]:
+            note = "the rules were read before the objects: a change in between is a difference, too (`narthex bundle --kubeconfig` reads both)"
+            reports = tuple(replace(one, unknown=(*one.unknown, note)) if one.findings else one for one in reports)
+        return reports, problems
+    time.sleep(_SETTLE_SECONDS)
+    again, problems = _compared(given)
+    before = {_key(report, finding) for report in reports for finding in report.findings}
+    return tuple(
+        replace(report, findings=tuple(one for one in report.findings if _key(report, one) in before))
+        for report in again
+    ), problems
+
+
+def _key(report: CheckReport, finding: Discrepancy) -> tuple[object, ...]:
+    return report.node, report.family, finding.kind, finding.service, finding.frontend, finding.endpoint
 
 
 def _compared(given: dict[str, Any]) -> tuple[Reports, tuple[str, ...]]:

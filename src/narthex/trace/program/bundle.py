@@ -295,28 +295,59 @@ def _types(path: Path) -> list[str]:
         return ["(not readable)"]
 
 
+_ATTEMPTS = 2
+"""Rules of a large node take tens of seconds to read, in which some object always changes."""
+_DECISIVE = ("services", "endpointslices")
+"""Objects that a proxy turns into rules."""
+CHANGED = "it changed while the rules were read"
+
+
 def take(node: str = "", namespace: str | None = None, kubeconfig: str = "", master: str = "") -> GatheredParts:
-    """Take a bundle; its manifest says what could not be taken, and why."""
-    gathered = gather(node, namespace)
+    """Take a bundle; its manifest says what could not be taken, and why.
+
+    Rules and objects belong together: if objects change while the rules are read, both are read again.
+    """
     if not (kubeconfig or master):
-        return gathered
+        return gather(node, namespace)
     from narthex.kube.access import Access
     from narthex.kube.snapshot import UNKNOWN_KIND, read_lists
     from narthex.runtime.configuration.values import ClientConnection
 
-    lists = read_lists(Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master))
+    access = Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master)
+    lists = read_lists(access)
+    for _ in range(_ATTEMPTS):
+        before = _versions(lists)
+        gathered = gather(node, namespace)
+        lists = read_lists(access)
+        changed = {plural for plural, versions in _versions(lists).items() if versions != before[plural]}
+        if not changed:
+            break
     parts = dict(gathered.parts)
     taken = list(gathered.table.parts)
     for path, plural in OBJECTS.items():
-        found = lists[plural]
+        found, remark = lists[plural], CHANGED if plural in changed else ""
         if isinstance(found, str):
             status = ABSENT if found == UNKNOWN_KIND else FAILED
             taken.append(PartStatus(path=path, status=status, command=f"list {plural}", remark=found))
             continue
         parts[path] = json.dumps(scrubbed(plural, found))
-        taken.append(PartStatus(path=path, status=TAKEN, command=f"list {plural}", bytes=len(parts[path])))
+        size = len(parts[path])
+        taken.append(PartStatus(path=path, status=TAKEN, command=f"list {plural}", remark=remark, bytes=size))
     table = replace(gathered.table, parts=tuple(taken))
     return GatheredParts(table=table, parts=parts)
+
+
+def _versions(lists: Mapping[str, Any]) -> dict[str, object]:
+    """Return name and version of each decisive object, by the plural of its kind; an unreadable list never changes."""
+    found: dict[str, object] = {}
+    for plural in _DECISIVE:
+        held = lists[plural]
+        items = held.get("items") or () if isinstance(held, dict) else ()
+        every = [
+            each["metadata"] for each in items if isinstance(each, dict) and isinstance(each.get("metadata"), dict)
+        ]
+        found[plural] = sorted(f"{one.get('uid')} {one.get('resourceVersion')}" for one in every)
+    return found
 
 
 def intended(kubeconfig: bool) -> BundleManifest:

@@ -27,7 +27,7 @@ from narthex.trace.model import Header, PacketPath, Party, PathBranch, PathStep,
 from narthex.trace.names import AddressName, AddressNames, service_of_steps
 from narthex.trace.node.layout import CNI_FILE, OBJECTS, PARTS
 from narthex.trace.node.view import NOT_WALKED, view_of_bundle, view_of_files
-from narthex.trace.program.bundle import BundleError, attached_namespaces, read_bundle
+from narthex.trace.program.bundle import CHANGED, BundleError, attached_namespaces, read_bundle
 from narthex.trace.program.inputs import ClusterObjects
 from narthex.trace.program.places import CLUSTER_DOMAIN, OUTSIDE, AddressOwner, OwnerIndex, TraceError, ask, flow_of
 
@@ -138,7 +138,10 @@ def from_bundles(paths: Sequence[Path]) -> tuple[tuple[NodeView, ...], ClusterOb
     cluster: ClusterObjects | None = None
     for path in paths:
         bundle = read_bundle(path)
-        views.append(view_of_bundle(bundle.parts, bundle.table, f"bundle {bundle.origin}"))
+        view = view_of_bundle(bundle.parts, bundle.table, f"bundle {bundle.origin}")
+        late = (f"{part.path}: {CHANGED}" for part in bundle.table.parts if part.remark == CHANGED)
+        view.partial = (*view.partial, *late)
+        views.append(view)
         held = {name: bundle.parts[name] for name in OBJECTS if name in bundle.parts}
         if cluster is None and held:
             cluster = objects_of(held, bundle.origin)
