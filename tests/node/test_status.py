@@ -16,6 +16,7 @@ from narthex.proxy.program.schedule import SyncPeriods
 from narthex.proxy.program.settings import settings
 from narthex.proxy.program.status import ProcessHealth, StatusPorts
 from narthex.runtime.configuration.values import NodeParts
+from narthex.runtime.http import HttpResponse
 from narthex.testing.fakes import FakeClock, FakeInbox
 
 GOOD = PartReport(running=True, healthy=True, failures=0, error="")
@@ -132,3 +133,11 @@ def test_the_ports_answer_before_and_after_a_proxy_and_for_the_one_that_is_there
     port.status.hide()
     assert port.get("health", "/healthz")[0] == 503
     assert port.get("metrics", "/healthz") == (200, "ok")
+
+
+def test_a_part_answers_at_both_ports_until_it_withdraws(answering):
+    port = answering()
+    port.status.offer("/announcer", lambda: HttpResponse(200, b"{}"))
+    assert [port.get(purpose, "/announcer") for purpose in ("health", "metrics")] == [(200, "{}")] * 2
+    port.status.withdraw("/announcer")
+    assert [port.get(purpose, "/announcer")[0] for purpose in ("health", "metrics")] == [404] * 2

@@ -146,8 +146,8 @@ def _pool_text(use: Any) -> str:
 @click.option(
     "--status-port",
     type=click.IntRange(0, 65535),
-    default=10249,
-    help="Port for querying the nodes' announcers (metricsBindAddress); 0: do not query.",
+    default=10256,
+    help="Port for querying the nodes' announcers (healthzBindAddress); 0: do not query.",
     show_default=True,
 )
 @lab_option
@@ -155,8 +155,8 @@ def _pool_text(use: Any) -> str:
 def why(service: str, config: Path | None, status_port: int, lab: str | None, output: str, **where: Any) -> None:
     """Explain for each address of a Service and each node why the node announces it, or does not.
 
-    The reasons follow from the objects. If an announcer's status port is reachable, its own state is added: the link, the
-    last request, and other hosts that answer.
+    The reasons follow from the objects. If an announcer's status port is reachable, directly or through the API server's proxy of
+    nodes, its own state is added: the link, the last request, and other hosts that answer.
     """
     if lab is not None:
         _refuse_other_sources(config, where)
@@ -174,7 +174,7 @@ def why(service: str, config: Path | None, status_port: int, lab: str | None, ou
             with working(f"asking the announcers of lab {lab}"):
                 explanation = why_lab(lab, service)
         else:
-            access = None if manifests is not None else _access(where)
+            access = None if manifests is not None else _access(where, quick=True)
             with working("reading objects and asking announcers"):
                 explanation = why_service(
                     service, manifests=manifests, access=access, config=config, status_port=status_port
@@ -236,7 +236,7 @@ def _access(where: dict[str, Any], *, quick: bool = False) -> Any:
 
     connection = ClientConnection(kubeconfig=where["kubeconfig"] or "")
     if quick:
-        # A controller writes many objects at once; 5 requests a second would take a quarter of an hour for 5,000 Services.
+        # A controller writes many objects at once, and `why` asks many nodes; 5 requests a second would take a quarter of an hour for 5,000 Services.
         connection = msgspec.structs.replace(connection, qps=100.0, burst=200)
     return Access(connection=connection, master=where["master"])
 

@@ -36,7 +36,7 @@ class PartReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusPaths(Protocol):
-    """The metrics port of a process, as a part of that process sees it."""
+    """The status ports of a process, as a part of that process sees them."""
 
     def offer(self, path: str, answer: RouteHandler) -> None:
         """Answer requests for `path` until `withdraw`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import msgspec
 from immutables import Map
 
 from narthex.kube.access import Access
-from narthex.kube.client import Unreachable
+from narthex.kube.client import ApiClient, Unreachable
 from narthex.kube.manifests import ManifestSource
 from narthex.kube.resources import L2_ADVERTISEMENTS, LISTED_SLICES, of_an_allocator
 from narthex.lb import why
@@ -148,9 +150,12 @@ def as_data(found: ClusterInspection) -> list[dict[str, Any]]:
 
 
 _ASK_SECONDS = 1.0
+_PROXY_SECONDS = 5.0
+"""An API server waits for a node that is gone."""
 _AT_ONCE = 32
 _MOST_BYTES = 16 << 20
-STATUS_PORT = 10249
+STATUS_PORT = 10256
+"""The health port, which other machines reach: the metrics port usually listens on loopback."""
 
 States = Mapping[str, why.AnnouncerStatus]
 
@@ -178,7 +183,7 @@ def why_service(
     key = _named(snapshot, text)
     asked = states is not None or bool(status_port)
     if states is None:
-        states = _states(snapshot, status_port) if status_port else {}
+        states = _states(snapshot, status_port, access) if status_port else {}
     view = ElectionInput(snapshot=snapshot, announcers=announcers(snapshot, states))
     decisions = [decision for decision in elect(view).values() if key in decision.services]
     said = why.explain(str(key), decisions, states)
@@ -228,17 +233,44 @@ def _notes(found: ClusterInspection, key: NamespacedName, states: States, *, ask
         notes.append(f"its status has no address{reason}")
     silent = [name.name for name in sorted(found.snapshot.nodes) if name.name not in states]
     if asked and silent and notes == []:
-        notes.append(f"no announcer could be asked on {', '.join(silent)}: what others or the objects say is shown")
+        notes.append(
+            f"no announcer could be asked on {', '.join(silent)}, neither at the node nor through the API server (which needs the "
+            "verb get on nodes/proxy): what others or the objects say is shown"
+        )
     return notes
 
 
-def _states(snapshot: Snapshot, port: int) -> States:
-    """Query the announcers of all nodes; return the states of those that respond."""
+def _states(snapshot: Snapshot, port: int, access: Access | None) -> States:
+    """Query the announcers of all nodes, directly, and others through the API server; return the states of those that respond."""
     ways = {key.name: (*node.internal_ips, *node.external_ips) for key, node in sorted(snapshot.nodes.items())}
     reachable = {name: addresses[0] for name, addresses in ways.items() if addresses}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = pool.map(lambda address: _ask(address, port), reachable.values())
-        return {name: state for name, state in zip(reachable, answers, strict=True) if state is not None}
+        found = {name: state for name, state in zip(reachable, answers, strict=True) if state is not None}
+    missing = ways.keys() - found.keys()
+    return found | asyncio.run(_through_api(access, sorted(missing), port)) if access and missing else found
+
+
+async def _through_api(access: Access, nodes: Sequence[str], port: int) -> States:
+    """Query announcers through the API server's proxy of nodes, which a machine outside the cluster's network needs."""
+    found: dict[str, why.AnnouncerStatus] = {}
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(api: ApiClient, node: str) -> None:
+        async with places:
+            try:
+                async with asyncio.timeout(_PROXY_SECONDS):
+                    path = f"/api/v1/nodes/http:{node}:{port}/proxy{PATH}"
+                    code, body = await api.exchange("GET", path, None, "application/json")
+            except (Unreachable, TimeoutError):
+                return
+        state = why.read_status(body) if code == 200 and len(body) <= _MOST_BYTES else None
+        if state is not None:
+            found[node] = state
+
+    async with aclosing(ApiClient(access)) as api:
+        await asyncio.gather(*(ask(api, node) for node in nodes))
+    return found
 
 
 def _ask(address: str, port: int) -> why.AnnouncerStatus | None:

@@ -127,12 +127,13 @@ class StatusPorts:
         self._metrics.update(metrics_routes(metrics, health, "", self._shown))
 
     def offer(self, path: str, answer: RouteHandler) -> None:
-        """Answer at one more path of the metrics port, until it is withdrawn."""
-        self._metrics[path] = answer
+        """Answer at one more path of both ports, until it is withdrawn: in clusters, the metrics port listens on loopback only."""
+        self._metrics[path] = self._health[path] = answer
 
     def withdraw(self, path: str) -> None:
         """Stop answering at a path."""
         self._metrics.pop(path, None)
+        self._health.pop(path, None)
 
     def stop(self) -> None:
         """Close the ports."""
