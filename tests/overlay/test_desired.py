@@ -18,6 +18,7 @@ from narthex.overlay.changes import (
     SetDevice,
     incompatible,
     plan_changes,
+    retained_device,
 )
 from narthex.overlay.desired import (
     ExternalInterface,
@@ -26,6 +27,7 @@ from narthex.overlay.desired import (
     OverlayNeighbor,
     OverlayRoute,
     desired_state,
+    family_of_device,
     is_on_link,
     pod_mtu,
 )
@@ -255,6 +257,65 @@ def test_what_departed_nodes_left_goes():
     # A route over another link only when it was ours, and still is.
     assert RemoveEntry(direct) in steps(have, made=frozenset({direct}))
     assert RemoveEntry(direct) not in steps(have, made=frozenset({OverlayRoute("10.244.6.0/24", "192.0.2.66", "eth0")}))
+
+
+OLD = ObservedDevice(
+    name="flannel.1", index=9, kind="vxlan", up=True, mac="02:00:00:00:00:01", mtu=1450, vni=1, port=4789
+)
+HOST_GW = {"type": "host-gw"}
+
+
+def switching(*peers, retained=True, **backend):
+    kept = (retained_device(OLD, FOUR, SUBNETS[FOUR]),) if retained else ()
+    outer = {FOUR: OUTER[FOUR]}
+    want, problems = desired_state(conf(**backend), SUBNETS, peers, outer, MACS, WAYS, kept)
+    return want, problems
+
+
+def test_a_peer_that_still_has_vxlan_is_reached_through_the_device_of_before():
+    changed = msgspec.structs.replace(peer(4), mac="")
+    want, problems = switching(peer(3), changed, **HOST_GW)
+    assert not problems
+    assert want.devices == (retained_device(OLD, FOUR, SUBNETS[FOUR]),)
+    assert want.routes == {
+        OverlayRoute("10.244.3.0/24", "10.244.3.0", "flannel.1", onlink=True),
+        OverlayRoute("10.244.4.0/24", "192.0.2.4", "eth0"),
+    }
+    assert {one.address for one in want.neighbours} == {"10.244.3.0"}
+    have = OverlayState(devices={"flannel.1": OLD})
+    assert not any(isinstance(step, AddDevice | SetDevice | DeleteDevice) for step in steps(have, want))
+
+
+def test_a_node_without_a_device_sends_directly_to_whoever_has_one():
+    want, problems = switching(peer(3), retained=False, **HOST_GW)
+    assert want.routes == {OverlayRoute("10.244.3.0/24", "192.0.2.3", "eth0")}
+    assert not want.devices and not problems
+
+
+def test_a_node_with_vxlan_sends_directly_to_a_peer_without():
+    near, far = (msgspec.structs.replace(peer(*one), mac="") for one in ((3,), (4, "198.51.100.4")))
+    want, (problem,) = switching(near, far, retained=False)
+    assert want.routes == {OverlayRoute("10.244.3.0/24", "192.0.2.3", "eth0")}
+    assert problem.startswith("node n4: 198.51.100.4 is not on-link")
+
+
+def test_a_device_of_a_previous_configuration_goes_last():
+    want, _ = switching(msgspec.structs.replace(peer(3), mac=""), retained=False, **HOST_GW)
+    before = OverlayRoute("10.244.3.0/24", "10.244.3.0", "flannel.1", onlink=True)
+    have = OverlayState(devices={"flannel.1": OLD}, routes=frozenset({before}))
+    put, delete = steps(have, want)
+    assert put == PutEntry(OverlayRoute("10.244.3.0/24", "192.0.2.3", "eth0"))
+    assert isinstance(delete, DeleteDevice) and delete.name == "flannel.1"
+    bridge = msgspec.structs.replace(OLD, kind="bridge")
+    assert steps(OverlayState(devices={"flannel.1": bridge}, routes=want.routes), want) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("flannel.1", FOUR), ("flannel-v6.77", SIX), ("flannel", None), ("flannel.x", None), ("vxlan.1", None)],
+)
+def test_devices_of_any_vni_are_known_by_name(name, family):
+    assert family_of_device(name) is family
 
 
 def test_a_route_that_leads_elsewhere_is_replaced():

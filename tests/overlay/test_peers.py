@@ -74,7 +74,7 @@ def test_who_is_none_of_ours():
 @pytest.mark.parametrize(
     ("theirs", "said"),
     [
-        (managed(backend_type="host-gw"), "node b: its backend is host-gw, not vxlan"),
+        (managed(backend_type="wireguard"), "node b: its backend is wireguard, not vxlan: no route to it"),
         (managed(public_ip="192.0.2"), "public-ip: '192.0.2' is not an address of IPv4"),
         (managed(public_ip="fd00::1"), "is not an address of IPv4"),
         (managed(public_ip=""), "has published no address of IPv4"),
@@ -92,6 +92,17 @@ def test_what_is_wrong_costs_one_node(theirs, said):
     (problem,) = problems
     assert said in problem
     assert problem.startswith("node b: ")
+
+
+def test_a_peer_has_the_backend_that_it_published():
+    direct = NetConf(networks=CONF.networks, backend=BackendConf(type="host-gw"))
+    (peer,), (problem,) = found(managed(backend_type="host-gw", backend_data="null"))
+    assert peer.mac == ""
+    assert "its backend is host-gw, not vxlan: packets to it take host-gw where they can" in problem
+    # Of whatever VNI: this node has none any more.
+    (peer,), (problem,) = found(managed(backend_data='{"VNI":7,"VtepMAC":"02:00:00:00:00:02"}'), conf=direct)
+    assert peer.mac == "02:00:00:00:00:02"
+    assert "its backend is vxlan, not host-gw" in problem
 
 
 def test_pod_ranges_of_others():

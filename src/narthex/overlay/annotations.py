@@ -76,8 +76,11 @@ def public_ip(node: Node, keys: AnnotationKeys, family: IPFamily) -> str:
     return _address(key, text, family) if text else ""
 
 
-def vtep_mac(node: Node, keys: AnnotationKeys, family: IPFamily, vni: int) -> str:
-    """Return the MAC address that the node published for its VXLAN device; empty if there is none. Raises ValueError."""
+def vtep_mac(node: Node, keys: AnnotationKeys, family: IPFamily, vni: int | None) -> str:
+    """Return the MAC address that the node published for its VXLAN device; empty if there is none. Raises ValueError.
+
+    `vni` is this node's VNI; None: it has another backend.
+    """
     key = keys.data[family]
     text = node.annotation(key)
     if not text or text == "null":
@@ -88,9 +91,11 @@ def vtep_mac(node: Node, keys: AnnotationKeys, family: IPFamily, vni: int) -> st
         data = None
     mac = data.get("VtepMAC") if isinstance(data, dict) else None
     if not isinstance(data, dict) or not isinstance(mac, str) or not _MAC.fullmatch(mac.lower()):
-        raise ValueError(f'annotation {key}: {quoted(text)} is not like {{"VNI":{vni},"VtepMAC":"ea:3c:b5:00:00:01"}}')
+        raise ValueError(
+            f'annotation {key}: {quoted(text)} is not like {{"VNI":{vni or 1},"VtepMAC":"ea:3c:b5:00:00:01"}}'
+        )
     # Older versions of flannel did not write the VNI.
-    if data.get("VNI", vni) != vni:
+    if vni is not None and data.get("VNI", vni) != vni:
         raise ValueError(
             f"annotation {key}: VNI is {quoted(data['VNI'])}, but {vni} here: give all nodes one net-conf.json"
         )

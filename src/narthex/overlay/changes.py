@@ -10,8 +10,16 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from narthex.model import contains
-from narthex.overlay.desired import DesiredState, OverlayFdbEntry, OverlayNeighbor, OverlayRoute, VxlanDevice
+from narthex.model import IPFamily, contains
+from narthex.overlay.desired import (
+    DesiredState,
+    OverlayFdbEntry,
+    OverlayNeighbor,
+    OverlayRoute,
+    VxlanDevice,
+    gateway_of,
+)
+from narthex.overlay.net_conf import VXLAN
 from narthex.overlay.peers import within
 
 
@@ -97,7 +105,10 @@ OverlayChange = DeleteDevice | AddDevice | SetDevice | AddDeviceAddress | Remove
 def plan_changes(
     desired: DesiredState, current: OverlayState, networks: Iterable[str], made: frozenset[OverlayRoute]
 ) -> tuple[OverlayChange, ...]:
-    """Return the ordered changes. `networks` are the Pod networks; `made` are our routes over other links."""
+    """Return the ordered changes. `networks` are the Pod networks; `made` are our routes over other links.
+
+    VXLAN devices of a previous configuration, which `current` has and `desired` has not, are deleted.
+    """
     steps: list[OverlayChange] = []
     fresh = set()
     for device in desired.devices:
@@ -136,6 +147,9 @@ def plan_changes(
     ]
     stale += [one for one in current.forwards if one.device in ours - fresh and (one.device, one.mac) not in macs]
     steps += map(RemoveEntry, sorted(stale, key=str))
+    left = (held.name for held in current.devices.values() if held.kind == VXLAN and held.name not in ours)
+    # After the routes that replace those through them.
+    steps += (DeleteDevice(name, "it is of a previous configuration") for name in sorted(left))
     return tuple(steps)
 
 
@@ -154,6 +168,23 @@ def incompatible(device: VxlanDevice, held: ObservedDevice) -> str:
         if here != there:
             return f"its {name} is {there}, not {here}"
     return ""
+
+
+def retained_device(held: ObservedDevice, family: IPFamily, subnet: str) -> VxlanDevice:
+    """Return a device of a previous configuration as one that stays as it is; `subnet` is this node's."""
+    return VxlanDevice(
+        name=held.name,
+        family=family,
+        vni=held.vni,
+        port=held.port,
+        local=held.local,
+        link=held.link,
+        learning=held.learning,
+        gbp=held.gbp,
+        mac=held.mac,
+        mtu=held.mtu,
+        address=gateway_of(subnet),
+    )
 
 
 def own_address(device: VxlanDevice) -> str:

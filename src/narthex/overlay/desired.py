@@ -97,6 +97,13 @@ def device_name(family: IPFamily, vni: int) -> str:
     return f"flannel.{vni}" if family is IPFamily.IPV4 else f"flannel-v6.{vni}"
 
 
+def family_of_device(name: str) -> IPFamily | None:
+    """Return the IP family of a VXLAN device of any VNI by its name; None for other links."""
+    begin, _, vni = name.partition(".")
+    family = {"flannel": IPFamily.IPV4, "flannel-v6": IPFamily.IPV6}.get(begin)
+    return family if vni.isascii() and vni.isdigit() else None
+
+
 def gateway_of(subnet: str) -> str:
     """Return the next hop for a node: the first address of its subnet."""
     return str(parsed_network(subnet).network_address)
@@ -133,22 +140,26 @@ def desired_state(
     external: Mapping[IPFamily, ExternalInterface],
     macs: Mapping[IPFamily, str],
     kernel_routes: Iterable[KernelRoute],
+    retained: Iterable[VxlanDevice] = (),
 ) -> tuple[DesiredState, tuple[str, ...]]:
     """Return the desired state, and the problems of peers that cannot be reached.
 
     `subnets`, `external`, and `macs` (of the VXLAN devices) are those of this node, by family; `kernel_routes` are its other
-    routes. Raises ValueError if the link cannot carry the overlay.
+    routes. `retained` are devices of a previous configuration through which other nodes still send: packets to a peer that
+    published vxlan take them until it publishes another backend. Raises ValueError if the link cannot carry the overlay.
     """
     backend, kernel_routes = conf.backend, tuple(kernel_routes)
-    devices = _devices(conf, subnets, external, macs) if backend.type == VXLAN else ()
+    devices = (*(_devices(conf, subnets, external, macs) if backend.type == VXLAN else ()), *retained)
+    tunnels = {device.family: device.name for device in reversed(devices)}
     neighbours, forwards, routes, problems = set(), set(), set(), []
     for peer in peers:
         interface = external[peer.family]
-        direct = backend.type != VXLAN or backend.direct_routing
-        if direct and is_on_link(peer.public_ip, kernel_routes, interface.index):
+        # Any node forwards packets that arrive without a tunnel; through one, both need a device.
+        name = tunnels.get(peer.family, "") if peer.mac else ""
+        if (not name or backend.direct_routing) and is_on_link(peer.public_ip, kernel_routes, interface.index):
             routes.add(OverlayRoute(peer.subnet, peer.public_ip, interface.link))
-        elif backend.type == VXLAN:
-            name, gateway = device_name(peer.family, backend.vni), gateway_of(peer.subnet)
+        elif name:
+            gateway = gateway_of(peer.subnet)
             neighbours.add(OverlayNeighbor(name, gateway, peer.mac))
             forwards.add(OverlayFdbEntry(name, peer.mac, peer.public_ip))
             routes.add(OverlayRoute(peer.subnet, gateway, name, onlink=True))

@@ -10,7 +10,7 @@ import msgspec
 
 from narthex.model import IPFamily, Node, family_of, parsed_network
 from narthex.overlay.annotations import AnnotationKeys, derived_mac, given_public_ip, public_ip, vtep_mac
-from narthex.overlay.net_conf import VXLAN, NetConf
+from narthex.overlay.net_conf import BACKENDS, VXLAN, NetConf
 
 
 class OverlayPeer(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +21,7 @@ class OverlayPeer(msgspec.Struct, frozen=True, kw_only=True):
     subnet: str
     public_ip: str
     mac: str = ""
-    """MAC address of its VXLAN device; empty with host-gw."""
+    """MAC address of its VXLAN device; empty if its backend is host-gw, which needs none."""
 
 
 class PeerSelection(NamedTuple):
@@ -64,6 +64,7 @@ def overlay_peers(
 ) -> PeerSelection:
     """Return all peers.
 
+    During a change of the backend, some nodes have the previous one: they are peers, with the backend that they published.
     `assumed`: Nodes without annotations are peers too, at their InternalIP with a derived MAC address; for directories of
     manifests.
     """
@@ -75,19 +76,22 @@ def overlay_peers(
             continue
         type_ = node.annotation(keys.type) or (conf.backend.type if assumed else "")
         if type_ != conf.backend.type:
+            what = f"node {node.name}: its backend is {type_ or 'unknown'}, not {conf.backend.type}"
+            if type_ not in BACKENDS:
+                problems.append(f"{what}: no route to it")
+                continue
             problems.append(
-                f"node {node.name}: its backend is {type_ or 'unknown'}, not {conf.backend.type}: no route to it"
+                f"{what}: packets to it take {type_} where they can, until both have the same net-conf.json"
             )
-            continue
         for network in conf.networks:
             try:
-                usable.append(_peer(node, network, conf, keys, assumed))
+                usable.append(_peer(node, network, conf, keys, type_, assumed))
             except ValueError as error:
                 problems.append(f"node {node.name}: {error}")
     return PeerSelection(tuple(usable), tuple(problems))
 
 
-def _peer(node: Node, network: str, conf: NetConf, keys: AnnotationKeys, assumed: bool) -> OverlayPeer:
+def _peer(node: Node, network: str, conf: NetConf, keys: AnnotationKeys, backend: str, assumed: bool) -> OverlayPeer:
     family = family_of(network)
     subnet = next((cidr for cidr in node.pod_cidrs if family_of(cidr) is family), "")
     if not subnet:
@@ -103,8 +107,8 @@ def _peer(node: Node, network: str, conf: NetConf, keys: AnnotationKeys, assumed
             f"it has published no address of {family.label} (annotation {keys.public_ip[family]}): no route to it"
         )
     mac = ""
-    if conf.backend.type == VXLAN:
-        mac = vtep_mac(node, keys, family, conf.backend.vni)
+    if backend == VXLAN:
+        mac = vtep_mac(node, keys, family, conf.backend.vni if conf.backend.type == VXLAN else None)
         if not mac and assumed:
             mac = derived_mac(node.name, conf.backend.vni, family)
         if not mac:

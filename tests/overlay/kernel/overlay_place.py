@@ -134,9 +134,8 @@ class OverlayPlace:
 
     def settings(self, name: str, **more: Any) -> OverlaySettings:
         (self.directory / name).mkdir(exist_ok=True)
-        return OverlaySettings(
-            node=name, net_conf=str(self.conf), subnet_file=str(self.directory / name / "subnet.env"), **more
-        )
+        usual = {"net_conf": str(self.conf), "subnet_file": str(self.directory / name / "subnet.env")}
+        return OverlaySettings(node=name, **{**usual, **more})
 
     def start(self, *names: str, origin: Any = None, **more: Any) -> "OverlayPlace":
         """Run overlays, each in a thread inside its node; wait until they are ready."""
@@ -215,6 +214,19 @@ class OverlayPlace:
             self._sockets[key] = sock
         return self._sockets[key]
 
+    @contextlib.contextmanager
+    def requests(self, per_second: float = 500.0) -> Iterator["Requests"]:
+        """Requests between the first pods of all nodes, in each direction, while the block runs."""
+        made = Requests([(self.udp(name, 1), self.address(name, 1)) for name in self.nodes], per_second)
+        thread = threading.Thread(target=made.run, daemon=True)
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.stopping = True
+            thread.join(WAIT)
+            assert not thread.is_alive()
+
     def reach(
         self,
         size: int = 1450,
@@ -250,3 +262,47 @@ class OverlayPlace:
         while not once() and time.monotonic() < deadline:
             pass
         return missing
+
+
+class Requests:
+    """Datagrams between pods, each of which the other pod answers."""
+
+    def __init__(self, ends: Sequence[tuple[socket.socket, str]], per_second: float) -> None:
+        self.sent = 0
+        self.stopping = False
+        self._ends = ends
+        self._rest = 1 / per_second
+        self._missing: dict[int, float] = {}
+
+    def run(self) -> None:
+        pairs = itertools.cycle(itertools.permutations(range(len(self._ends)), 2))
+        due = time.monotonic()
+        while not self.stopping:
+            one, other = next(pairs)
+            self._missing[self.sent] = time.monotonic()
+            self._ends[one][0].sendto(b"? %d" % self.sent, (self._ends[other][1], 7))
+            self.sent += 1
+            due = max(due + self._rest, time.monotonic() - 1)
+            self._answer(due - time.monotonic())
+        end = time.monotonic() + WAIT
+        while self._missing and time.monotonic() < end:
+            self._answer(1.0)
+            if min(self._missing.values(), default=end) < time.monotonic() - WAIT / 2:
+                break
+
+    def _answer(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while True:
+            ready = select.select([sock for sock, _ in self._ends], [], [], max(0.0, end - time.monotonic()))[0]
+            for sock in ready:
+                data, sender = sock.recvfrom(100)
+                if data.startswith(b"? "):
+                    sock.sendto(b"!" + data[1:], sender)
+                else:
+                    self._missing.pop(int(data[2:]), None)
+            if not ready and time.monotonic() >= end:
+                return
+
+    def lost(self) -> int:
+        """Requests without an answer."""
+        return len(self._missing)

@@ -1,6 +1,7 @@
 """The overlay between nodes of namespaces: entries, packets, repairs, other people's entries, other people's faults."""
 
 import contextlib
+import json
 import os
 import select
 import shutil
@@ -20,6 +21,7 @@ from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
 from narthex.model.decode.objects import load
 from narthex.model.store import Synced, Upsert
+from narthex.overlay.program import loop
 from narthex.overlay.program.checksums import ChecksumVerdict, offloaded
 from narthex.overlay.program.part import OverlayOrigin, api_origin
 from narthex.testing.apiserver import FaultyApiServer
@@ -180,7 +182,7 @@ def test_nodes_come_change_and_leave_without_a_restart(place):
     until(lambda: " dst 192.0.2.22 " in place.fdb("a")[0], "the new address", AT_ONCE)
     until(lambda: "local 192.0.2.22 " in " ".join(place.ip("b", "-d link")), "the new device", AT_ONCE)
     assert place.reach(nodes=("a", "b")) == set()
-    # One comes that flannel runs on, beside one with another backend and one that is none of flannel's.
+    # One comes that flannel runs on, beside one with another backend.
     prefix = "flannel.alpha.coreos.com/"
     flannels = {
         f"{prefix}backend-data": '{"VNI":1,"VtepMAC":"8a:2b:1c:00:00:04"}',
@@ -189,7 +191,8 @@ def test_nodes_come_change_and_leave_without_a_restart(place):
         f"{prefix}public-ip": "192.0.2.44",
     }
     place.put(manifest("d", 4, annotations=flannels))
-    place.put(manifest("e", 5, annotations={**flannels, f"{prefix}backend-type": "host-gw"}))
+    direct = {f"{prefix}backend-type": "host-gw", f"{prefix}public-ip": "192.0.2.55", f"{prefix}backend-data": "null"}
+    place.put(manifest("e", 5, annotations={**flannels, **direct}))
     until(
         lambda: "10.244.4.0/24 via 10.244.4.0 dev flannel.1 onlink" in place.ip("a", "route"), "flannel's node", AT_ONCE
     )
@@ -200,7 +203,7 @@ def test_nodes_come_change_and_leave_without_a_restart(place):
         "the word",
         AT_ONCE,
     )
-    assert not any("10.244.5.0" in line for line in place.ip("a", "route"))
+    assert "10.244.5.0/24 via 192.0.2.55 dev eth0" in place.ip("a", "route")
     # Two with one address.
     place.put(manifest("e", 5, ip="192.0.2.1"))
     until(
@@ -285,10 +288,12 @@ def test_who_is_masqueraded(tmp_path, nftables):
         def sender(source, namespace, destination, receiver):
             with in_namespace(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
                 sock.bind((source, 0))
-                for _ in range(100):
-                    sock.sendto(b"who?", (destination, 7))
-                    if select.select([receiver], [], [], 0.2)[0]:
-                        return receiver.recvfrom(100)[1][0]
+                for number in range(100):
+                    sock.sendto(f"{source} {number}".encode(), (destination, 7))
+                    while select.select([receiver], [], [], 0.2)[0]:
+                        data, (seen, _) = receiver.recvfrom(100)
+                        if data.startswith(f"{source} ".encode()):
+                            return seen
             return None
 
         # A node to a pod elsewhere; from outside to an own pod; a pod to a pod; a pod to the outside.
@@ -396,6 +401,47 @@ def test_nodes_tell_each_other_by_annotations(place):
     run(["ip", "link", "del", "flannel.1"], namespace=place.ns("a"))
     place.start("a", origin=cluster.origin())
     assert place.ip("a", "-br link show flannel.1")[0].split()[2] == macs["a"]
+
+
+@pytest.mark.parametrize("place", [{"pods": 1}], indirect=True)
+def test_no_request_fails_while_nodes_change_their_backend_one_after_the_other(place, monkeypatch):
+    monkeypatch.setattr(loop, "_RETAINED_SECONDS", 0.5)
+    cluster = MemoryCluster(*(manifest(name, number) for name, number in place.nodes.items()))
+    conf = {name: place.directory / f"{name}.json" for name in place.nodes}
+
+    def write(name, backend):
+        conf[name].write_text(json.dumps({"Network": "10.244.0.0/16", "Backend": backend}))
+
+    def routes(name):
+        return {line.split()[0]: line for line in place.ip(name, "route") if line.startswith("10.244.")}
+
+    for name in place.nodes:
+        write(name, VXLAN)
+        place.start(name, origin=cluster.origin(), net_conf=str(conf[name]), resync=0.2)
+    assert place.reach() == set()
+    with place.requests() as requests:
+        for backend, dev in ((HOST_GW, "eth0"), (VXLAN, "flannel.1")):
+            for name, number in place.nodes.items():
+                write(name, backend)
+                others = [other for other in place.nodes if other != name]
+                subnet = f"10.244.{number}.0/24"
+                if backend is HOST_GW:
+                    # Others send to it directly, as soon as it says so; it keeps the tunnel to those that have not changed.
+                    until(lambda: all(" dev eth0" in routes(one)[subnet] for one in others), "the others", AT_ONCE)  # noqa: B023
+            until(
+                lambda: all(sum(f" dev {dev}" in line for line in routes(name).values()) == 2 for name in place.nodes),  # noqa: B023
+                dev,
+                AT_ONCE,
+            )
+            there = backend is VXLAN
+            until(
+                lambda: all(bool(place.ip(name, "link show type vxlan")) is there for name in place.nodes),  # noqa: B023
+                "flannel.1 to be gone, or there",
+                AT_ONCE,
+            )
+    assert requests.sent > 300
+    assert requests.lost() == 0
+    print(f"{requests.sent} requests")
 
 
 @pytest.fixture

@@ -30,7 +30,14 @@ from narthex.overlay.changes import (
     RemoveEntry,
     SetDevice,
 )
-from narthex.overlay.desired import KernelRoute, OverlayFdbEntry, OverlayNeighbor, OverlayRoute, VxlanDevice
+from narthex.overlay.desired import (
+    KernelRoute,
+    OverlayFdbEntry,
+    OverlayNeighbor,
+    OverlayRoute,
+    VxlanDevice,
+    family_of_device,
+)
 from narthex.overlay.interfaces import NodeInterface
 
 _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
@@ -106,8 +113,13 @@ class OverlayKernel:
         return 0
 
     def read(self, names: Iterable[str], families: Sequence[IPFamily]) -> tuple[OverlayState, tuple[KernelRoute, ...]]:
-        """Return the current state of our devices, and all routes of the main table. Raises OSError."""
-        devices = {name: held for name in names if (held := self._device(name)) is not None}
+        """Return the current state of our devices, and all routes of the main table. Raises OSError.
+
+        Our devices are those named, and those with the name of a VXLAN device of any VNI.
+        """
+        linked = {link.index: link.name for link in self._again(self._netlink.links)}
+        named = {*names, *(name for name in linked.values() if family_of_device(name) is not None)}
+        devices = {name: held for name in sorted(named) if (held := self._device(name)) is not None}
         indexes = {held.index: held.name for held in devices.values()}
         neighbours: set[OverlayNeighbor] = set()
         forwards: set[OverlayFdbEntry] = set()
@@ -117,7 +129,6 @@ class OverlayKernel:
                 forwards.update(self._forwards(held.name, held.index))
         routes: set[OverlayRoute] = set()
         kernel_routes = []
-        linked = {link.index: link.name for link in self._again(self._netlink.links)}
         for family in families:
             for destination, values, head in self._routes(family):
                 index = _number(values.get(_RTA_OIF, b""))

@@ -18,7 +18,16 @@ from narthex.linux.run import ApplyError
 from narthex.linux.sysctls import apply_sysctls
 from narthex.model import FAMILIES, Delete, Event, IPFamily, Node, Synced, Upsert, contains
 from narthex.overlay.annotations import AnnotationKeys, LeaseAttributes, lease_annotations
-from narthex.overlay.changes import AddDevice, AddDeviceAddress, OverlayChange, PutEntry, own_address, plan_changes
+from narthex.overlay.changes import (
+    AddDevice,
+    AddDeviceAddress,
+    OverlayChange,
+    OverlayState,
+    PutEntry,
+    own_address,
+    plan_changes,
+    retained_device,
+)
 from narthex.overlay.desired import (
     DesiredState,
     ExternalInterface,
@@ -26,8 +35,10 @@ from narthex.overlay.desired import (
     OverlayFdbEntry,
     OverlayNeighbor,
     OverlayRoute,
+    VxlanDevice,
     desired_state,
     device_name,
+    family_of_device,
     pod_mtu,
 )
 from narthex.overlay.interfaces import InterfaceSelection, select_interface
@@ -43,6 +54,11 @@ from narthex.runtime.configuration.values import OverlayConfiguration
 from narthex.runtime.logs import LOGGER
 
 _MOST_LINES = 20
+_RETAINED_SECONDS = 60.0
+"""Time for which a device of a previous configuration stays after the last peer published that it needs it no more.
+
+A peer whose watch is interrupted learns later that this node changed its backend, and sends through the tunnel until then.
+"""
 _KINDS = {OverlayNeighbor: "neighbour", OverlayFdbEntry: "fdb", OverlayRoute: "route"}
 
 Annotate = Callable[[Node, Mapping[str, str]], None]
@@ -128,6 +144,8 @@ class Overlay:
         self._nodes: dict[str, Node] = {}
         self._synced = False
         self._macs: dict[str, str] = {}
+        self._unused_since: dict[str, float] = {}
+        """Since when no peer needs a device of a previous configuration, by name."""
         self._own_routes: frozenset[OverlayRoute] | None = None
         self._in_force = DesiredState()
         self._rules: MasqueradeWriter | None = None
@@ -229,7 +247,8 @@ class Overlay:
                 )
             macs[family] = self._macs[key]
         outside = [route for route in kernel_routes if not _within(route, conf.networks)]
-        desired, problems = desired_state(conf, subnets, peers, external, macs, outside)
+        retained = self._retained(conf, subnets, current, peers)
+        desired, problems = desired_state(conf, subnets, peers, external, macs, outside, retained)
         routes_file = self._settings.routes_file
         if self._own_routes is None:
             self._own_routes = files.read_routes(routes_file)
@@ -252,6 +271,25 @@ class Overlay:
             [*(one.index for one in external.values()), *(one.index for one in current.devices.values())]
         )
         return desired, problems
+
+    def _retained(
+        self, conf: NetConf, subnets: Mapping[IPFamily, str], current: OverlayState, peers: Iterable[OverlayPeer]
+    ) -> tuple[VxlanDevice, ...]:
+        """Return the VXLAN devices of a previous configuration that stay for now, as the kernel has them."""
+        if conf.backend.type == VXLAN:
+            return ()
+        now, kept = self._clock.now(), []
+        needed = {peer.family for peer in peers if peer.mac}
+        for held in current.devices.values():
+            family = family_of_device(held.name)
+            if held.kind != VXLAN or family is None or family not in subnets:
+                continue
+            if family in needed:
+                self._unused_since.pop(held.name, None)
+            elif now - self._unused_since.setdefault(held.name, now) >= _RETAINED_SECONDS:
+                continue
+            kept.append(retained_device(held, family, subnets[family]))
+        return tuple(kept)
 
     def _record(self, changes: Sequence[OverlayChange]) -> None:
         before, healed = self._in_force, []
