@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from narthex.linux.namespaces import create_namespace, delete_namespace, in_name
 from narthex.linux.run import run
 
 _numbers = itertools.count()
-_cases = itertools.cycle((str, *CASES))
+_cases: Iterator[Callable[[str], str]] = itertools.cycle((str, *CASES))
 OUTSIDE4, OUTSIDE6 = "192.0.2.2", "2001:db8::2"
 NODE4, NODE6 = "192.0.2.1", "2001:db8::1"
 PATIENCE = 30.0

@@ -248,29 +248,25 @@ def _states(snapshot: Snapshot, port: int, access: Access | None) -> States:
         answers = pool.map(lambda address: _ask(address, port), reachable.values())
         found = {name: state for name, state in zip(reachable, answers, strict=True) if state is not None}
     missing = ways.keys() - found.keys()
-    return found | asyncio.run(_through_api(access, sorted(missing), port)) if access and missing else found
+    return {**found, **asyncio.run(_through_api(access, sorted(missing), port))} if access and missing else found
 
 
 async def _through_api(access: Access, nodes: Sequence[str], port: int) -> States:
     """Query announcers through the API server's proxy of nodes, which a machine outside the cluster's network needs."""
-    found: dict[str, why.AnnouncerStatus] = {}
     places = asyncio.Semaphore(_AT_ONCE)
-
-    async def ask(api: ApiClient, node: str) -> None:
-        async with places:
-            try:
-                async with asyncio.timeout(_PROXY_SECONDS):
-                    path = f"/api/v1/nodes/http:{node}:{port}/proxy{PATH}"
-                    code, body = await api.exchange("GET", path, None, "application/json")
-            except (Unreachable, TimeoutError):
-                return
-        state = why.read_status(body) if code == 200 and len(body) <= _MOST_BYTES else None
-        if state is not None:
-            found[node] = state
-
     async with aclosing(ApiClient(access)) as api:
-        await asyncio.gather(*(ask(api, node) for node in nodes))
-    return found
+        answers = await asyncio.gather(*(_ask_api(api, places, node, port) for node in nodes))
+    return {node: state for node, state in zip(nodes, answers, strict=True) if state is not None}
+
+
+async def _ask_api(api: ApiClient, places: asyncio.Semaphore, node: str, port: int) -> why.AnnouncerStatus | None:
+    path = f"/api/v1/nodes/http:{node}:{port}/proxy{PATH}"
+    try:
+        async with places, asyncio.timeout(_PROXY_SECONDS):
+            code, body = await api.exchange("GET", path, None, "application/json")
+    except (Unreachable, TimeoutError):
+        return None
+    return why.read_status(body) if code == 200 and len(body) <= _MOST_BYTES else None
 
 
 def _ask(address: str, port: int) -> why.AnnouncerStatus | None:
