@@ -41,7 +41,7 @@ class Podman:
             scratch / "conf",
             socket=str(scratch / "sock"),
             state=str(scratch / "state"),
-            subnet="10.93.0.0/24",
+            subnets=("10.93.0.0/24",),
         )
         conflist = next((scratch / "conf").iterdir())
         config = json.loads(conflist.read_text())

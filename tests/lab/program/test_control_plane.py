@@ -17,7 +17,7 @@ def test_each_missing_program_is_named(tmp_path):
             check_programs(tmp_path)
         said = str(refused.value).partition(":")[0]
         missing = [each for each in PROGRAMS if not (tmp_path / each).exists()]
-        assert said == f"{tmp_path} lacks {', '.join(missing)}"
+        assert said == f"{tmp_path} has no executable {', '.join(missing)}"
         (tmp_path / name).write_text("#!/bin/sh\n")
         with pytest.raises(LabError, match=name):
             # It cannot be executed.

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from narthex.cni.program.install import install
 from narthex.cni.program.runtime import NetworkConfigList, Runtime, RuntimeConf, read_network
 from narthex.lab import topology
@@ -65,7 +67,9 @@ class PodNetwork:
         namespace = self.namespace(pod)
         create_namespace(namespace)
         try:
-            made = self._runtime(node.name).add(self._network(node.name), self._container(pod))
+            container = self._container(pod)
+            network = without_idle_plugins(self._network(node.name), container)
+            made = self._runtime(node.name).add(network, container)
         except BaseException:
             delete_namespace(namespace)
             raise
@@ -100,6 +104,17 @@ class PodNetwork:
             args={**args, "K8S_POD_INFRA_CONTAINER_ID": name},
             capabilities={"portMappings": _host_ports(pod)},
         )
+
+
+def without_idle_plugins(network: NetworkConfigList, container: RuntimeConf) -> NetworkConfigList:
+    """Return the network without plugins that only serve capabilities of which the container uses none, such as portmap.
+
+    Such a plugin passes the result on. Each one costs the start of a program.
+    """
+    first, *others = network.plugins
+    used = {name for name, value in container.capabilities.items() if value}
+    kept = (each for each in others if not (declared := each.get("capabilities")) or used & {*declared})
+    return msgspec.structs.replace(network, plugins=(first, *kept))
 
 
 def _key(pod: Mapping[str, Any]) -> NamespacedName:
