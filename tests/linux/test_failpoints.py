@@ -18,7 +18,7 @@ def test_each_point_is_somewhere_in_the_code():
     names = {name for name, value in vars(failpoints).items() if isinstance(value, str) and value in failpoints.POINTS}
     assert len(names) == len(failpoints.POINTS)
     text = "".join(path.read_text() for path in SOURCE.rglob("*.py") if path.name != "failpoints.py")
-    assert set(re.findall(r"failpoints\.([A-Z_]+)", text)) == names
+    assert set(re.findall(r"(?:failpoint\(|_takeover\(changes, )([A-Z_]+)\)", text)) == names
 
 
 def test_off_they_do_nothing():

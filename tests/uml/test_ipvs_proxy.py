@@ -12,13 +12,13 @@ from tests.proxy.kernel.small_cluster import CLUSTER_IP, HERE, NODE_IP, SOURCE, 
 from tests.uml.test_ipvs_servers import timeouts
 
 from narthex.lab.program import labs as lab
-from narthex.linux.ipset import read_ipsets
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
 from narthex.model.net import Protocol
 from narthex.netfilter.ipvs import parse_ipvsadm
 from narthex.proxy.backends.ipvs.names import LINK, SETS
 from narthex.proxy.kernel import ipvs_link
+from narthex.proxy.kernel.ipset import read_ipsets
 from narthex.testing.load import Load, OpenConnection, until
 
 ENDPOINTS = [HERE[4][0], THERE[4][0], HERE[6][0], THERE[6][0]]

@@ -6,10 +6,11 @@ import msgspec
 import pytest
 
 from narthex.linux.namespaces import create_namespace, delete_namespace
-from narthex.linux.run import ApplyError, run
+from narthex.linux.run import run
 from narthex.model.net import IPFamily, Protocol
 from narthex.netfilter.ipvs import RealServer, VirtualServer, parse_ipvsadm
 from narthex.netfilter.netlink.ipvs import IpvsCommand, IpvsTimeouts, read_timeouts
+from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.ipvs.rules import RealChanges
 from narthex.proxy.kernel import virtual_servers as ipvs_kernel
 from narthex.proxy.kernel.virtual_servers import IpvsServers

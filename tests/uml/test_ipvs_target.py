@@ -8,7 +8,6 @@ import struct
 import pytest
 
 from narthex.linux import genetlink, run
-from narthex.linux.ipset import read_ipsets
 from narthex.linux.links import ip_batch
 from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.privileges import kernel_release
@@ -20,6 +19,7 @@ from narthex.netfilter.ipvs import parse_ipvsadm
 from narthex.proxy.backends.ipvs.backend import IpvsBackend
 from narthex.proxy.backends.ipvs.names import LINK, SETS
 from narthex.proxy.kernel import ipvs_link
+from narthex.proxy.kernel.ipset import read_ipsets
 from narthex.proxy.kernel.ipvs import IpvsTarget, ipvs_settings
 from narthex.testing import build
 from narthex.testing.load import ClientRoute, EchoEndpoints, OpenConnection, until

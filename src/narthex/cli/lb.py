@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from narthex.cli.inputs import NO_SOURCE, has_source, kubeconfig_of_lab, source_options
 from narthex.cli.options import lab_option, output_option, require_followed_source, with_options
@@ -231,14 +230,11 @@ def _plan_lines(found: Any) -> Iterator[str]:
 
 
 def _access(where: dict[str, Any], *, quick: bool = False) -> Any:
-    from narthex.kube.access import Access
-    from narthex.runtime.configuration.values import ClientConnection
+    from narthex.kube.access import access_to
 
-    connection = ClientConnection(kubeconfig=where["kubeconfig"] or "")
-    if quick:
-        # A controller writes many objects at once, and `why` asks many nodes; 5 requests a second would take a quarter of an hour for 5,000 Services.
-        connection = msgspec.structs.replace(connection, qps=100.0, burst=200)
-    return Access(connection=connection, master=where["master"])
+    # A controller writes many objects at once, and `why` asks many nodes; 5 requests a second would take a quarter of an hour for 5,000 Services.
+    qps, burst = (100.0, 200) if quick else (5.0, 10)
+    return access_to(where["kubeconfig"] or "", where["master"], qps=qps, burst=burst)
 
 
 def _cidrs(text: str) -> tuple[str, ...]:

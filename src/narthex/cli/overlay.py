@@ -95,9 +95,8 @@ def command(
 
     The kernel state stays when it ends, so that traffic continues.
     """
-    from narthex.kube.access import Access
+    from narthex.kube.access import access_to
     from narthex.overlay.program.part import api_origin, directory_origin, serve_overlay
-    from narthex.runtime.configuration.values import ClientConnection
     from narthex.runtime.logs import printable, start_logging
     from narthex.runtime.process import StartError
 
@@ -107,7 +106,7 @@ def command(
     if manifests is not None:
         origin = directory_origin(manifests)
     else:
-        origin = api_origin(Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master))
+        origin = api_origin(access_to(kubeconfig, master))
     start_logging(sys.stderr)
     try:
         healthz = (_address("--healthz-ip", healthz_ip), healthz_port) if healthz_port else None

@@ -43,6 +43,11 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return self.connection.kubeconfig or self.master or "the service account of this pod"
 
 
+def access_to(kubeconfig: str, master: str = "", *, qps: float = 5.0, burst: int = 10) -> Access:
+    """Return the access that a command's options name; empty ones name the service account of the pod."""
+    return Access(connection=ClientConnection(kubeconfig=kubeconfig, qps=qps, burst=burst), master=master)
+
+
 class ServerConnection(msgspec.Struct, frozen=True):
     """An HTTP client and the files it was built from."""
 

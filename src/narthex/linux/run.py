@@ -174,7 +174,3 @@ def _memory(name: str) -> Iterator[int]:
 
 def _text(file: int) -> str:
     return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", "replace")
-
-
-class ApplyError(RuntimeError):
-    """The kernel or its tool refused a change."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from narthex.linux.background import in_background
-from narthex.linux.clock import Clock
+from narthex.linux.clock import Clock, SystemClock
 from narthex.model import Event
 from narthex.model.backoff import Backoff
 from narthex.runtime.logs import LOGGER
@@ -41,15 +41,17 @@ class Reconciler:
     `run` belongs to one thread. `wake` and `stop` are safe from any thread and in a signal handler, also before `run`.
     """
 
-    def __init__(self, clock: Clock, *, throttle: Throttle | None = None, backoff: Backoff | None = None) -> None:
+    def __init__(
+        self, clock: Clock | None = None, *, throttle: Throttle | None = None, backoff: Backoff | None = None
+    ) -> None:
         """Prepare the loop.
 
         Args:
-            clock: Measures and waits. Its `wake` has the same effect as the loop's.
+            clock: Measures and waits; None: a clock of its own. Its `wake` has the same effect as the loop's.
             throttle: How far calls must be apart, so that a burst of events leads to few calls.
             backoff: How long to wait after an exception. None: exceptions end `run`.
         """
-        self._clock = clock
+        self._clock = clock or SystemClock()
         self._throttle = throttle
         self._backoff = backoff
         self._failures = 0

@@ -7,7 +7,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from narthex.linux.run import ApplyError
 from narthex.model import (
     AnyObject,
     Delete,
@@ -22,7 +21,7 @@ from narthex.model import (
     join_port,
     single,
 )
-from narthex.proxy.backends.base import Backend, Target, Trait
+from narthex.proxy.backends.base import ApplyError, Backend, Target, Trait
 from narthex.proxy.plan.ir import Deviation, Forward, Plan
 
 R = TypeVar("R")

@@ -23,11 +23,12 @@ from tests.proxy.backends.nft_plans import (
 
 from narthex.linux.libnftables import NftError, run_nft
 from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
-from narthex.linux.run import ApplyError, run
+from narthex.linux.run import run
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import NamespacedName, ServicePortName
 from narthex.netfilter.ast import Goto, Return, TouchedPart
 from narthex.netfilter.nft.parse import parse_ruleset
+from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.nftables.backend import NftablesBackend
 from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.kernel.nftables import NftablesTarget

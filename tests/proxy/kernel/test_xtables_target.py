@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from narthex.linux.namespaces import create_namespace, delete_namespace
-from narthex.linux.run import ApplyError, run
+from narthex.linux.run import run
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import EndpointPort, ServicePort
 from narthex.netfilter.ast import Jump, Rule, TouchedPart
+from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.iptables.backend import IptablesBackend
 from narthex.proxy.backends.iptables.rules import XtablesChanges
 from narthex.proxy.kernel.iptables import IptablesTarget

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
+from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.counters import ConnectionCount
 from narthex.proxy.program.connections import READ_SHARE, ConnectionCollector
 from narthex.runtime.configuration.values import OwnConfiguration

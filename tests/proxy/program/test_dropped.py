@@ -3,8 +3,8 @@
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
+from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.program.connections import DroppedPacketCollector
 from narthex.testing.fakes import FakeClock
 

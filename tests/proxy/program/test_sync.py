@@ -2,10 +2,10 @@
 
 import pytest
 
-from narthex.linux.run import ApplyError
 from narthex.model.net import IPFamily
 from narthex.model.store import Delete, Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
+from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.sync import FamilySync
 from narthex.testing.build import CONFIG, endpoint, endpoint_slice, node, plan, port_name, service

@@ -12,8 +12,7 @@ import errno
 import fcntl
 import posix
 
-from narthex.linux import failpoints
-from narthex.linux.failpoints import failpoint
+from narthex.linux.failpoints import FILE_REMOVED, FILE_UNFINISHED, FILE_WRITTEN, failpoint
 
 _DIRECTORY_MODE, _FILE_MODE = 0o755, 0o600
 _KIND, _DIRECTORY = 0o170000, 0o040000
@@ -79,9 +78,9 @@ def write(directory: str, name: str, data: bytes, unfinished: str = "") -> None:
         raise
     finally:
         posix.close(descriptor)
-    failpoint(failpoints.FILE_UNFINISHED)
+    failpoint(FILE_UNFINISHED)
     posix.rename(unfinished, f"{directory}/{name}")
-    failpoint(failpoints.FILE_WRITTEN)
+    failpoint(FILE_WRITTEN)
 
 
 def remove(path: str) -> bool:
@@ -94,7 +93,7 @@ def remove(path: str) -> bool:
         if error.errno == errno.ENAMETOOLONG:
             return False
         raise
-    failpoint(failpoints.FILE_REMOVED)
+    failpoint(FILE_REMOVED)
     return True
 
 

@@ -10,8 +10,7 @@ import sys
 
 from narthex.cni.kernel import files
 from narthex.cni.plan import SetElement
-from narthex.linux import failpoints
-from narthex.linux.failpoints import failpoint
+from narthex.linux.failpoints import CNI_ELEMENTS, CNI_TABLE, failpoint
 from narthex.linux.netlink import DumpInterrupted, NetlinkError
 from narthex.linux.netlink import attribute as attr
 from narthex.linux.nfnetlink import DELETE_ELEMENTS, INET, NEW_ELEMENTS, NEW_UNTAKEN_ELEMENTS, NfNetlink
@@ -87,7 +86,7 @@ class PodTable:
                 raise
             self._make()
             self._netlink.commit(INET, messages)
-        failpoint(failpoints.CNI_ELEMENTS)
+        failpoint(CNI_ELEMENTS)
 
     def _make(self) -> None:
         """Create the missing or incomplete table."""
@@ -101,7 +100,7 @@ class PodTable:
                 run_nft(f"table inet {self._name}\ndelete table inet {self._name}\n{self._frame()}")
             except (NftError, NftMissingError) as error:
                 raise OSError(errno.EOPNOTSUPP, f"table {self._name} cannot be made: {error}") from None
-            failpoint(failpoints.CNI_TABLE)
+            failpoint(CNI_TABLE)
 
     def is_whole(self) -> bool:
         """Return True if the table exists with all its chains. Raises OSError."""
@@ -130,7 +129,7 @@ class PodTable:
                 ours.append(one)
         if ours:
             self._netlink.commit(INET, [(DELETE_ELEMENTS, self._payload([one], "", key_only=True)) for one in ours])
-            failpoint(failpoints.CNI_ELEMENTS)
+            failpoint(CNI_ELEMENTS)
 
     def has(self, element: SetElement, owner: str) -> bool:
         """Return True if an element exists with this data and owner. Raises OSError."""

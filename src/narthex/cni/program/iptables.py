@@ -5,8 +5,7 @@ from __future__ import annotations
 from narthex.cni import fields
 from narthex.cni.errors import TAKEN, CniError
 from narthex.cni.plugins import iptables as chains
-from narthex.linux import failpoints
-from narthex.linux.failpoints import failpoint
+from narthex.linux.failpoints import CNI_IPTABLES, failpoint
 from narthex.linux.run import CommandError, run
 from narthex.model.values import ip_version
 
@@ -84,4 +83,4 @@ def _load(family: int, text: str) -> None:
         raise fields.wrong("backend", f"{_PROGRAMS[family]}-restore is not installed") from None
     except CommandError as error:
         raise CniError(999, f"{_PROGRAMS[family]}: {error.said.strip()[:512]}") from None
-    failpoint(failpoints.CNI_IPTABLES)
+    failpoint(CNI_IPTABLES)

@@ -12,8 +12,7 @@ from narthex.cni.program import masquerade
 from narthex.cni.program.node import apply_settings
 from narthex.cni.request import ADDRESS_ARGUMENTS, check_arguments, ipam_of, valid_attachments
 from narthex.cni.result import CniResult, Interface, IPConfig, previous
-from narthex.linux import failpoints
-from narthex.linux.failpoints import failpoint
+from narthex.linux.failpoints import CNI_LINKS, failpoint
 from narthex.linux.rtnetlink import RtNetlink
 from narthex.model.links import AddRoute, DeleteLink, SetDown, SetUp
 from narthex.model.values import Network
@@ -136,7 +135,7 @@ def _apply(node: NodeContext, request: CniRequest, plan: AttachmentPlan, veth: V
     """Apply a plan: the node first, since the veth pair creates the pod's interface."""
     apply_settings(plan.node_settings)
     node.links.fulfil(plan.node, node.pod(request))
-    failpoint(failpoints.CNI_LINKS)
+    failpoint(CNI_LINKS)
     apply_settings(plan.late_settings)
     with node.inside(request):
         apply_settings(plan.pod_settings)
@@ -159,7 +158,7 @@ def _await_port(node: NodeContext, name: str) -> None:
 def _undo(node: NodeContext, request: CniRequest, veth: VethIdentity, masqueraded: bool) -> None:
     """Revert an ADD. The veth name is unique to this ADD, so no other attachment is affected."""
     node.links.fulfil([DeleteLink(veth.name)])
-    failpoint(failpoints.CNI_LINKS)
+    failpoint(CNI_LINKS)
     record = node.records.get(records.PODS, request.attachment)
     if record is not None and record.get("link") != veth.name:
         # The attachment belongs to another ADD, which succeeded.
@@ -187,7 +186,7 @@ def _remove(node: NodeContext, request: CniRequest) -> None:
         else:
             # Another plugin created the pod's interface.
             _remove_inside(node, request, DeleteLink(request.interface))
-        failpoint(failpoints.CNI_LINKS)
+        failpoint(CNI_LINKS)
         masquerade.remove(node, request, record is None and request.config.get("ipMasq") is True)
     finally:
         if ipam_of(request.config):
@@ -346,7 +345,7 @@ def remove_link(node: NodeContext, attachment: str, names: frozenset[str]) -> No
     record = node.records.get(records.PODS, attachment)
     if record is not None and record.get("link") in names:
         node.links.fulfil([DeleteLink(str(record["link"]))])
-        failpoint(failpoints.CNI_LINKS)
+        failpoint(CNI_LINKS)
 
 
 def status(node: NodeContext, request: CniRequest) -> None:

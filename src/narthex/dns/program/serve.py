@@ -403,15 +403,14 @@ def build_server(
     kubeconfig, master = kubeconfig or chosen.kubeconfig, master or chosen.endpoint
     if not (kubeconfig or master or os.environ.get("KUBERNETES_SERVICE_HOST")):
         raise DnsConfigurationError("nothing to follow: give --kubeconfig, --master or --manifests (this is not a pod)")
-    from narthex.kube.access import Access, AccessError, read_kubeconfig
-    from narthex.runtime.configuration.values import ClientConnection
+    from narthex.kube.access import AccessError, access_to, read_kubeconfig
 
     try:
         if kubeconfig:
             read_kubeconfig(Path(kubeconfig).expanduser())
     except AccessError as error:
         raise DnsConfigurationError(str(error)) from error
-    access = Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master)
+    access = access_to(kubeconfig, master)
     return follow_api_server(settings, access, reread)
 
 

@@ -12,7 +12,6 @@ from narthex.lab.faults import InjectedFault
 from narthex.lab.program.recording import HistoryRecorder
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import LabError
-from narthex.linux.clock import SystemClock
 from narthex.model.backoff import Backoff
 from narthex.runtime.reconciler import Reconciler, Throttle
 
@@ -28,7 +27,7 @@ class ControllerLoop:
     def __init__(self, registry: SharedRegistry, manager: ControllerManager) -> None:
         self._registry = registry
         self._manager = manager
-        self._reconciler = Reconciler(SystemClock(), throttle=_THROTTLE, backoff=_BACKOFF)
+        self._reconciler = Reconciler(throttle=_THROTTLE, backoff=_BACKOFF)
         self._done = 0
         self._recorder: HistoryRecorder | None = None
         """Guarded by the registry's lock."""

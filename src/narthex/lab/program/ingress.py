@@ -14,7 +14,6 @@ from narthex.lab.program.network import wire
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.server.ingress import IngressServer
 from narthex.lab.server.pods import PodRuntime, dial_from
-from narthex.linux.clock import SystemClock
 from narthex.linux.namespaces import in_namespace
 from narthex.model.backoff import Backoff
 from narthex.runtime.http.server import listen_tcp
@@ -40,7 +39,7 @@ class LabIngress:
         self._server = IngressServer(self._dial)
         self._listening = False
         self._version = -1
-        self._reconciler = Reconciler(SystemClock(), throttle=_THROTTLE, backoff=_BACKOFF)
+        self._reconciler = Reconciler(throttle=_THROTTLE, backoff=_BACKOFF)
         registry.listen(self._reconciler.wake)
 
     def run(self) -> None:

@@ -50,7 +50,6 @@ from narthex.lab.program.shared_registry import RegistrySnapshot
 from narthex.lab.program.state import LabError, LabState, StateDirectory
 from narthex.lab.topology import NONE, LabNode
 from narthex.lb.released import ReleasedAddresses
-from narthex.linux.clock import SystemClock
 from narthex.linux.processes import identify_process
 from narthex.model import IPAddressPool, NamespacedName, Problem, Snapshot
 from narthex.model.backoff import Backoff
@@ -102,7 +101,7 @@ class LabProcess:
         self._snapshot = RegistrySnapshot()
         self._lock = threading.RLock()
         """Guards `state` and the load balancers' addresses."""
-        self._reconciler = Reconciler(SystemClock(), throttle=_THROTTLE, backoff=_BACKOFF)
+        self._reconciler = Reconciler(throttle=_THROTTLE, backoff=_BACKOFF)
         self._load_balancers = LoadBalancerAddresses(directory.name, members, self.request)
         self._published: LabState | None = None
         self.state = _initial_state(self.parts, options, forks)

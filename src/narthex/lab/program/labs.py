@@ -77,10 +77,9 @@ def open_lab(name: str) -> LabState:
 
 def access_of(lab: LabState) -> Access:
     """Return the access to the lab's API."""
-    from narthex.kube.access import Access
-    from narthex.runtime.configuration.values import ClientConnection
+    from narthex.kube.access import access_to
 
-    return Access(connection=ClientConnection(kubeconfig=str(lab.kubeconfig)))
+    return access_to(str(lab.kubeconfig))
 
 
 def read(name: str) -> LabState:

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from narthex.kube.access import Access
+from narthex.kube.access import access_to
 from narthex.kube.client import ApiClient, Unreachable
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.kinds import ApiResource
 from narthex.lab.api.requests import JSON, ApiResponse
 from narthex.lab.api.store import Raw
 from narthex.linux.namespaces import in_namespace
-from narthex.runtime.configuration.values import ClientConnection
 
 _REQUEST_SECONDS = 15.0
 """Time for one request. A busy server answers within seconds; who waits longer holds up the pods of a node."""
@@ -28,7 +27,7 @@ class RemoteClient:
 
     def __init__(self, namespace: str | None, kubeconfig: str) -> None:
         """Prepare a client. `namespace` is the network namespace to send from; None: the present one."""
-        self.access = Access(connection=ClientConnection(kubeconfig=kubeconfig, qps=-1.0))
+        self.access = access_to(kubeconfig, qps=-1.0)
         self.namespace = namespace
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -161,10 +161,9 @@ def board_of_manifests(path: Path, mode: str) -> tuple[Board, Tracer]:
 def board_of_server(kubeconfig: str, master: str, mode: str) -> tuple[Board, Tracer]:
     """Return the board and the tracer of a cluster. It follows the API server and does not ask the nodes."""
     # These imports take a third of a second.
-    from narthex.kube.access import Access
-    from narthex.runtime.configuration.values import ClientConnection
+    from narthex.kube.access import access_to
 
-    access = Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master)
+    access = access_to(kubeconfig, master)
     board = Board(access.origin, source_of(access))
     return board, _tracer(board, mode)
 

@@ -22,8 +22,14 @@ from narthex.lb.kernel.packets import HostLink, RawLinkTransport
 from narthex.lb.ownership import AddressOwnership, OwnershipChanges, PeerClaims
 from narthex.lb.schedule import AnnouncementSchedule
 from narthex.lb.service_status import ServiceCondition
-from narthex.linux import failpoints
-from narthex.linux.failpoints import failpoint
+from narthex.linux.failpoints import (
+    TAKEOVER_ANNOUNCED,
+    TAKEOVER_LISTENING,
+    TAKEOVER_OWNED,
+    TAKEOVER_PUBLISHED,
+    TAKEOVER_SENT,
+    failpoint,
+)
 from narthex.model import Event, IPAddressPool, L2Advertisement, NamespacedName, Snapshot, Store
 from narthex.runtime.logs import LOGGER
 
@@ -172,9 +178,9 @@ class Announcer:
                 self._elected_from = inputs
         self._dispatch(self.membership.due(now))
         for address in self._repeats.announcements(now):
-            failpoint(failpoints.TAKEOVER_SENT)
+            failpoint(TAKEOVER_SENT)
             self._announce(address, now)
-            failpoint(failpoints.TAKEOVER_ANNOUNCED)
+            failpoint(TAKEOVER_ANNOUNCED)
         for address in self._repeats.probes(now):
             self._probe(address)
 
@@ -300,7 +306,7 @@ class Announcer:
         changes = self.ownership.update(self.decisions, rivals, now, standing_back=back)
         if changes:
             self._apply_changes(changes, orphans, now)
-            self._passed_takeover(changes, failpoints.TAKEOVER_OWNED)
+            self._passed_takeover(changes, TAKEOVER_OWNED)
         if changes.gained:
             self.membership.end_initial_stand_back()
         answered = {name: frozenset(a for a in self.ownership.held if name in self.links_of(a)) for name in self.links}
@@ -308,9 +314,9 @@ class Announcer:
         if heard != self._heard:
             self._heard = heard
             self._transport.listen_for(*heard)
-        self._passed_takeover(changes, failpoints.TAKEOVER_LISTENING)
+        self._passed_takeover(changes, TAKEOVER_LISTENING)
         self.membership.publish(self._payload())
-        self._passed_takeover(changes, failpoints.TAKEOVER_PUBLISHED)
+        self._passed_takeover(changes, TAKEOVER_PUBLISHED)
 
     def _passed_takeover(self, changes: OwnershipChanges, point: str) -> None:
         if changes.gained:

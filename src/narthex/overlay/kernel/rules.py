@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from narthex.linux.iptables_variants import plain_command
 from narthex.linux.libnftables import NftError, NftMissingError, run_nft
-from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, run
+from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.netfilter.ast import Table
 from narthex.netfilter.nft.parse import parse_ruleset
 from narthex.netfilter.nft.print import nft_script
@@ -16,6 +16,10 @@ _LOCK_SECONDS = "5"
 _SECONDS = 60.0
 
 
+class MasqueradeError(RuntimeError):
+    """The kernel or its tool refused the masquerading rules."""
+
+
 class MasqueradeWriter:
     """Keeps the rules in one of the two tools and removes them from the other."""
 
@@ -24,7 +28,7 @@ class MasqueradeWriter:
         self._other_is_clean: set[object] = set()
 
     def reconcile(self, rules: MasqueradeRules) -> bool:
-        """Establish the rules of a family; return True if anything was changed. Raises ApplyError."""
+        """Establish the rules of a family; return True if anything was changed. Raises MasqueradeError."""
         needed = any(rules.chains().values())
         changed = self._reconcile_nftables(rules) if self.nftables else self._reconcile_iptables(rules, needed=needed)
         if rules.family not in self._other_is_clean:
@@ -46,13 +50,13 @@ class MasqueradeWriter:
         except FileNotFoundError:
             if not needed:
                 return False
-            raise ApplyError(
+            raise MasqueradeError(
                 f"{command} is not installed: install it, or set EnableNFTables in net-conf.json"
             ) from None
         except (CommandError, TimeoutExpired, SaveTextError) as error:
             if not needed:
                 return False
-            raise ApplyError(f"masquerading rules of {rules.family.label}: {error}") from error
+            raise MasqueradeError(f"masquerading rules of {rules.family.label}: {error}") from error
         return bool(script)
 
     def _reconcile_nftables(self, rules: MasqueradeRules) -> bool:
@@ -67,9 +71,9 @@ class MasqueradeWriter:
         except NftMissingError as error:
             if desired is None:
                 return False
-            raise ApplyError(f"masquerading rules of {rules.family.label}: {error}") from error
+            raise MasqueradeError(f"masquerading rules of {rules.family.label}: {error}") from error
         except (NftError, OSError, ValueError) as error:
-            raise ApplyError(f"masquerading rules of {rules.family.label}, table {where}: {error}") from error
+            raise MasqueradeError(f"masquerading rules of {rules.family.label}, table {where}: {error}") from error
         return True
 
 

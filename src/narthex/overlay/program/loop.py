@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from narthex.linux.clock import Clock
-from narthex.linux.run import ApplyError
 from narthex.linux.sysctls import apply_sysctls
 from narthex.model import FAMILIES, Delete, Event, IPFamily, Node, Synced, Upsert, contains
 from narthex.overlay.annotations import AnnotationKeys, LeaseAttributes, lease_annotations
@@ -44,7 +43,7 @@ from narthex.overlay.desired import (
 from narthex.overlay.interfaces import InterfaceSelection, select_interface
 from narthex.overlay.kernel import files
 from narthex.overlay.kernel.kernel import OverlayKernel, described
-from narthex.overlay.kernel.rules import MasqueradeWriter
+from narthex.overlay.kernel.rules import MasqueradeError, MasqueradeWriter
 from narthex.overlay.masquerade import MasqueradeRules
 from narthex.overlay.net_conf import VXLAN, NetConf, NetConfError, parse, subnet_env
 from narthex.overlay.peers import OverlayPeer, node_subnets, overlay_peers, without_conflicts
@@ -172,7 +171,7 @@ class Overlay:
         problems: tuple[str, ...] = ()
         try:
             problems = self._look(full)
-        except (ValueError, OSError, ApplyError) as error:
+        except (ValueError, OSError, MasqueradeError) as error:
             self._metrics.broken = not isinstance(error, ValueError)
             # The next reconciliation reads what has been applied.
             self._metrics.report(str(error), source_problems)
@@ -197,7 +196,7 @@ class Overlay:
                     self._synced = True
 
     def _look(self, full: bool) -> tuple[str, ...]:
-        """Reconcile; return the problems. Raises ValueError, OSError, and ApplyError if this node cannot join the overlay."""
+        """Reconcile; return the problems. Raises ValueError, OSError, and MasqueradeError if this node cannot join the overlay."""
         name = self._settings.node
         conf = self._conf_file.read()
         node = self._nodes.get(name)

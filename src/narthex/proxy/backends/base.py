@@ -20,6 +20,10 @@ R = TypeVar("R")
 C = TypeVar("C")
 
 
+class ApplyError(RuntimeError):
+    """The kernel or its tool refused a change."""
+
+
 class Trait(enum.Enum):
     """A difference between modes that no single packet shows: a question, with the text `words`.
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.linux.ipset import destroy_ipsets, read_ipsets
 from narthex.linux.iptables_variants import VARIANTS, command_of, default_variant
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.netlink import NetlinkError, attribute
 from narthex.linux.nfnetlink import DELETE_TABLE, FAMILY_NUMBERS, NfNetlink
-from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, run
+from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.model import IPFamily, join_port
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.xtables.lexer import SaveTextError
+from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.backends.iptables.names import OWN_TABLES
 from narthex.proxy.backends.ipvs.names import LINK
@@ -37,6 +37,7 @@ from narthex.proxy.backends.leftovers import (
 )
 from narthex.proxy.kernel import ipvs_link
 from narthex.proxy.kernel.dataplanes import DATAPLANES, OwnedObjects
+from narthex.proxy.kernel.ipset import destroy_ipsets, read_ipsets
 from narthex.proxy.kernel.virtual_servers import IpvsServers
 
 _LOCK_SECONDS = "5"

@@ -20,12 +20,11 @@ import msgspec
 
 from narthex.linux.monitor import ForeignChanges, NftablesMonitor, RuleScope, watch_rules
 from narthex.linux.privileges import kernel_release, missing_tools, nft_release
-from narthex.linux.run import ApplyError
 from narthex.model import IPFamily
 from narthex.model.kernel_setting import KernelSetting
 from narthex.netfilter.xtables.values import builtin_chains
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.backends.base import Backend, Target
+from narthex.proxy.backends.base import ApplyError, Backend, Target
 from narthex.proxy.backends.iptables.names import IPTABLES_CHAINS, OWN_TABLES, ChainOwnership
 from narthex.proxy.backends.ipvs.names import IPVS_CHAINS
 from narthex.proxy.backends.nftables.frame import TABLE

@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from narthex.linux import failpoints
-from narthex.linux.failpoints import failpoint
+from narthex.linux.failpoints import IPTABLES_GIVEN, IPTABLES_RESTORED, failpoint
 from narthex.linux.iptables_variants import default_variant
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.nfnetlink import NfNetlink
-from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, feed, run
+from narthex.linux.run import CommandError, TimeoutExpired, feed, run
 from narthex.model import IPFamily
 from narthex.netfilter.ast import TouchedPart, Unprintable
 from narthex.netfilter.xtables.lexer import SaveTextError
-from narthex.proxy.backends.base import Target
+from narthex.proxy.backends.base import ApplyError, Target
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.backends.iptables.rules import Rules, Sysctl, XtablesChanges, XtablesRules
@@ -144,7 +143,7 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
             for block in itertools.chain((first,), blocks):
                 yield block
                 if block == COMMIT:
-                    failpoint(failpoints.IPTABLES_GIVEN)
+                    failpoint(IPTABLES_GIVEN)
 
         argv = [f"{self._command}-restore", "--noflush", "--wait", _LOCK_SECONDS]
         try:
@@ -152,7 +151,7 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
                 feed(argv, noted(), namespace=self._namespace, timeout=_MOST_SECONDS)
         except ApplyError as error:
             raise ApplyError(f"{error}{_quoted_line(script(), str(error))}") from error
-        failpoint(failpoints.IPTABLES_RESTORED)
+        failpoint(IPTABLES_RESTORED)
 
     def _run(self, argv: list[str]) -> str:
         with _errors_named(argv):

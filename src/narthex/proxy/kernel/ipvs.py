@@ -7,9 +7,15 @@ from collections.abc import Iterator
 import msgspec
 from immutables import Map
 
-from narthex.linux import failpoints
-from narthex.linux.failpoints import failpoint
-from narthex.linux.ipset import destroy_ipsets, read_ipsets, write_ipsets
+from narthex.linux.failpoints import (
+    IPVS_BOUND,
+    IPVS_DESTROYED,
+    IPVS_ENTRIES,
+    IPVS_SERVERS,
+    IPVS_SETS,
+    IPVS_TABLES,
+    failpoint,
+)
 from narthex.model import IPFamily, in_any
 from narthex.model.kernel_setting import KernelSetting
 from narthex.proxy.backends.base import Target
@@ -19,6 +25,7 @@ from narthex.proxy.backends.ipvs import rules as ipvs_rules
 from narthex.proxy.backends.ipvs.rules import IpvsChanges, IpvsRules
 from narthex.proxy.backends.leftovers import is_virtual_server
 from narthex.proxy.kernel import ipvs_link
+from narthex.proxy.kernel.ipset import destroy_ipsets, read_ipsets, write_ipsets
 from narthex.proxy.kernel.iptables import IptablesTarget
 from narthex.proxy.kernel.virtual_servers import TEND_SECONDS, IpvsServers
 
@@ -78,22 +85,22 @@ class IpvsTarget(Target[IpvsRules, IpvsChanges]):
             changes = self._differences(changes)
         namespace = self._namespace
         ipvs_link.bind(changes.bind, namespace)
-        failpoint(failpoints.IPVS_BOUND)
+        failpoint(IPVS_BOUND)
         remade = sorted({each.name for each in changes.sets_added}.intersection(changes.sets_removed))
         if remade:
             self._tables.clean()
             destroy_ipsets(remade, namespace)
         write_ipsets(changes.sets_added, {name: each.added for name, each in changes.entries.items()}, {}, namespace)
-        failpoint(failpoints.IPVS_SETS)
+        failpoint(IPVS_SETS)
         if changes.tables:
             self._tables.apply(changes.tables)
-        failpoint(failpoints.IPVS_TABLES)
+        failpoint(IPVS_TABLES)
         self._servers.change(changes.servers_added, changes.servers_edited, changes.servers_removed, changes.reals)
-        failpoint(failpoints.IPVS_SERVERS)
+        failpoint(IPVS_SERVERS)
         write_ipsets((), {}, {name: each.removed for name, each in changes.entries.items()}, namespace)
-        failpoint(failpoints.IPVS_ENTRIES)
+        failpoint(IPVS_ENTRIES)
         destroy_ipsets([name for name in changes.sets_removed if name not in remade], namespace)
-        failpoint(failpoints.IPVS_DESTROYED)
+        failpoint(IPVS_DESTROYED)
         ipvs_link.unbind(changes.unbind, namespace)
 
     def tend(self) -> float | None:

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from narthex.linux.addresses import addresses_on
 from narthex.linux.links import LinkError, ip_batch
 from narthex.linux.namespaces import in_namespace
-from narthex.linux.run import ApplyError
 from narthex.model import IPFamily, host_network
+from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.ipvs.names import LINK
 
 

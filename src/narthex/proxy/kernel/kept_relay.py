@@ -6,8 +6,8 @@ import logging
 
 from immutables import Map
 
-from narthex.linux.run import ApplyError
 from narthex.model import NamespacedName, Protocol, ServicePortName
+from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.userspace.rules import ListenKey, RelayListener, RelayListeners
 from narthex.proxy.plan.ir import Scope
 from narthex.proxy.relay.process import RelayGoneError, RelayProcess, RelaySetup

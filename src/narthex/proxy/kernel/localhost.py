@@ -6,8 +6,8 @@ import logging
 
 from immutables import Map
 
-from narthex.linux.run import ApplyError
 from narthex.model import IPFamily
+from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.userspace.backend import RELAYED
 from narthex.proxy.backends.userspace.rules import RelayListener, RelayListeners
 from narthex.proxy.kernel.kept_relay import KeptRelay

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from narthex.linux import failpoints
-from narthex.linux.failpoints import failpoint
+from narthex.linux.failpoints import NFT_ELEMENTS, NFT_REMOVED, NFT_SCRIPT, failpoint
 from narthex.linux.libnftables import NftError, run_nft
 from narthex.linux.netlink import DumpInterrupted, NetlinkError, attribute, payloads, text_attribute
 from narthex.linux.nfnetlink import (
@@ -30,7 +29,6 @@ from narthex.linux.nfnetlink import (
     element_messages,
     failed_element,
 )
-from narthex.linux.run import ApplyError
 from narthex.model import IPFamily
 from narthex.netfilter.ast import ElementData, ElementKey, Set, Table, TouchedPart, Unprintable
 from narthex.netfilter.netlink.elements import decode_list, encoder, is_config_set, key_encoder
@@ -38,7 +36,7 @@ from narthex.netfilter.netlink.rules import chain_payload, rule_payload
 from narthex.netfilter.netlink.slot_map import SlotMap, encode_slots
 from narthex.netfilter.nft.parse import parse_ruleset
 from narthex.netfilter.nft.print import element_text
-from narthex.proxy.backends.base import Target
+from narthex.proxy.backends.base import ApplyError, Target
 from narthex.proxy.backends.nftables.backend import NftRules, from_table
 from narthex.proxy.backends.nftables.changes import NftChanges, between, with_elements
 from narthex.proxy.backends.nftables.frame import TABLE
@@ -161,11 +159,11 @@ class NftablesTarget(Target[NftRules, NftChanges]):
         known, self._seen = self._seen, None
         structure, self._structure = self._structure, None
         self._run(first, "rules")
-        failpoint(failpoints.NFT_SCRIPT)
+        failpoint(NFT_SCRIPT)
         self._commit(changes, messages)
-        failpoint(failpoints.NFT_ELEMENTS)
+        failpoint(NFT_ELEMENTS)
         self._remove(last)
-        failpoint(failpoints.NFT_REMOVED)
+        failpoint(NFT_REMOVED)
         # Each of our transactions raises the generation by one; if it is higher, others have written, too.
         if known is not None and self._generation() == known + changes.transactions:
             self._structure = structure if changes.elements_only else self._read_structure()

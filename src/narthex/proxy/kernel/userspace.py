@@ -13,9 +13,8 @@ from immutables import Map
 
 from narthex.linux.module_process import receive
 from narthex.linux.namespaces import in_namespace
-from narthex.linux.run import ApplyError
 from narthex.model import IPFamily, Protocol
-from narthex.proxy.backends.base import Target
+from narthex.proxy.backends.base import ApplyError, Target
 from narthex.proxy.backends.iptables.rules import XtablesRules
 from narthex.proxy.backends.userspace.names import USERSPACE_CHAINS
 from narthex.proxy.backends.userspace.rules import ListenKey, RelayListeners, UserspaceChanges, UserspaceRules

@@ -13,7 +13,6 @@ import msgspec
 
 from narthex.linux.genetlink import Genetlink, GenetlinkRequest
 from narthex.linux.netlink import DumpInterrupted, NetlinkError
-from narthex.linux.run import ApplyError
 from narthex.model import IPFamily, Protocol, family_of, join_port
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.netfilter.netlink.ipvs import (
@@ -29,6 +28,7 @@ from narthex.netfilter.netlink.ipvs import (
     server_key_attributes,
     timeout_attributes,
 )
+from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.ipvs.rules import RealChanges
 
 TEND_SECONDS = 60.0

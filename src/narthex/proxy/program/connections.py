@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from narthex.linux.clock import Clock
-from narthex.linux.run import ApplyError
 from narthex.model import IPFamily, ServicePortName, join_port
+from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.kernel.dataplanes import CounterReader
 from narthex.proxy.plan.ir import Plan
 from narthex.runtime.configuration.values import OwnConfiguration

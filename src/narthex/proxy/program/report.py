@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from narthex.kube.events import ClusterEvent, source_problem
-from narthex.linux.run import ApplyError
 from narthex.model import EventProblem, IPFamily, NamespacedName, Problem, Service, ServicePortName, Snapshot
+from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.iptables.rules import XtablesChanges
 from narthex.proxy.backends.ipvs.rules import IpvsChanges
 from narthex.proxy.backends.nftables.changes import NftChanges

@@ -10,10 +10,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 from narthex.linux.monitor import OwnTransactions
-from narthex.linux.run import ApplyError
 from narthex.model import IPFamily
 from narthex.netfilter.ast import TouchedPart
-from narthex.proxy.backends.base import Backend, Target
+from narthex.proxy.backends.base import ApplyError, Backend, Target
 from narthex.testing.simulation.time import VirtualLoop
 from narthex.testing.simulation.writes import KernelWrite, empty_rules, kernel_writes
 

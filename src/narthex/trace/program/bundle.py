@@ -309,11 +309,10 @@ def take(node: str = "", namespace: str | None = None, kubeconfig: str = "", mas
     """
     if not (kubeconfig or master):
         return gather(node, namespace)
-    from narthex.kube.access import Access
+    from narthex.kube.access import access_to
     from narthex.kube.snapshot import UNKNOWN_KIND, read_lists
-    from narthex.runtime.configuration.values import ClientConnection
 
-    access = Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master)
+    access = access_to(kubeconfig, master)
     lists = read_lists(access)
     for _ in range(_ATTEMPTS):
         before = _versions(lists)

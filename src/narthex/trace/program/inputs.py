@@ -95,13 +95,12 @@ def read_server(kubeconfig: str, master: str, *, pods: bool = False) -> ClusterO
 
     Without a kubeconfig and a URL, it connects as a pod does.
     """
-    from narthex.kube.access import Access
+    from narthex.kube.access import access_to
     from narthex.kube.client import Unreachable
     from narthex.kube.resources import of_a_cluster
     from narthex.kube.snapshot import read_once
-    from narthex.runtime.configuration.values import ClientConnection
 
-    access = Access(connection=ClientConnection(kubeconfig=kubeconfig), master=master)
+    access = access_to(kubeconfig, master)
     store = Store()
     try:
         events, problems = read_once(access, of_a_cluster(pods=pods))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from narthex.linux.run import ApplyError, CommandError, TimeoutExpired, run
+from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.netfilter.ast import Unprintable
 from narthex.netfilter.ipset import IpSet, IpsetTextError, entry_line, ipset_save_text, parse_ipsets
+from narthex.proxy.backends.base import ApplyError
 
 _IN_USE = "in use by a kernel component"
 _DESTROY_ATTEMPTS = 20
