@@ -15,19 +15,16 @@ import msgspec
 
 from narthex.cli.output import json_text
 from narthex.cli.trace import picture
-from narthex.model import IPFamily
-from narthex.netfilter.dump.read import DumpError, read_dumps
+from narthex.model import InputError, IPFamily
+from narthex.netfilter.dump.read import read_dumps
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
 from narthex.trace.causes.catalogue import CauseFinding
-from narthex.trace.causes.find import find
 from narthex.trace.document import trace_document
 from narthex.trace.model import PacketPath
-from narthex.trace.names import AddressName
-from narthex.trace.program.inputs import InputError, NodeInputs, NodeOptions, node_inputs, read_cluster
-from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError, ask, question
+from narthex.trace.program.inputs import NodeInputs, NodeOptions, node_inputs, read_cluster
 from narthex.trace.program.reports import compare_node
-from narthex.trace.program.rules_trace import answer
+from narthex.trace.program.rules_trace import trace_by_objects
 from narthex.trace.program.travel import from_files
 from narthex.trace.render.text import text
 from narthex.trace.reports.check import CheckReport
@@ -104,29 +101,19 @@ def trace(cluster: NodeInputs, source: str, destination: str, *, rules: tuple[Du
         rules: The node's actual rules; by default, the rules that Narthex renders.
     """
     texts = [(str(path), Path(path).read_text(errors="replace")) for path in rules]
-    places = OwnerIndex(cluster.snapshot)
-    try:
-        sender, target, spec = ask(places, source, destination)
-        asked = question(places, sender, target, spec, cluster, cluster.host, None)
-        path = answer(
-            asked,
-            cluster,
-            cluster.host,
-            others={address: AddressName("outside", "") for address in OUTSIDE},
-            dump=(lambda family: read_dumps(texts, family).for_family(family)) if texts else None,
-        )
-    except (TraceError, DumpError) as error:
-        raise InputError(str(error)) from error
-    return Explanation(path=path, causes=tuple(find(path, {}, cluster.snapshot)))
+    traced = trace_by_objects(
+        cluster.snapshot,
+        source,
+        destination,
+        lambda _: cluster,
+        dump=(lambda family: read_dumps(texts, family).for_family(family)) if texts else None,
+    )
+    return Explanation(path=traced.path, causes=tuple(traced.findings))
 
 
 def check(cluster: NodeInputs, rules: tuple[Dump, ...]) -> tuple[CheckReport, ...]:
     """Compare what the objects require with the rules of a node, for each IP family."""
-    try:
-        view = from_files([Path(path) for path in rules], cluster.config.node_name)
-    except DumpError as error:
-        raise InputError(str(error)) from error
-    return compare_node(cluster, view)
+    return compare_node(cluster, from_files([Path(path) for path in rules], cluster.config.node_name))
 
 
 # Importing the package `narthex.trace` set this attribute to the package.

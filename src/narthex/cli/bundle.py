@@ -12,7 +12,7 @@ import msgspec
 from narthex.cli.inputs import bundle_source_of_lab, no_namespace
 from narthex.cli.options import lab_option, master_option
 from narthex.cli.output import print_document, working
-from narthex.proxy.plan.show import visible
+from narthex.model import visible
 from narthex.trace.node.layout import TAKEN, BundleDocument, BundleManifest
 from narthex.trace.node.layout import script as script_text
 

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from narthex.cli.inputs import node_options, node_options_of, options, source_options, views_of
 from narthex.cli.options import lab_option, output_option
 from narthex.cli.output import CANNOT_TELL, AnswersByStatus, json_text, working
-from narthex.proxy.plan.show import visible
-from narthex.trace.program.inputs import InputError, NodeOptions
+from narthex.model import InputError, visible
+from narthex.trace.program.inputs import NodeOptions
 from narthex.trace.program.reports import check_reports, status
 from narthex.trace.reports.check import CheckDocument, CheckReport, Discrepancy
 

@@ -12,13 +12,11 @@ import msgspec
 from narthex.cli.inputs import cluster_of, has_source, inputs_of, node_options_of, options_of_all_nodes, source_options
 from narthex.cli.options import output_option
 from narthex.cli.output import AnswersByStatus, print_document, working
-from narthex.netfilter.dump.read import DumpError
+from narthex.model import InputError, visible
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.plan.show import visible
 from narthex.trace.follow.views import LinkAddress, NodeView
 from narthex.trace.node.view import view_of_bundle, view_of_files
-from narthex.trace.program.bundle import BundleError, read_bundle
-from narthex.trace.program.inputs import InputError
+from narthex.trace.program.bundle import read_bundle
 from narthex.trace.program.reports import prospect
 from narthex.trace.program.travel import from_files, is_bundle, texts_of
 from narthex.trace.reports.difference import (
@@ -68,7 +66,7 @@ def command(before: str, after: str, as_text: bool, every: bool, output: str, **
             with working(f"comparing {before} and {after}"):
                 (one, first), (other, second) = (_side(word, given) for word in (before, after))
                 found = found or differences(one, other, folded=not every)
-    except (BundleError, DumpError, InputError, OSError) as error:
+    except (InputError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if as_text:
         more = tuple(rules_in_text(first, second))

@@ -10,15 +10,8 @@ import click
 
 from narthex.cli.options import F, master_option, with_options
 from narthex.cli.output import working
-from narthex.trace.program.inputs import (
-    ClusterObjects,
-    InputError,
-    NodeInputs,
-    NodeOptions,
-    node_inputs,
-    read_cluster,
-    read_server,
-)
+from narthex.model import InputError
+from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs, read_cluster, read_server
 
 if TYPE_CHECKING:
     from narthex.trace.follow.views import NodeView
@@ -162,8 +155,6 @@ def views_of(
 ) -> tuple[tuple[NodeView, ...], ClusterObjects | None]:
     """Read all sources: views, and objects from --manifests or the API, otherwise from a bundle. Ends the command on errors."""
     # Commands that only plan do not read dumps: these modules would double their start-up time.
-    from narthex.netfilter.dump.read import DumpError
-    from narthex.trace.program.bundle import BundleError
     from narthex.trace.program.travel import from_bundles, from_files, live
 
     if options.get("lab"):
@@ -175,7 +166,7 @@ def views_of(
                 views = (*views, from_files(options["dumps"], str(options.get("node", "")) if not views else ""))
             if options["live"] or options.get("netns") or (default_live and not views):
                 views = (*views, live(str(options.get("node", "")), options.get("netns")))
-    except (BundleError, DumpError) as error:
+    except InputError as error:
         raise click.ClickException(str(error)) from error
     except (FileNotFoundError, PermissionError, ValueError) as error:
         raise no_namespace(options.get("netns"), error) from error
@@ -198,7 +189,6 @@ def _name_live(views: Iterable[NodeView], cluster: ClusterObjects) -> None:
 def _of_lab(options: dict[str, Any]) -> tuple[tuple[NodeView, ...], ClusterObjects]:
     """Return the views of all nodes of a lab, or of the one that --node names, and its objects."""
     from narthex.lab.program.trace import faults_of, known_of
-    from narthex.trace.program.places import TraceError
 
     given = ("bundles", "dumps", "live", "netns", "manifests", "kubeconfig", "master")
     if any(options.get(name) for name in given):
@@ -206,7 +196,7 @@ def _of_lab(options: dict[str, Any]) -> tuple[tuple[NodeView, ...], ClusterObjec
     try:
         with working(f"reading the nodes of lab {options['lab']}"):
             known, faults = known_of(options["lab"]), faults_of(options["lab"])
-    except (TraceError, InputError) as error:
+    except InputError as error:
         raise click.ClickException(str(error)) from error
     for fault in faults:
         click.echo(f"note: {fault}", err=True)
@@ -220,41 +210,33 @@ def _of_lab(options: dict[str, Any]) -> tuple[tuple[NodeView, ...], ClusterObjec
 
 def kubeconfig_of_lab(name: str) -> str:
     """Return the kubeconfig of a running lab. Ends the command if there is none."""
-    from narthex.lab.program.labs import open_lab
-    from narthex.lab.program.state import LabError
+    from narthex.lab.program.trace import running_lab
 
     try:
-        return str(open_lab(name).kubeconfig)
-    except LabError as error:
+        return str(running_lab(name).kubeconfig)
+    except InputError as error:
         raise click.ClickException(str(error)) from error
 
 
 def bundle_source_of_lab(name: str, node: str) -> tuple[str, str, str]:
     """Return the name and the network namespace of a node of a lab, and the lab's kubeconfig. Ends the command on errors."""
-    from narthex.lab.program.labs import open_lab
-    from narthex.lab.program.state import LabError
-    from narthex.lab.program.trace import namespace_of_node
-    from narthex.trace.program.places import TraceError
+    from narthex.lab.program.trace import namespace_of_node, running_lab
 
     try:
-        lab = open_lab(name)
-        namespace = namespace_of_node(name, node)
-    except (LabError, TraceError) as error:
+        lab, namespace = running_lab(name), namespace_of_node(name, node)
+    except InputError as error:
         raise click.ClickException(str(error)) from error
     return next(each.name for each in lab.nodes if each.namespace == namespace), namespace, str(lab.kubeconfig)
 
 
 def node_of_lab(name: str, node: str) -> tuple[str, ClusterObjects]:
     """Return the network namespace of a node of a lab, and the lab's objects. Ends the command on errors."""
-    from narthex.lab.program.labs import open_lab
-    from narthex.lab.program.state import LabError
     from narthex.lab.program.trace import cluster_of as objects_of_lab
-    from narthex.lab.program.trace import namespace_of_node
-    from narthex.trace.program.places import TraceError
+    from narthex.lab.program.trace import namespace_of_node, running_lab
 
     try:
-        return namespace_of_node(name, node), objects_of_lab(open_lab(name))
-    except (LabError, TraceError, InputError) as error:
+        return namespace_of_node(name, node), objects_of_lab(running_lab(name))
+    except InputError as error:
         raise click.ClickException(str(error)) from error
 
 

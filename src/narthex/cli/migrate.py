@@ -9,7 +9,7 @@ import click
 from narthex.cli.inputs import cluster_of, mode_option, node_options_of, options_of_all_nodes, source_options
 from narthex.cli.options import output_option
 from narthex.cli.output import print_document, working
-from narthex.trace.program.inputs import InputError
+from narthex.model import InputError
 from narthex.trace.reports.migration.report import migration_document, text
 
 SOMETHING_CHANGES = 3

@@ -18,10 +18,8 @@ import msgspec
 from narthex.cli.inputs import cluster_of, has_source, no_namespace, node_of_lab, source_options
 from narthex.cli.options import lab_option, netns_option, output_option
 from narthex.cli.output import json_text, working
-from narthex.model import Snapshot
-from narthex.proxy.plan.show import visible
+from narthex.model import InputError, Snapshot, visible
 from narthex.trace.names import AddressNames
-from narthex.trace.program.bundle import BundleError
 from narthex.trace.program.inputs import ClusterObjects
 from narthex.trace.program.reports import look, look_at_bundle, names_of
 from narthex.trace.reports.counting import CounterReading, TopDocument, TopRow, ordered, rows
@@ -95,7 +93,7 @@ def command(
             click.echo(_shown(now, table(now, None, 0.0, sort), output), nl=False)
             return
         _live(lambda: look(names, netns), table, sort, interval, once, output)
-    except BundleError as error:
+    except InputError as error:
         raise click.ClickException(str(error)) from error
     except (FileNotFoundError, PermissionError, ValueError) as error:
         raise no_namespace(netns, error) from error

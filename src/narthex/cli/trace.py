@@ -22,24 +22,19 @@ from narthex.cli.inputs import (
 from narthex.cli.options import lab_option
 from narthex.cli.output import json_text, working
 from narthex.cli.terminal import color_option, line_width, print_lines
-from narthex.model import IPFamily, Snapshot, address
+from narthex.model import InputError, IPFamily, Snapshot, address
 from narthex.netfilter.dump.read import DumpError, WalkInput, merge_dumps, read_dump
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.document import ProbeRecord, trace_document
 from narthex.trace.model import Fate, PacketPath, branch_ends
-from narthex.trace.names import AddressName
-from narthex.trace.program.bundle import BundleError
-from narthex.trace.program.inputs import InputError
-from narthex.trace.program.places import CLUSTER_DOMAIN, OUTSIDE, OwnerIndex, ResolvedRequest, TraceError, ask, question
-from narthex.trace.program.rules_trace import answer
+from narthex.trace.program.places import CLUSTER_DOMAIN, OUTSIDE_NAMES
+from narthex.trace.program.rules_trace import TracedPath, trace_by_objects
 from narthex.trace.program.travel import KnownCluster, TraceRequest, from_files, texts_of, travel, travel_live
 from narthex.trace.render.styled import Span
 from narthex.trace.render.text import lines
 
 if TYPE_CHECKING:
     from narthex.trace.program.kernel_probe import ProbeComparison
-
-_OUTSIDE = {ip: AddressName("outside", "") for ip in OUTSIDE}
 
 
 NOT_KNOWN = 3
@@ -130,7 +125,7 @@ def command(
     )
     try:
         result = _traced(request, given, lab, objects=objects, probe=probe)
-    except (TraceError, InputError, DumpError, BundleError) as error:
+    except InputError as error:
         raise click.ClickException(str(error)) from error
     show(result, output, every=every, color=color)
     if result.parts:
@@ -179,7 +174,7 @@ def _over_nodes(options: dict[str, Any], request: TraceRequest, *, probe: bool) 
         views=views,
         snapshot=cluster.snapshot if cluster is not None else Snapshot(),
         has_objects=cluster is not None,
-        others=_OUTSIDE,
+        others=OUTSIDE_NAMES,
         node_ips=tuple(map(address, options["node_ips"])),
     )
     with working("following the packet"):
@@ -208,24 +203,19 @@ def _in_lab(name: str, request: TraceRequest, *, probe: bool) -> TraceResult:
 
 def _by_objects(request: TraceRequest, options: dict[str, Any]) -> TraceResult:
     """Walk the rules that the objects become on one node, or those of dumps, and compare them with the plan."""
-    from narthex.trace.causes.find import find
-
     cluster = cluster_of(options, pods=True)
     chosen = node_options_of(options)
     inputs = viewed(cluster, chosen) if chosen.node else None
-    places = OwnerIndex(cluster.snapshot if inputs is None else inputs.snapshot)
-    sender, target, spec = ask(places, request.source, request.destination, request.domain)
-    if inputs is None:
-        inputs = viewed(cluster, msgspec.structs.replace(chosen, node=sender.node or target.node))
-    asked: ResolvedRequest = question(places, sender, target, spec, inputs, inputs.host, options["iif"])
-    path = answer(
-        asked,
-        inputs,
-        inputs.host,
-        others=_OUTSIDE,
+    traced = trace_by_objects(
+        cluster.snapshot if inputs is None else inputs.snapshot,
+        request.source,
+        request.destination,
+        lambda node: inputs or viewed(cluster, msgspec.structs.replace(chosen, node=node)),
+        domain=request.domain,
+        iif=options["iif"],
         dump=_rules_of(texts_of(options["dumps"])) if options["dumps"] else None,
     )
-    return TraceResult(path=path, findings=find(path, {}, cluster.snapshot))
+    return TraceResult(path=traced.path, findings=traced.findings)
 
 
 def _rules_of(read: tuple[list[tuple[str, str]], list[str]]) -> Callable[[IPFamily], WalkInput] | None:
@@ -259,11 +249,9 @@ def _follows_routes(paths: Sequence[Path]) -> bool:
     return any(getattr(view, field) is not None for field in fields)
 
 
-class TraceResult(msgspec.Struct, frozen=True, kw_only=True):
+class TraceResult(TracedPath, frozen=True, kw_only=True):
     """A path, the causes of its failure, and the result of a probe."""
 
-    path: PacketPath
-    findings: list[CauseFinding] = []
     tried: ProbeComparison | None = None
 
     @property

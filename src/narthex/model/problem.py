@@ -23,6 +23,10 @@ MAX_PROBLEMS = 1000
 """Problems of one file or source that are listed: foreign text must not fill memory, logs, and pages."""
 
 
+class InputError(ValueError):
+    """An input cannot be used; the message says why and what to do."""
+
+
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """One validation problem. An error rejects the object or document, a warning only the named field."""
 
@@ -136,6 +140,11 @@ class EventProblem(Problem, frozen=True, kw_only=True):
 
     reason: str
     """Reason of the Event, in Kubernetes' form."""
+
+
+def visible(text: str) -> str:
+    """Return the text without characters that could move a terminal's cursor or change its colors."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def quoted(value: object, longest: int = _LONGEST_QUOTE) -> str:

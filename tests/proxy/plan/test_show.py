@@ -2,11 +2,12 @@
 
 import msgspec
 
+from narthex.model import visible
 from narthex.model.net import IPFamily, Protocol
 from narthex.model.objects import ServiceCIDR, ServicePort
 from narthex.proxy.plan.document import plan_record
 from narthex.proxy.plan.ir import Endpoint, Plan, Pool
-from narthex.proxy.plan.show import decision_text, match_text, table, visible
+from narthex.proxy.plan.show import decision_text, match_text, table
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 
 SHOP = (

@@ -34,32 +34,28 @@ from narthex.linux.namespaces import in_namespace
 from narthex.linux.processes import is_alive
 from narthex.linux.run import CommandError, run
 from narthex.model import FAMILIES, Host, IPFamily, address, contains, family_of
-from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.find import find
 from narthex.trace.follow.views import NodeView, RelayEndpoints
-from narthex.trace.model import PacketPath
 from narthex.trace.names import AddressName, AddressNames
 from narthex.trace.node.layout import CNI_FILE, PARTS
 from narthex.trace.node.view import view_of_bundle
 from narthex.trace.program.bundle import gather
 from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
 from narthex.trace.program.places import AddressOwner, OwnerIndex, TraceError, ask, question
-from narthex.trace.program.rules_trace import answer
+from narthex.trace.program.rules_trace import TracedPath, answer
 from narthex.trace.program.travel import KnownCluster, TraceRequest, live, travel_into
 
 
-class LabTrace(msgspec.Struct, frozen=True, kw_only=True):
+class LabTrace(TracedPath, frozen=True, kw_only=True):
     """A packet's path in a lab, and why it fails."""
 
-    path: PacketPath
-    findings: list[CauseFinding]
     node: str
     """The node whose plan is compared with its rules, and whose kernel a probe watches."""
 
 
 def trace_lab(name: str, request: TraceRequest) -> LabTrace:
     """Follow a packet through a running lab from its sender on, by live rules and routes. Raises TraceError, InputError."""
-    lab = _open(name)
+    lab = running_lab(name)
     cluster = cluster_of(lab)
     places = OwnerIndex(cluster.snapshot, OUTSIDE_ADDRESSES, pods_of(lab))
     sender, target, spec = ask(places, request.source, request.destination, request.domain)
@@ -94,7 +90,7 @@ def trace_lab(name: str, request: TraceRequest) -> LabTrace:
 
 def faults_of(name: str) -> tuple[str, ...]:
     """Return what is broken in a lab, each in one line. Raises TraceError."""
-    lab = _open(name)
+    lab = running_lab(name)
     return tuple(dict.fromkeys(each.text for each in impairments(lab, running_nodes(lab), time.time())))
 
 
@@ -178,7 +174,7 @@ _AT_ONCE = 4
 
 def known_of(name: str) -> KnownCluster:
     """Return the views of all nodes of a lab, and its objects. Raises TraceError."""
-    lab = _open(name)
+    lab = running_lab(name)
     return _known(lab, cluster_of(lab))
 
 
@@ -209,7 +205,7 @@ def _views_of(lab: LabState, sender: AddressOwner | None) -> tuple[NodeView, ...
 
 def node_options_of(name: str, node: str) -> NodeOptions:
     """Return the mode and the configuration of a node of a lab. Raises TraceError."""
-    lab = _open(name)
+    lab = running_lab(name)
     file = StateDirectory(lab.name).node(node).configuration
     return NodeOptions(node=node, mode=lab.mode, config_file=file if file.exists() else None)
 
@@ -277,7 +273,7 @@ def _view_of_pod(pod: PodRecord) -> NodeView | None:
 
 def namespace_of_node(name: str, node: str) -> str:
     """Return the network namespace of a node, or of the only one if no name is given. Raises TraceError."""
-    lab = _open(name)
+    lab = running_lab(name)
     if not node and len(lab.nodes) > 1:
         raise TraceError(f"which node of lab {name}? Choose one with --node: {', '.join(n.name for n in lab.nodes)}")
     return _node(lab, node).namespace
@@ -285,7 +281,7 @@ def namespace_of_node(name: str, node: str) -> str:
 
 def namespace_of(name: str, what: str) -> str:
     """Return the network namespace of a node by its name, or of the owner of an address. Raises TraceError."""
-    lab = _open(name)
+    lab = running_lab(name)
     for node in lab.nodes:
         if what == node.name or what in node.addresses:
             return node.namespace
@@ -299,7 +295,8 @@ def namespace_of(name: str, what: str) -> str:
     )
 
 
-def _open(name: str) -> LabState:
+def running_lab(name: str) -> LabState:
+    """Return the state of a running lab. Raises TraceError if there is none."""
     try:
         return open_lab(name)
     except LabError as error:

@@ -13,8 +13,9 @@ from narthex.lab.program.labs import access_of, open_lab
 from narthex.lab.program.state import LabState
 from narthex.lab.program.trace import faults_of, trace_lab
 from narthex.lab.ui.board import Board, ConnectionCounts
-from narthex.lab.ui.path import TracedPath, Tracer, source_of
-from narthex.trace.program.places import TraceError
+from narthex.lab.ui.path import Tracer, source_of
+from narthex.model import InputError
+from narthex.trace.program.rules_trace import TracedPath
 from narthex.trace.program.travel import TraceRequest
 
 _AT_ONCE = 16
@@ -29,15 +30,14 @@ def board_of(name: str) -> tuple[Board, Tracer]:
 
 
 def _trace(name: str, source: str, destination: str) -> TracedPath:
-    found = trace_lab(name, TraceRequest(source=source, destination=destination))
-    return TracedPath(found.path, found.findings)
+    return trace_lab(name, TraceRequest(source=source, destination=destination))
 
 
 def faults(name: str) -> tuple[str, ...]:
     """Return what is broken in a lab, each in one line; nothing once the lab is gone."""
     try:
         return faults_of(name)
-    except TraceError:
+    except InputError:
         return ()
 
 

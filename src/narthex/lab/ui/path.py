@@ -5,23 +5,21 @@ Paths follow the rules that the objects result in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from narthex.kube.manifests import ManifestSource
 from narthex.lab.ui.board import Board
-from narthex.model import Snapshot
-from narthex.trace.causes.catalogue import CauseFinding, finding_records
-from narthex.trace.causes.find import find
+from narthex.model import InputError, Snapshot
+from narthex.trace.causes.catalogue import finding_records
 from narthex.trace.model import PacketPath, PathLeaf
-from narthex.trace.names import AddressName
-from narthex.trace.program.inputs import ClusterObjects, InputError, NodeOptions, node_inputs
-from narthex.trace.program.places import OUTSIDE, OwnerIndex, TraceError, ask, question
-from narthex.trace.program.rules_trace import answer
+from narthex.trace.program.inputs import ClusterObjects, NodeOptions, node_inputs
+from narthex.trace.program.places import OwnerIndex
+from narthex.trace.program.rules_trace import TracedPath, trace_by_objects
 from narthex.trace.render.outline import Items, Row, Split, endpoint_of, heading, outline
 from narthex.trace.render.verdict import GOOD, SIGNS, fate_text, judge, leaf_style, lost_replies, place_text, share_text
 
@@ -30,37 +28,29 @@ if TYPE_CHECKING:
     from narthex.kube.source import KubeSource
 
 
-class TracedPath(NamedTuple):
-    """A packet's path, and why it fails."""
-
-    path: PacketPath
-    findings: Sequence[CauseFinding]
-
-
 Tracer = Callable[[str, str], TracedPath]
-"""Called with source and destination, as `narthex trace` takes them. Raises TraceError or InputError."""
+"""Called with source and destination, as `narthex trace` takes them. Raises InputError."""
 
 
 def planned(snapshot: Snapshot, source: str, destination: str, mode: str = "") -> TracedPath:
-    """Trace a packet by the rules that the objects result in. Raises TraceError, InputError.
+    """Trace a packet by the rules that the objects result in. Raises InputError.
 
     The nodes are not asked.
     """
-    places = OwnerIndex(snapshot)
-    sender, target, spec = ask(places, source, destination)
-    node = sender.node or target.node or next(iter(sorted(key.name for key in snapshot.nodes)), "")
-    inputs = node_inputs(ClusterObjects(snapshot=snapshot), NodeOptions(node=node, mode=mode))
-    asked = question(places, sender, target, spec, inputs, inputs.host, None)
-    found = answer(asked, inputs, inputs.host, others={ip: AddressName("outside", "") for ip in OUTSIDE})
-    return TracedPath(found, find(found, {}, snapshot))
+    first = min((key.name for key in snapshot.nodes), default="")
+    cluster = ClusterObjects(snapshot=snapshot)
+    return trace_by_objects(
+        snapshot, source, destination, lambda node: node_inputs(cluster, NodeOptions(node=node or first, mode=mode))
+    )
 
 
 def path(trace: Tracer, snapshot: Snapshot, source: str, destination: str) -> dict[str, Any]:
     """Return a path as JSON values, with `error` alone if it cannot be traced."""
     try:
-        found, findings = trace(source, destination)
-    except (TraceError, InputError) as error:
+        traced = trace(source, destination)
+    except InputError as error:
         return {"error": str(error)}
+    found, findings = traced.path, traced.findings
     places = OwnerIndex(snapshot)
 
     def key_of(address: str) -> str:

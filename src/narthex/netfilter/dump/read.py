@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from narthex.model import BoundedProblems, IPFamily, family_of, join_port, omitted_text
+from narthex.model import BoundedProblems, InputError, IPFamily, family_of, join_port, omitted_text
 from narthex.model.lines import MAX_LINE, long_lines_text, without_long_lines
 from narthex.netfilter.cuts import is_cut_mark
 from narthex.netfilter.dump.dump import Dump, DumpGap, DumpProblem, DumpTable, Flavour, GapKind, WalkInput, merge_dumps
@@ -60,7 +60,7 @@ MAX_TABLES = 1000
 T = TypeVar("T")
 
 
-class DumpError(ValueError):
+class DumpError(InputError):
     """A text that cannot be read. The message contains its name, the line, and the reason."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-from narthex.model import join_port
+from narthex.model import join_port, visible
 from narthex.proxy.plan.ir import (
     Decision,
     Drop,
@@ -158,8 +158,3 @@ def _aligned(rows: Sequence[Row]) -> list[str]:
     rows = [tuple(map(visible, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def visible(text: str) -> str:
-    """Return the text without characters that could move a terminal's cursor or change its colors."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -12,8 +12,8 @@ from itertools import groupby
 
 import msgspec
 
+from narthex.model import visible
 from narthex.netfilter.dump.kernel_trace import KernelStep, KernelTrace, TraceEvent
-from narthex.proxy.plan.show import visible
 from narthex.trace.follow.steps import fails, final_ends
 from narthex.trace.model import Fate, PacketPath, PathLeaf, PathStep, Stage
 

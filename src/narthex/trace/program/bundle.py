@@ -25,6 +25,7 @@ from msgspec.structs import replace
 import narthex
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import CommandError, TimeoutExpired, run
+from narthex.model import InputError
 from narthex.trace.node.layout import (
     ABSENT,
     CNI_DIRECTORY,
@@ -54,7 +55,7 @@ MAX_FILES = 2000
 _CHUNK = 1 << 16
 
 
-class BundleError(ValueError):
+class BundleError(InputError):
     """The bundle can't be read; the message names the file and the reason."""
 
 

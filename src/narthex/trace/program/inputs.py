@@ -12,6 +12,7 @@ import msgspec
 from narthex.model import (
     FAMILIES,
     Host,
+    InputError,
     IPFamily,
     NamespacedName,
     Node,
@@ -26,10 +27,6 @@ from narthex.model import (
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import NodeConfig, plan_once
 from narthex.runtime.configuration.file import ProxyConfiguration, read
-
-
-class InputError(ValueError):
-    """Nothing can be planned from the input; the message says why and what to do."""
 
 
 class ClusterObjects(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,11 +11,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from narthex.model import Host, NamespacedName, Packet, Protocol, Service, Snapshot, address, contains, family_of
+from narthex.model import (
+    Host,
+    InputError,
+    NamespacedName,
+    Packet,
+    Protocol,
+    Service,
+    Snapshot,
+    address,
+    contains,
+    family_of,
+)
 from narthex.proxy.plan.planner import pod_detector
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import finding
 from narthex.trace.model import NameLookup
+from narthex.trace.names import AddressName
 
 if TYPE_CHECKING:
     from narthex.dns.search_list import CandidateLookup, NameResolution
@@ -23,6 +35,7 @@ if TYPE_CHECKING:
 
 OUTSIDE = ("198.51.100.7", "2001:db8:c::7")
 """Default addresses of a client outside the cluster, from those reserved for documentation."""
+OUTSIDE_NAMES = {ip: AddressName("outside", "") for ip in OUTSIDE}
 
 CLUSTER_DOMAIN = "cluster.local"
 """The default cluster domain."""
@@ -30,7 +43,7 @@ _DEFAULT_BRIDGE = "cni0"
 _PROTOCOLS = {protocol.lower: protocol for protocol in Protocol}
 
 
-class TraceError(ValueError):
+class TraceError(InputError):
     """The request can't be traced; the message says what would help."""
 
 

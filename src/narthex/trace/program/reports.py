@@ -7,14 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.model import Snapshot, family_of
+from narthex.model import InputError, Snapshot, family_of
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
 from narthex.trace.follow.views import NodeView
 from narthex.trace.node.layout import CNI_FILE, PARTS
 from narthex.trace.node.network import ConntrackListing
 from narthex.trace.program.bundle import gather, read_bundle
-from narthex.trace.program.inputs import ClusterObjects, InputError, NodeInputs, NodeOptions, node_inputs
+from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
 from narthex.trace.reports.check import CheckReport, check
 from narthex.trace.reports.counting import CounterReading, Names, count
 from narthex.trace.reports.migration.changes import ModeSetup, compare, factors, serving

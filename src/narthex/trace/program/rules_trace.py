@@ -7,15 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from narthex.model import Host, IPFamily, family_of
+from narthex.model import Host, IPFamily, Snapshot, family_of
 from narthex.netfilter.dump.read import WalkInput
 from narthex.netfilter.walk.walk import walk
+from narthex.trace.causes.catalogue import CauseFinding
+from narthex.trace.causes.find import find
 from narthex.trace.evaluate import evaluate
 from narthex.trace.explain import PlanCase, annotate, explain
 from narthex.trace.model import PacketPath
 from narthex.trace.names import AddressName, AddressNames
 from narthex.trace.program.inputs import NodeInputs
-from narthex.trace.program.places import ResolvedRequest, TraceError
+from narthex.trace.program.places import (
+    CLUSTER_DOMAIN,
+    OUTSIDE_NAMES,
+    OwnerIndex,
+    ResolvedRequest,
+    TraceError,
+    ask,
+    question,
+)
 
 if TYPE_CHECKING:
     from narthex.lb.announce import NodeAnnouncerState
@@ -29,6 +39,42 @@ def _relay_table(dump: WalkInput, family: IPFamily) -> Any:
         return table_of(dump.comments, family)
     except ValueError as error:
         raise TraceError(str(error)) from error
+
+
+class TracedPath(msgspec.Struct, frozen=True, kw_only=True):
+    """A packet's path, and why it fails."""
+
+    path: PacketPath
+    findings: list[CauseFinding]
+
+
+def trace_by_objects(
+    snapshot: Snapshot,
+    sender: str,
+    destination: str,
+    inputs_of: Callable[[str], NodeInputs],
+    *,
+    domain: str = CLUSTER_DOMAIN,
+    iif: str | None = None,
+    dump: Callable[[IPFamily], WalkInput] | None = None,
+) -> TracedPath:
+    """Trace a packet by the rules that the objects become on one node. The nodes are not asked. Raises InputError.
+
+    Args:
+        snapshot: The objects.
+        sender: Who sends, as the user names it.
+        destination: Where to, as the user names it.
+        inputs_of: Returns the view of a node by its name: that of the sender, or of the target; empty if both are on none.
+        domain: The cluster domain.
+        iif: The interface that the packet comes in on; None selects one that fits the sender.
+        dump: Rules from the output of the node's tools, instead of those that the objects become.
+    """
+    places = OwnerIndex(snapshot)
+    source, target, spec = ask(places, sender, destination, domain)
+    inputs = inputs_of(source.node or target.node)
+    asked = question(places, source, target, spec, inputs, inputs.host, iif)
+    path = answer(asked, inputs, inputs.host, others=OUTSIDE_NAMES, dump=dump)
+    return TracedPath(path=path, findings=find(path, {}, snapshot))
 
 
 def answer(

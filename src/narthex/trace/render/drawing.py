@@ -13,8 +13,7 @@ from itertools import groupby
 
 import msgspec
 
-from narthex.model import join_port
-from narthex.proxy.plan.show import visible
+from narthex.model import join_port, visible
 from narthex.trace.model import (
     Fate,
     Header,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
-from narthex.proxy.plan.show import visible
+from narthex.model import visible
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.model import PacketPath
 from narthex.trace.render import svg as render_svg

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from narthex.proxy.plan.show import visible
+from narthex.model import visible
 
 _LEAST_ROOM = 24
 """Characters that a line has at least, however deep its indentation."""

@@ -7,10 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from narthex.model import IPFamily, Packet
+from narthex.model import IPFamily, Packet, visible
 from narthex.proxy.backends.base import Trait
 from narthex.proxy.plan.ir import Plan, Sender
-from narthex.proxy.plan.show import visible
 from narthex.trace.reports.migration.changes import PathChange
 
 _SHOWN = 4
