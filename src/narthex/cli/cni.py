@@ -90,7 +90,7 @@ def install(
 
     An existing configuration is kept.
     """
-    from narthex.cni.program import install
+    from narthex.cni.program.install import install as install_plugins
     from narthex.model.values import packed_network
 
     try:
@@ -100,7 +100,7 @@ def install(
                 raise ValueError(f"{subnet} has host bits set")
         if len({":" in subnet for subnet in subnets}) != len(subnets):
             raise ValueError(f"{' and '.join(subnets)} are of one IP family: give one of each")
-        done = install.install(
+        done = install_plugins(
             bin_dir, conf_dir, socket=socket, state=state_dir, subnets=subnets, masquerade=masquerade
         )
     except ValueError as error:

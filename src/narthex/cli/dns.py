@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from narthex.cli.output import json_text
+from narthex.cli.output import json_text, reported_errors
 
 if TYPE_CHECKING:
     from narthex.dns.program.configuration import DnsFlags
@@ -87,17 +87,15 @@ def command(
     Answers over UDP and TCP until SIGTERM or SIGINT, with the objects of an API server or of manifests. It reads the Corefile
     of CoreDNS, which may also ask for TLS and HTTPS. Without one, it serves the zone of the cluster with kubeadm's settings.
     """
-    from narthex.dns.program.configuration import CorefileSource, DnsConfigurationError, DnsFlags
-    from narthex.dns.program.listeners import ListenError
+    from narthex.dns.program.configuration import CorefileSource, DnsFlags
     from narthex.dns.program.serve import serve
-    from narthex.runtime.logs import printable_lines
 
     if conf is not None and (zones or listen or upstreams):
         raise click.UsageError("--zone, --listen and --forward replace a Corefile: give --conf alone")
     if output and not check:
         raise click.UsageError("-o requires --check")
     flags = DnsFlags(zones=zones, listen=listen, upstreams=upstreams, ttl=ttl)
-    try:
+    with reported_errors():
         if output == "json":
             _print_check(conf, flags)
             return
@@ -110,8 +108,6 @@ def command(
             click.echo(f"{conf or 'the flags'}: {number} server block{'s' * (number != 1)}, {verdict}")
             return
         serve(source, manifests, kubeconfig, master, workers, recursion)
-    except (ListenError, DnsConfigurationError) as error:
-        raise click.ClickException(printable_lines(str(error))) from error
 
 
 def _print_check(conf: Path | None, flags: DnsFlags) -> None:

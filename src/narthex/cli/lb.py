@@ -12,7 +12,7 @@ import click
 
 from narthex.cli.inputs import NO_SOURCE, has_source, kubeconfig_of_lab, source_options
 from narthex.cli.options import lab_option, output_option, require_followed_source, with_options
-from narthex.cli.output import print_document, working
+from narthex.cli.output import print_document, reported_errors, working
 
 _NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
@@ -91,8 +91,7 @@ def controller(
     from narthex.kube.leader_election import LeaseTimes
     from narthex.lb.program.controller import CONTROLLER, ControllerOptions, LoadBalancerSettings, serve
     from narthex.runtime.configuration.values import LoggingConfiguration
-    from narthex.runtime.logs import DEBUG_VERBOSITY, printable, start_logging
-    from narthex.runtime.process import StartError
+    from narthex.runtime.logs import DEBUG_VERBOSITY, start_logging
 
     require_followed_source(where["kubeconfig"] or "", has_source(where))
     start_logging(sys.stderr, LoggingConfiguration(verbosity=DEBUG_VERBOSITY if verbose else 0))
@@ -105,10 +104,8 @@ def controller(
         lease_name=lease_name or "-".join(filter(None, (CONTROLLER, _plain(lb_class)))),
     )
     settings = LoadBalancerSettings(load_balancer_class=lb_class, config=config, cluster_cidrs=_cidrs(cluster_cidr))
-    try:
+    with reported_errors():
         serve(_access(where, quick=True), settings, place)
-    except StartError as error:
-        raise click.ClickException(printable(str(error))) from error
 
 
 @command.command("pools")
@@ -161,12 +158,12 @@ def why(service: str, config: Path | None, status_port: int, lab: str | None, ou
         _refuse_other_sources(config, where)
     if lab is None and not has_source(where) and not os.environ.get("KUBERNETES_SERVICE_HOST"):
         raise click.UsageError("no source given: use --manifests DIR, --kubeconfig FILE, --master URL or --lab NAME")
-    from narthex.lb.program.inspection import InspectionError, WhyError, why_service
+    from narthex.lb.program.inspection import why_service
     from narthex.lb.why import lines
     from narthex.runtime.logs import printable
 
     manifests = where["manifests"]
-    try:
+    with reported_errors():
         if lab is not None:
             from narthex.lab.program.announcers import why_lab
 
@@ -178,8 +175,6 @@ def why(service: str, config: Path | None, status_port: int, lab: str | None, ou
                 explanation = why_service(
                     service, manifests=manifests, access=access, config=config, status_port=status_port
                 )
-    except (InspectionError, WhyError) as error:
-        raise click.ClickException(printable(str(error))) from error
     print_document(explanation, output, lambda: "".join(f"{printable(line)}\n" for line in lines(explanation)))
 
 
@@ -190,20 +185,17 @@ def _refuse_other_sources(config: Path | None, where: dict[str, Any]) -> None:
 
 def _inspected(config: Path | None, lb_class: str, cluster_cidr: str, where: dict[str, Any]) -> Any:
     """Inspect the cluster, and print problems to stderr."""
-    from narthex.lb.program.inspection import InspectionError, inspect_cluster
+    from narthex.lb.program.inspection import inspect_cluster
     from narthex.runtime.logs import printable
 
-    try:
-        with working("reading the objects"):
-            found = inspect_cluster(
-                manifests=where["manifests"],
-                access=None if where["manifests"] is not None else _access(where),
-                config=config,
-                load_balancer_class=lb_class,
-                cluster_cidrs=_cidrs(cluster_cidr),
-            )
-    except InspectionError as error:
-        raise click.ClickException(printable(str(error))) from error
+    with reported_errors(), working("reading the objects"):
+        found = inspect_cluster(
+            manifests=where["manifests"],
+            access=None if where["manifests"] is not None else _access(where),
+            config=config,
+            load_balancer_class=lb_class,
+            cluster_cidrs=_cidrs(cluster_cidr),
+        )
     for problem in found.problems:
         click.echo(printable(str(problem)), err=True)
     return found

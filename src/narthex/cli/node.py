@@ -9,6 +9,7 @@ import click
 
 import narthex
 from narthex.cli.options import with_options
+from narthex.cli.output import reported_errors
 from narthex.cli.proxy import begin, source, with_source
 from narthex.cli.proxy_flags import CONTEXT, fields, with_ports
 
@@ -45,9 +46,7 @@ def command(
     `/healthz` reports the state of each. On SIGTERM or SIGINT all stop in reverse order of their start. The rules remain.
     """
     from narthex.node.process import serve_node
-    from narthex.proxy.program.settings import OWN, SettingsError
-    from narthex.runtime.logs import printable, printable_lines
-    from narthex.runtime.process import StartError
+    from narthex.proxy.program.settings import OWN
 
     switched = {name: on for name in PARTS if (on := flags.pop(name)) is not None}
     given = with_ports(fields(flags), healthz_port, metrics_port)
@@ -55,11 +54,6 @@ def command(
         given[OWN] = {**given.get(OWN, {}), "parts": switched}
     if announcer_key_file is not None:
         given[OWN] = {**given.get(OWN, {}), "announcer": {"keyFile": announcer_key_file}}
-    try:
+    with reported_errors():
         configured, file = begin(given, config)
         serve_node(configured, source(configured, manifests, master), file)
-    except SettingsError as error:
-        # One line per error of the file.
-        raise click.ClickException(printable_lines(str(error))) from error
-    except StartError as error:
-        raise click.ClickException(printable(str(error))) from error

@@ -31,6 +31,22 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
+@contextlib.contextmanager
+def reported_errors() -> Iterator[None]:
+    """End the command with the message of an input that cannot be used, or of a program that cannot start."""
+    from narthex.model import InputError
+    from narthex.runtime.logs import printable, printable_lines
+    from narthex.runtime.process import StartError
+
+    try:
+        yield
+    except InputError as error:
+        # One line per error of a file.
+        raise click.ClickException(printable_lines(str(error))) from error
+    except StartError as error:
+        raise click.ClickException(printable(str(error))) from error
+
+
 CANNOT_TELL = 2
 """Exit status if the result cannot be determined."""
 

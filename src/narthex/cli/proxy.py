@@ -13,6 +13,7 @@ import click
 
 import narthex
 from narthex.cli.options import master_option, require_followed_source, with_options
+from narthex.cli.output import reported_errors
 from narthex.cli.proxy_flags import CONTEXT, FLAGS, fields, with_ports
 
 if TYPE_CHECKING:
@@ -115,13 +116,11 @@ def command(
 
         context.invoke(clean, output="text")
         return
-    from narthex.proxy.program.settings import SettingsError, in_force
+    from narthex.proxy.program.settings import in_force
     from narthex.proxy.program.start import prepare, serve
-    from narthex.runtime.logs import printable, printable_lines
-    from narthex.runtime.process import StartError
 
     given = with_ports(fields(flags), healthz_port, metrics_port)
-    try:
+    with reported_errors():
         if write_config_to is not None:
             _write(write_config_to, in_force(given, config))
             return
@@ -130,11 +129,6 @@ def command(
             prepare(configured)
         else:
             serve(configured, source(configured, manifests, master)(), file)
-    except SettingsError as error:
-        # One line per error of the file.
-        raise click.ClickException(printable_lines(str(error))) from error
-    except StartError as error:
-        raise click.ClickException(printable(str(error))) from error
 
 
 def _write(path: Path, configuration: Any) -> None:

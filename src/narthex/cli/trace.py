@@ -302,7 +302,7 @@ def picture(format: str) -> Callable[[PacketPath, Sequence[CauseFinding]], str]:
         from narthex.trace.render.svg import svg
 
         return lambda path, findings: svg(draw(path), findings)
-    from narthex.trace.render import graph
+    from narthex.trace.render.graph import dot, mermaid
 
-    made = graph.dot if format == "dot" else graph.mermaid
+    made = dot if format == "dot" else mermaid
     return lambda path, _: made(draw(path))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from narthex.cli.inputs import NO_SOURCE, has_source, mode_option, source_options
+from narthex.cli.output import reported_errors
 
 if TYPE_CHECKING:
     from narthex.lab.ui.board import Board
@@ -40,9 +41,7 @@ def command(mode: str, port: int, **given: Any) -> None:
 
 def show(board: Board, trace: Tracer, port: int) -> None:
     """Serve the page until a signal arrives, and print its URL."""
-    from narthex.lab.ui.serve import UiError, serve
+    from narthex.lab.ui.serve import serve
 
-    try:
+    with reported_errors():
         serve(board, trace, port, lambda address: click.echo(f"Open {address} (Ctrl+C to stop)"))
-    except UiError as error:
-        raise click.ClickException(str(error)) from error

@@ -11,7 +11,7 @@ import msgspec
 
 from narthex.dns.corefile.parse import Corefile, CorefileError, parse
 from narthex.dns.corefile.settings import ServerBlock
-from narthex.model import Problem
+from narthex.model import InputError, Problem
 from narthex.runtime.files import file_stamp
 from narthex.runtime.logs import LOGGER
 
@@ -19,7 +19,7 @@ _MAX_BYTES = 4 * 1024 * 1024
 """Size limit of a Corefile; a ConfigMap can hold a quarter of it."""
 
 
-class DnsConfigurationError(ValueError):
+class DnsConfigurationError(InputError):
     """Configuration with which the server cannot start."""
 
 

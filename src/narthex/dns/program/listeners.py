@@ -14,6 +14,7 @@ import msgspec
 from narthex.dns.corefile.settings import BindSettings, ServerBlock
 from narthex.dns.server.udp import IP_PKTINFO
 from narthex.linux.addresses import addresses_on, own_addresses
+from narthex.runtime.process import StartError
 
 EVERYWHERE = ("0.0.0.0", "::")
 _BACKLOG = 512
@@ -36,7 +37,7 @@ class ListenAddress(msgspec.Struct, frozen=True):
         return ("udp", "tcp") if self.protocol == "dns" else (self.protocol,)
 
 
-class ListenError(RuntimeError):
+class ListenError(StartError):
     """An address cannot be listened on; the message states which and why."""
 
 

@@ -16,7 +16,6 @@ from narthex.lab.api.errors import StatusError
 from narthex.lab.controllers.ingress.routing import IngressBackend, IngressCertificate, IngressTable, IngressTarget
 from narthex.lab.server import certificate
 from narthex.lab.server.forward import ForwardedRequest, UpstreamError, UpstreamTimeout, connect, forward, passed_on
-from narthex.runtime.connection_slots import SlotLimits
 from narthex.runtime.http import HttpRequest
 from narthex.runtime.http.connection import HttpConnection, HttpLimits, MalformedRequest
 from narthex.runtime.http.server import HttpServer
@@ -24,7 +23,8 @@ from narthex.runtime.logs import LOGGER
 
 _LIMITS = HttpLimits(head=64 * 1024, body=16 * 1024 * 1024)
 """A request is passed on as a whole, so its body is held in memory."""
-_SLOTS = SlotLimits(port=1024, client=512)
+_SLOTS = 1024, 512
+"""Connections of the port, and of one client."""
 """Tests come from one address, `outside`."""
 _TRIES = 3
 """Servers that a request tries before the client gets an error."""

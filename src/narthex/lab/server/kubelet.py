@@ -22,7 +22,6 @@ from narthex.lab.server.pods import PodRuntime
 from narthex.lab.server.server import LIMITS, api_request, serve_from_pod
 from narthex.lab.topology import LabNode
 from narthex.linux.namespaces import in_namespace
-from narthex.runtime.connection_slots import SlotLimits
 from narthex.runtime.http.connection import HttpConnection, MalformedRequest
 from narthex.runtime.http.server import HttpServer, listen_tcp
 
@@ -49,7 +48,7 @@ class KubeletServer:
         for node in self._nodes:
             with in_namespace(node.namespace):
                 sock = listen_tcp("::", PORT, both_families=True)
-            self._http.serve(sock, _connection, self._serve, SlotLimits(_CONNECTIONS, _CONNECTIONS), context)
+            self._http.serve(sock, _connection, self._serve, (_CONNECTIONS, _CONNECTIONS), context)
 
     async def _serve(self, connection: HttpConnection) -> None:
         try:

@@ -31,10 +31,21 @@ from narthex.lb.service_status import (
     required_changes,
     status_addresses,
 )
-from narthex.model import Event, IPFamily, NamespacedName, Problem, Service, Snapshot, Store, Synced, family_of
+from narthex.model import (
+    Event,
+    InputError,
+    IPFamily,
+    NamespacedName,
+    Problem,
+    Service,
+    Snapshot,
+    Store,
+    Synced,
+    family_of,
+)
 
 
-class InspectionError(ValueError):
+class InspectionError(InputError):
     """The cluster cannot be inspected; the message says why."""
 
 
@@ -160,7 +171,7 @@ STATUS_PORT = 10256
 States = Mapping[str, why.AnnouncerStatus]
 
 
-class WhyError(ValueError):
+class WhyError(InputError):
     """The explanation is not possible; the message says why and what to do."""
 
 

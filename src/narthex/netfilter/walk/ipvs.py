@@ -12,16 +12,8 @@ from fractions import Fraction
 from narthex.model import Disposition, join_port
 from narthex.netfilter.describe import one_of
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
-from narthex.netfilter.walk.lookup import PriorityRange
 from narthex.netfilter.walk.matches import Matcher
 from narthex.netfilter.walk.state import Branch, BranchEnd, KernelObjects
-
-_IN_INPUT, _IN_OUTPUT = 99, -98
-"""NF_IP_PRI_NAT_SRC - 1 and NF_IP_PRI_NAT_DST + 2."""
-BEFORE_INPUT: PriorityRange = (float("-inf"), _IN_INPUT)
-AFTER_INPUT: PriorityRange = (_IN_INPUT + 1, float("inf"))
-BEFORE_OUTPUT: PriorityRange = (float("-inf"), _IN_OUTPUT)
-AFTER_OUTPUT: PriorityRange = (_IN_OUTPUT + 1, float("inf"))
 
 Ended = list[tuple[Branch, BranchEnd]]
 

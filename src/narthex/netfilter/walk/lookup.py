@@ -12,6 +12,7 @@ from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.lazy import base_chains
 from narthex.netfilter.walk.completion import complete
 from narthex.netfilter.walk.losses import LossSigns
+from narthex.netfilter.walk.state import ALL_PRIORITIES, PriorityRange
 
 _NAT_PRIORITY = {"prerouting": -100, "output": -100, "postrouting": 100, "input": 100}
 """The kernel runs all nat chains of a hook at one fixed priority. Their own priorities only order them among each other
@@ -20,10 +21,6 @@ _NAT_PRIORITY = {"prerouting": -100, "output": -100, "postrouting": 100, "input"
 _CACHED_INDEXES = 4
 _INDEXED_LENGTH = 200
 """Number of rules from which a chain gets an index."""
-
-PriorityRange = tuple[float, float]
-"""First and last hook priority, both included."""
-ALL_PRIORITIES: PriorityRange = (float("-inf"), float("inf"))
 
 _Shape = tuple[int | None, ...]
 """Prefix length of each component of a key that is a network, None for the others."""

@@ -40,6 +40,18 @@ class HookPoint(msgspec.Struct, frozen=True):
     """Output interface. Empty where the kernel has none yet, None if it is unknown."""
 
 
+PriorityRange = tuple[float, float]
+"""First and last hook priority, both included."""
+ALL_PRIORITIES: PriorityRange = (float("-inf"), float("inf"))
+_IPVS_IN_INPUT, _IPVS_IN_OUTPUT = 99, -98
+"""NF_IP_PRI_NAT_SRC - 1 and NF_IP_PRI_NAT_DST + 2."""
+BEFORE_INPUT: PriorityRange = (float("-inf"), _IPVS_IN_INPUT)
+"""The priorities of a hook before IPVS runs."""
+AFTER_INPUT: PriorityRange = (_IPVS_IN_INPUT + 1, float("inf"))
+BEFORE_OUTPUT: PriorityRange = (float("-inf"), _IPVS_IN_OUTPUT)
+AFTER_OUTPUT: PriorityRange = (_IPVS_IN_OUTPUT + 1, float("inf"))
+
+
 class BranchEnd(msgspec.Struct, frozen=True):
     """The end of a branch."""
 

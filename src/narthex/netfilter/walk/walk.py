@@ -18,11 +18,23 @@ import msgspec
 from narthex.model import Disposition, Host, Memory, Outcome, Packet, Trace, WalkNearMiss, family_of, join_port
 from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.walk.chains import ChainWalk
-from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT, IpvsStage
-from narthex.netfilter.walk.lookup import ALL_PRIORITIES, BaseChain, PriorityRange, index_ruleset
+from narthex.netfilter.walk.ipvs import IpvsStage
+from narthex.netfilter.walk.lookup import BaseChain, index_ruleset
 from narthex.netfilter.walk.losses import absent_parts
 from narthex.netfilter.walk.matches import Matcher
-from narthex.netfilter.walk.state import Branch, BranchEnd, HookPoint, KernelObjects, merge
+from narthex.netfilter.walk.state import (
+    AFTER_INPUT,
+    AFTER_OUTPUT,
+    ALL_PRIORITIES,
+    BEFORE_INPUT,
+    BEFORE_OUTPUT,
+    Branch,
+    BranchEnd,
+    HookPoint,
+    KernelObjects,
+    PriorityRange,
+    merge,
+)
 from narthex.netfilter.walk.statements import NameOf, StatementExecutor
 from narthex.netfilter.walk.structure import CLUSTER_IPS_CHECK, EXTERNAL_SERVICES, is_proxy_chain
 

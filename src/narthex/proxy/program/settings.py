@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.model import FAMILIES, NODE_PORT_WORDS, IPFamily, family_of, split_port
+from narthex.model import FAMILIES, NODE_PORT_WORDS, InputError, IPFamily, family_of, split_port
 from narthex.proxy.kernel.dataplanes import node_config
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.proxy.program.schedule import SyncPeriods
@@ -49,7 +49,7 @@ HEALTHZ, METRICS, NAME, LOGGING = "healthzBindAddress", "metricsBindAddress", "h
 _OFF = ("", "0")
 
 
-class SettingsError(ValueError):
+class SettingsError(InputError):
     """The settings are invalid; the message states which and why."""
 
 

@@ -19,8 +19,7 @@ from narthex.netfilter.ipvs import VirtualServer
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables.names import OWN_TABLES
 from narthex.proxy.backends.iptables.rules import Rules, XtablesChanges, XtablesRules
-from narthex.proxy.backends.ipvs import rules as ipvs
-from narthex.proxy.backends.ipvs.rules import IpvsChanges, IpvsRules, RealChanges
+from narthex.proxy.backends.ipvs.rules import IpvsChanges, IpvsRules, RealChanges, diff, patch
 from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.backends.userspace.rules import RelayListener, UserspaceChanges, UserspaceRules
 from narthex.proxy.plan.ir import Plan
@@ -117,7 +116,7 @@ def _check_targets(written: Mapping[str, Rules], chains: Mapping[str, Rules]) ->
 
 def _ipvs_writes(changes: IpvsChanges, now: IpvsRules) -> Iterator[KernelWrite]:
     if changes.replace:
-        differences = ipvs.diff(now, ipvs.patch(now, changes))
+        differences = diff(now, patch(now, changes))
         changes = msgspec.structs.replace(differences, tables=changes.tables)
     yield _silent(lambda rules: _replaced(rules, bound=rules.bound | changes.bind))
     yield _silent(partial(_with_entries, changes, add=True))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from narthex.model import Disposition, Host, IPFamily, Packet
 from narthex.netfilter.ast import NOT_DECODED, Table, Unknown
-from narthex.netfilter.walk.ipvs import BEFORE_INPUT
+from narthex.netfilter.walk.state import BEFORE_INPUT
 from narthex.netfilter.walk.walk import HookPoint, HookWalk
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import DiagnosisContext, finding, node_words, rule_text

@@ -11,8 +11,7 @@ from narthex.model import Disposition, Host, Packet, Protocol, family_of
 from narthex.model import WalkNearMiss as Missed
 from narthex.model import WalkStep as Met
 from narthex.netfilter.ast import Ruleset
-from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange
-from narthex.netfilter.walk.state import KernelObjects
+from narthex.netfilter.walk.state import ALL_PRIORITIES, KernelObjects, PriorityRange
 from narthex.netfilter.walk.walk import Branch, BranchEnd, HookPoint, HookWalk
 from narthex.trace.follow.assume import AskedFacts
 from narthex.trace.follow.views import NodeView

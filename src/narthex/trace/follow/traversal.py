@@ -11,9 +11,15 @@ import msgspec
 
 from narthex.model import Disposition, Host, IPFamily, Protocol, contains, family_of, join_port, network
 from narthex.netfilter.dump.dump import GapKind
-from narthex.netfilter.walk.ipvs import AFTER_INPUT, AFTER_OUTPUT, BEFORE_INPUT, BEFORE_OUTPUT
-from narthex.netfilter.walk.lookup import ALL_PRIORITIES, PriorityRange
-from narthex.netfilter.walk.walk import HookPoint
+from narthex.netfilter.walk.state import (
+    AFTER_INPUT,
+    AFTER_OUTPUT,
+    ALL_PRIORITIES,
+    BEFORE_INPUT,
+    BEFORE_OUTPUT,
+    HookPoint,
+    PriorityRange,
+)
 from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption
 from narthex.trace.follow.hooks import NodeHooks, PartialPath, Steps
 from narthex.trace.follow.routing import RouteDecision, RouteQuery, check_source, forwards, localnet, look_up

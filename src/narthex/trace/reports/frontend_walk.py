@@ -14,7 +14,7 @@ import msgspec
 from narthex.model import Disposition, Host, IPFamily, Packet, Protocol, WalkStep, family_of
 from narthex.netfilter.ast import Compare, Field, Goto, Jump, Rule, Table, VerdictMap
 from narthex.netfilter.lazy import base_chains
-from narthex.netfilter.walk.ipvs import AFTER_INPUT, BEFORE_INPUT
+from narthex.netfilter.walk.state import AFTER_INPUT, BEFORE_INPUT
 from narthex.netfilter.walk.walk import Branch, BranchEnd, HookPoint, HookWalk
 from narthex.proxy.plan.ir import Match
 from narthex.trace.follow.views import NodeRules, NodeView

@@ -29,7 +29,6 @@ from collections.abc import Callable
 import msgspec
 
 from narthex.lab.conformance import CaseReport, ChosenCases
-from narthex.runtime.connection_slots import SlotLimits
 from narthex.runtime.http import HttpRequest, HttpResponse
 from narthex.runtime.http.connection import HttpConnection, HttpLimits, MalformedRequest
 from narthex.runtime.http.server import HttpServer, listen_tcp
@@ -70,7 +69,7 @@ class Coordinator:
         sock = listen_tcp("127.0.0.1", 0)
         self.address = f"http://127.0.0.1:{sock.getsockname()[1]}"
         self._http = HttpServer("suite")
-        self._http.serve(sock, _connect, self._serve, SlotLimits())
+        self._http.serve(sock, _connect, self._serve)
 
     def ended(self, process: int) -> None:
         """Note that a process has ended."""
