@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
-from narthex.lab.api.registry import Admit, Registry
+from narthex.lab.api.registry import Admit, DeleteOptions, Registry
 from narthex.lab.api.store import ObjectStore, Raw
 from narthex.lab.controllers.controller_manager import ControllerManager, lab_controllers, run_until_stable
 from narthex.lab.faults import InjectedFault
@@ -177,25 +177,13 @@ class _ReplayRegistry(Registry):
         self._check_changes(before)
         return made
 
-    def delete(
-        self,
-        kind: str,
-        namespace: str,
-        name: str,
-        *,
-        grace: int | None = None,
-        preconditions: Mapping[str, Any] | None = None,
-        propagation: str | None = None,
-        dry_run: bool = False,
-    ) -> Raw | None:
+    def delete(self, kind: str, namespace: str, name: str, **options: Unpack[DeleteOptions]) -> Raw | None:
         """Delete an object with the deletion time of the history."""
         expected = self._expected.get(self.version + 1)
         meta = (expected.object or {}).get("metadata", {}) if expected is not None else {}
         self._set_time(meta.get("deletionTimestamp"), int(meta.get("deletionGracePeriodSeconds") or 0))
         before = self.version
-        left = super().delete(
-            kind, namespace, name, grace=grace, preconditions=preconditions, propagation=propagation, dry_run=dry_run
-        )
+        left = super().delete(kind, namespace, name, **options)
         self._check_changes(before)
         return left
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from narthex.lab.api import errors
 from narthex.lab.api.errors import StatusError
@@ -42,6 +42,18 @@ def admit_all(registry: Registry, kind: ApiResource, held: Mapping[str, Any] | N
     """Admit any object unchanged."""
     del registry, kind, held, subresource
     return new
+
+
+class DeleteOptions(TypedDict, total=False):
+    """Options of a deletion."""
+
+    grace: int | None
+    """Seconds that a Pod on a node gets; None: its own."""
+    preconditions: Mapping[str, Any] | None
+    """The `uid` and `resourceVersion` that the object must have."""
+    propagation: str | None
+    """Foreground and Orphan add a finalizer, which the garbage collector removes."""
+    dry_run: bool
 
 
 class Registry:
@@ -155,35 +167,24 @@ class Registry:
             self._remove(of, key)
         return written
 
-    def delete(
-        self,
-        kind: str,
-        namespace: str,
-        name: str,
-        *,
-        grace: int | None = None,
-        preconditions: Mapping[str, Any] | None = None,
-        propagation: str | None = None,
-        dry_run: bool = False,
-    ) -> Raw | None:
+    def delete(self, kind: str, namespace: str, name: str, **options: Unpack[DeleteOptions]) -> Raw | None:
         """Delete an object. Return it if it still exists, otherwise None.
 
-        A Pod on a node gets `grace` seconds (None: its own), during which only `deletionTimestamp` is set; the kubelet then deletes it
-        with 0. An object with finalizers remains until they are removed; `propagation` Foreground and Orphan add one, which the garbage
-        collector removes. Raises StatusError: NotFound, Conflict.
+        A Pod on a node gets its grace, during which only `deletionTimestamp` is set; the kubelet then deletes it with 0. An object with
+        finalizers remains until they are removed. Raises StatusError: NotFound, Conflict.
         """
         of = self._kind(kind)
         key = (namespace if of.namespaced else "", name)
         held = self.get(of.name, *key)
         if held is None:
             raise errors.not_found(of.plural, of.group, name)
-        required = preconditions or {}
+        required, dry_run = options.get("preconditions") or {}, options.get("dry_run", False)
         self._check(of, held, required.get("resourceVersion"), required.get("uid"))
         meta = held["metadata"]
         if of.name == "Namespace" and not dry_run:
             return self._end_namespace(held)
-        seconds = _grace(of, held, grace)
-        finalizers = _finalizers(meta, propagation)
+        seconds = _grace(of, held, options.get("grace"))
+        finalizers = _finalizers(meta, options.get("propagation"))
         if not seconds and not finalizers:
             if not dry_run:
                 self._remove(of, key)

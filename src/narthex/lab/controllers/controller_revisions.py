@@ -23,6 +23,7 @@ from narthex.lab.controllers.objects import (
     annotations_of,
     controlled_by,
     integer_or,
+    is_terminating,
     key_of,
     labels_of,
     reference_to,
@@ -59,8 +60,32 @@ class TemplateRevision(msgspec.Struct, frozen=True):
     template: Mapping[str, Any]
 
 
-def owned_revisions(owner: Object, state: ClusterState) -> list[Object]:
-    """Return the owner's ControllerRevisions, oldest first."""
+class RevisionHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """The revisions of an owner's template."""
+
+    held: list[Object]
+    """Its ControllerRevisions, oldest first."""
+    present: TemplateRevision
+    """The revision of its present template."""
+    write: CreateObject | UpdateObject | None
+    """The write that makes this the newest one; None if it is, or if the owner is terminating."""
+
+    def surplus(self, owner: Object, in_use: Collection[str]) -> Iterator[DeleteObject]:
+        """Yield the deletion of the oldest revisions that exceed `revisionHistoryLimit`. `in_use` are names."""
+        old = [each for each in self.held if each["metadata"]["name"] not in in_use]
+        limit = integer_or(spec_of(owner).get("revisionHistoryLimit"), 10)
+        for each in old[: max(0, len(old) - limit)]:
+            yield DeleteObject("ControllerRevision", key_of(each))
+
+
+def revision_history(owner: Object, state: ClusterState) -> RevisionHistory:
+    """Return the revisions of an owner's template."""
+    held = _owned_revisions(owner, state)
+    present, write = _present_revision(owner, held, state)
+    return RevisionHistory(held=held, present=present, write=None if is_terminating(owner) else write)
+
+
+def _owned_revisions(owner: Object, state: ClusterState) -> list[Object]:
     found = state.dependents_of_kind("ControllerRevision", owner)
     mine = (each for each in found if controlled_by(each, owner))
     return sorted(mine, key=lambda each: (integer_or(each.get("revision")), each["metadata"]["name"]))
@@ -76,7 +101,7 @@ def as_template(revision: Object) -> TemplateRevision:
     )
 
 
-def current_revision(
+def _present_revision(
     owner: Object, held: list[Object], state: ClusterState
 ) -> tuple[TemplateRevision, CreateObject | UpdateObject | None]:
     """Return the revision of the owner's present template, and the write that makes it the newest of those `held`."""
@@ -108,11 +133,3 @@ def current_revision(
         "revision": newest + 1,
     }
     return TemplateRevision(f"{key.name}-{chosen}", chosen, template), CreateObject("ControllerRevision", made)
-
-
-def surplus_revisions(owner: Object, held: list[Object], in_use: Collection[str]) -> Iterator[DeleteObject]:
-    """Yield the deletion of the oldest revisions that exceed `revisionHistoryLimit`. `in_use` are names."""
-    old = [each for each in held if each["metadata"]["name"] not in in_use]
-    limit = integer_or(spec_of(owner).get("revisionHistoryLimit"), 10)
-    for each in old[: max(0, len(old) - limit)]:
-        yield DeleteObject("ControllerRevision", key_of(each))

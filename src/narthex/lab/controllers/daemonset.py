@@ -9,13 +9,7 @@ from typing import Any
 import msgspec
 
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange, adopt_and_release
-from narthex.lab.controllers.controller_revisions import (
-    HASH_LABEL,
-    TemplateRevision,
-    current_revision,
-    owned_revisions,
-    surplus_revisions,
-)
+from narthex.lab.controllers.controller_revisions import HASH_LABEL, TemplateRevision, revision_history
 from narthex.lab.controllers.deployment.rolling import part_of
 from narthex.lab.controllers.events import event_about
 from narthex.lab.controllers.objects import (
@@ -69,16 +63,16 @@ class DaemonSetController:
             # The changed ownership takes effect in the next reconciliation.
             yield from ownership
             return
-        held = owned_revisions(daemon_set, state)
-        revision, write = current_revision(daemon_set, held, state)
-        if write is not None and not is_terminating(daemon_set):
-            yield write
+        history = revision_history(daemon_set, state)
+        revision = history.present
+        if history.write is not None:
+            yield history.write
         pods = state.dependents_of_kind("Pod", daemon_set)
         nodes = [_daemon_node(daemon_set, revision, node, pods, now) for node in state.all("Node").values()]
         if not is_terminating(daemon_set):
             yield from self._place(key, daemon_set, revision, nodes, pods, state, now)
             in_use = {f"{key.name}-{labels_of(pod).get(HASH_LABEL)}" for pod in pods} | {revision.name}
-            yield from surplus_revisions(daemon_set, held, in_use)
+            yield from history.surplus(daemon_set, in_use)
         yield from _status(daemon_set, nodes, now)
 
     def _place(

@@ -10,14 +10,7 @@ from typing import Any
 import msgspec
 
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange, adopt_and_release
-from narthex.lab.controllers.controller_revisions import (
-    HASH_LABEL,
-    TemplateRevision,
-    as_template,
-    current_revision,
-    owned_revisions,
-    surplus_revisions,
-)
+from narthex.lab.controllers.controller_revisions import HASH_LABEL, TemplateRevision, as_template, revision_history
 from narthex.lab.controllers.events import event_about
 from narthex.lab.controllers.objects import (
     CreateObject,
@@ -67,11 +60,11 @@ class StatefulSetController:
             # The changed ownership takes effect in the next reconciliation.
             yield from ownership
             return
-        held = owned_revisions(stateful_set, state)
-        update, write = current_revision(stateful_set, held, state)
-        if write is not None and not is_terminating(stateful_set):
-            yield write
-        named = {each["metadata"]["name"]: as_template(each) for each in held}
+        history = revision_history(stateful_set, state)
+        update = history.present
+        if history.write is not None:
+            yield history.write
+        named = {each["metadata"]["name"]: as_template(each) for each in history.held}
         current = named.get(str(status_of(stateful_set).get("currentRevision")), update)
         owned = state.dependents_of_kind("Pod", stateful_set)
         pods = {number: pod for pod in owned if (number := _ordinal(key, pod)) is not None}
@@ -80,7 +73,7 @@ class StatefulSetController:
             for step in next_steps(observed):
                 yield from self._carry_out(stateful_set, step, observed)
             in_use = {current.name, update.name, *(labels_of(pod).get(HASH_LABEL, "") for pod in owned)}
-            yield from surplus_revisions(stateful_set, held, in_use)
+            yield from history.surplus(stateful_set, in_use)
         yield from _status(observed)
 
     def _carry_out(self, owner: Object, step: PodStep, observed: _Observed) -> Iterator[ReconcileResult]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, Unpack, cast
 from urllib.parse import urlencode
 
 import msgspec
@@ -23,7 +23,7 @@ from narthex.kube.source import KubeSource
 from narthex.lab.api.api import error_response
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.kinds import KINDS, ApiResource, group_version
-from narthex.lab.api.registry import Registry
+from narthex.lab.api.registry import DeleteOptions, Registry
 from narthex.lab.api.requests import JSON, ApiRequest, ApiResponse
 from narthex.lab.api.store import Raw
 from narthex.lab.controllers.node_lifecycle import LEASES
@@ -130,29 +130,20 @@ class RemoteRegistry(Registry):
         self._await(of, written["metadata"], lambda held: held is None or not is_older(_version(held), version))
         return written
 
-    def delete(
-        self,
-        kind: str,
-        namespace: str,
-        name: str,
-        *,
-        grace: int | None = None,
-        preconditions: Mapping[str, Any] | None = None,
-        propagation: str | None = None,
-        dry_run: bool = False,
-    ) -> Raw | None:
+    def delete(self, kind: str, namespace: str, name: str, **options: Unpack[DeleteOptions]) -> Raw | None:
         """Delete an object. Return it if it still exists, otherwise None. Raises StatusError."""
         of = self._kind(kind)
-        options = {
-            "gracePeriodSeconds": grace,
-            "preconditions": dict(preconditions) if preconditions else None,
-            "propagationPolicy": propagation,
+        dry_run = options.get("dry_run", False)
+        fields = {
+            "gracePeriodSeconds": options.get("grace"),
+            "preconditions": options.get("preconditions") or None,
+            "propagationPolicy": options.get("propagation"),
             "dryRun": ["All"] if dry_run else None,
         }
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            **{field: value for field, value in options.items() if value is not None},
+            **{field: value for field, value in fields.items() if value is not None},
         }
         self._request("DELETE", _path(of, namespace, name), body)
         if of.name in self._copied and not dry_run:
