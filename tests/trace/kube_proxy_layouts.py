@@ -333,7 +333,7 @@ _NFTABLES = """table ip kube-proxy {
     set cluster-ips {
         type ipv4_addr
         comment "Active ClusterIPs"
-        elements = { 10.96.0.10, 10.96.0.20, 10.96.0.30 }
+        elements = { 10.96.0.10, 10.96.0.20, 10.96.0.30, 10.96.0.40 }
     }
 
     set nodeport-ips {
@@ -363,6 +363,8 @@ _NFTABLES = """table ip kube-proxy {
         type ipv4_addr . inet_proto . inet_service : verdict
         comment "ClusterIP, ExternalIP and LoadBalancer IP traffic"
         elements = { 10.96.0.20 . tcp . 80 : goto service-AAAAAAAA-shop/web/tcp/http,
+            10.96.0.40 . tcp . 443 : goto service-LLLLLLLL-shop/lb/tcp/https,
+            203.0.113.9 . tcp . 443 : goto external-LLLLLLLL-shop/lb/tcp/https,
             10.96.0.10 . udp . 53 : goto service-DDDDDDDD-kube-system/dns/udp/dns }
     }
 
@@ -468,6 +470,22 @@ _NFTABLES = """table ip kube-proxy {
     chain endpoint-EEEEEEE2-shop/web/tcp/http__10.244.2.7/8080 {
         ip saddr 10.244.2.7 jump mark-for-masquerade
         meta l4proto tcp dnat to 10.244.2.7:8080
+    }
+
+    chain service-LLLLLLLL-shop/lb/tcp/https {
+        ip daddr 10.96.0.40 tcp dport 443 ip saddr != 10.244.0.0/16 jump mark-for-masquerade
+        numgen random mod 1 vmap { 0 : goto endpoint-EEEEEEE4-shop/lb/tcp/https__10.244.2.9/8443 }
+    }
+
+    chain external-LLLLLLLL-shop/lb/tcp/https {
+        ip saddr 10.244.0.0/16 goto service-LLLLLLLL-shop/lb/tcp/https comment "short-circuit pod traffic"
+        fib saddr type local jump mark-for-masquerade comment "masquerade local traffic"
+        fib saddr type local goto service-LLLLLLLL-shop/lb/tcp/https comment "short-circuit local traffic"
+    }
+
+    chain endpoint-EEEEEEE4-shop/lb/tcp/https__10.244.2.9/8443 {
+        ip saddr 10.244.2.9 jump mark-for-masquerade
+        meta l4proto tcp dnat to 10.244.2.9:8443
     }
 
     chain service-DDDDDDDD-kube-system/dns/udp/dns {

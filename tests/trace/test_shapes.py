@@ -262,6 +262,7 @@ DUMPS = {
     **{f"save {version}": lines for version, lines in SAVES.items()},
     **{f"-S {version}": SHAPES["-S"](version, "# ").splitlines() for version in VERSIONS},
     **{f"-nL {version}": SHAPES["-nL"](version, "# ").splitlines() for version in VERSIONS},
+    "-nvL 1.36": SHAPES["-nvL"]("1.36", "# ").splitlines(),
     "nft": layouts.nftables().splitlines(),
     "nft -a": layouts.with_handles(layouts.nftables()).splitlines(),
 }
@@ -313,7 +314,7 @@ def wrapped(text, width):
 
 
 @pytest.mark.parametrize("width", [80, 100])
-@pytest.mark.parametrize("name", ["save 1.30", "-S 1.36", "nft"])
+@pytest.mark.parametrize("name", ["save 1.30", "-S 1.36", "nft", "-nL 1.18", "-nL 1.36", "-nvL 1.36"])
 def test_rules_that_a_terminal_has_wrapped_are_joined(name, width):
     lines = list(wrapped("\n".join(DUMPS[name]), width))
     assert max(map(len, lines)) == width

@@ -105,7 +105,7 @@ OVERLAYS = ("none", "vxlan", "host-gw")
 PATIENCE, SILENCE = 30.0, 0.4
 """Seconds to wait for an answer that is sure to come, and for one that is not to come."""
 BAD = (Fate.DROPPED, Fate.LOST, Fate.REJECTED)
-SETTLED_SECONDS = 20.0
+SETTLED_SECONDS = 60.0
 
 
 def manifests(directory: Path, nodes: int) -> Path:
@@ -183,7 +183,9 @@ def settle(name: str) -> None:
         if all(node.killed or (node.healthy and node.ready) for node in found.nodes):
             return
         time.sleep(0.1)
-    raise AssertionError("the lab does not settle")
+    raise AssertionError(
+        f"the lab does not settle: {[node for node in found.nodes if not (node.healthy and node.ready)]}"
+    )
 
 
 def address_of(rng: random.Random, lab: Any, target: str) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from narthex.model import Snapshot
+from narthex.model import IPFamily, Snapshot
+from narthex.netfilter.xtables.listing import ChainListing
 from narthex.trace.causes.find import find
 from narthex.trace.model import Fate, PacketPath
 from narthex.trace.node.view import view_of_files
@@ -199,6 +200,9 @@ CLUSTER_IPS = """\
 -A KUBE-SEP-W -p tcp -m comment --comment "shop/web:http" -m tcp -j DNAT --to-destination 10.244.1.5:8080
 -A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
 """
+TWO_ENDPOINTS = CLUSTER_IPS.replace(' -> 10.244.1.9:8080" -j KUBE-SEP-D', ' -> 10.244.1.9:8080" -j KUBE-SEP-W').replace(
+    "-A KUBE-SEP-D", "-A KUBE-SEP-W"
+)
 LISTED = """\
 Chain PREROUTING (policy ACCEPT)
 target     prot opt source               destination
@@ -240,11 +244,20 @@ FIREWALL = nat(BALANCER).replace(
         (FIREWALL, "192.0.2.7:80", "chain KUBE-FW-W of table nat sends the packet nowhere"),
         (nat(CLUSTER_IPS), "10.96.0.20:80", "the rule that marks packets for this address and port is missing"),
         (LISTED, "192.0.2.8:80", "2 rules of table nat call chain KUBE-EXT-W, and the input has 1 of them"),
+        (nat(TWO_ENDPOINTS), "10.96.0.21:80", "chain KUBE-SEP-W of table nat has a rule of another chain"),
     ],
 )  # fmt: skip
 def test_a_line_that_others_show_to_be_missing(text: str, to: str, reason: str) -> None:
     reasons = [leaf.end.reason for leaf in asked(text, to).leaves() if leaf.end.fate is Fate.UNKNOWN]
     assert any(reason in each for each in reasons)
+
+
+def test_a_listed_chain_without_its_first_line_is_no_part_of_the_one_before() -> None:
+    lines = LISTED.replace("\nChain KUBE-SERVICES (2 references)\n", "").splitlines()
+    start = lines.index("Chain KUBE-EXT-W (2 references)")
+    found = ChainListing(lines, start, IPFamily.IPV4)
+    assert [rule.rule.target for rule in found.rules] == ["KUBE-SVC-W", ""]
+    assert not found.whole
 
 
 def test_rules_that_fit_together_lack_nothing() -> None:

@@ -42,7 +42,15 @@ def test_lines_of_routes(line, destination, kind, hops) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["-A KUBE-SERVICES -j X", "*nat", "hello world", "", "Kernel IP routing table", "default something strange here"],
+    [
+        "-A KUBE-SERVICES -j X",
+        "*nat",
+        "hello world",
+        "",
+        "Kernel IP routing table",
+        "default something strange here",
+        "0.0.0.0/0",
+    ],
 )
 def test_lines_that_are_no_routes(line) -> None:
     assert route_line(line) is None

@@ -42,6 +42,13 @@ _WRAPPED = re.compile(
     re.MULTILINE,
 )
 """A long rule before a line that does not begin another one."""
+_LISTING = re.compile(r"^Chain \S++ \(", re.MULTILINE)
+_LISTED = re.compile(r"\s*+(?:\S++\s++){1,5}?(?:--|-f|!f)\s++\S|\s*+(?:num\s++)?(?:pkts\s++bytes\s++)?target\s")
+"""A rule in a listing of `iptables -L`, or the names of its columns."""
+_LISTED_BEGIN = re.compile(r"\s*+$|Chain |#|```|\*\w++\s*+$|COMMIT|-[ANP] ")
+"""What is no part of a listed rule. A column may be wrapped in front of its spaces."""
+_COLUMN_GAP = 20
+"""The most spaces between two columns of a listing, which a terminal loses at the end of a line."""
 _PROMPT = re.compile(
     r"\**(?:\[[^\]]*+\]\s*+[#$%>]|\([^)\s]*+\)\s?[#$%>]|[➜~»❯]++(?:\s+~)?|[#$%>]|[^\s#$%>]*[\w~/\\)\]–-](?: ~)?\s?[#$%>]|\S*+ {1,2}~)\s+(?=\S)"
 )
@@ -103,7 +110,7 @@ def clean_lines(text: str) -> list[str]:
     if head.count("\n> ") > head.count("\n") // 2:
         text = _QUOTE.sub("", text)
     lines = text.split("\n")
-    if len(text) <= _MAX_WRAPPED and _WRAPPED.search(text):
+    if len(text) <= _MAX_WRAPPED and (_WRAPPED.search(text) or _LISTING.search(text)):
         _join(lines)
     return lines
 
@@ -114,18 +121,20 @@ def _join(lines: list[str]) -> None:
     All lines that a terminal wraps have its width, unless a space at their end was lost. Where a line has another length, it
     stays as it is, and the parser names it.
     """
-    cut = [n for n in range(len(lines) - 1) if _goes_on(lines[n + 1])]
-    wrapped = [n for n in cut if _RULE_BEGIN.match(lines[n])]
+    listed = [_LISTED.match(line) is not None for line in lines]
+    begins = [listed[n] or _RULE_BEGIN.match(line) is not None for n, line in enumerate(lines)]
+    cut = [n for n in range(len(lines) - 1) if not listed[n + 1] and _goes_on(lines[n + 1], listed[n])]
+    wrapped = [n for n in cut if begins[n]]
     width = max((len(lines[n].expandtabs()) for n in wrapped), default=0)
-    if width < _LEAST_WIDTH or any(len(each.expandtabs()) > width for each in lines if _RULE_BEGIN.match(each)):
+    if width < _LEAST_WIDTH or any(len(line.expandtabs()) > width for n, line in enumerate(lines) if begins[n]):
         return
     if sum(width - len(lines[n].expandtabs()) in (0, 1) for n in cut) < _FEWEST_WRAPPED:
         return
     for first in wrapped:
         whole, number = lines[first], first
-        while number + 1 < len(lines) and _goes_on(lines[number + 1]):
+        while number + 1 < len(lines) and not listed[number + 1] and _goes_on(lines[number + 1], listed[first]):
             short = width - len((lines[number] if number > first else whole).expandtabs())
-            if short not in (0, 1):
+            if not 0 <= short <= (_COLUMN_GAP if listed[first] else 1):
                 break
             number += 1
             whole += " " * short + lines[number]
@@ -135,9 +144,10 @@ def _join(lines: list[str]) -> None:
             lines[first], lines[number] = whole, ""
 
 
-def _goes_on(line: str) -> bool:
-    """Return True for a line that can begin neither a rule nor anything else of a dump."""
-    return bool(line) and _BEGIN.match(line) is None and command_of(line) is None and not is_cut_mark(line)
+def _goes_on(line: str, listed: bool) -> bool:
+    """Return True for a line that can begin nothing of a dump but a listed rule. `listed`: the line before is of a listing."""
+    begin = _LISTED_BEGIN if listed else _BEGIN
+    return bool(line) and begin.match(line) is None and command_of(line) is None and not is_cut_mark(line)
 
 
 def command_of(line: str) -> ShellCommand | None:

@@ -230,12 +230,12 @@ class RulesetIndex:
         """The signs that lines are missing from a copied text, by table."""
         return {name: lost() for name, lost in self._lost.items()}
 
-    def may_lack(self, address: str) -> bool:
-        """Return True for an address for which kube-proxy's rules could have one that a copied text lacks, though nothing shows it.
+    def may_lack(self, address: str, port: int, *, own: bool) -> bool:
+        """Return True if kube-proxy's rules could have one for this destination that a copied text lacks, though nothing shows it.
 
-        They have none for endpoints and pods.
+        They have none for endpoints and pods. `own` is True for an address of the node, which node ports are for.
         """
-        return bool(self._signs) and not any(signs.is_endpoint(address) for signs in self._signs)
+        return bool(self._signs) and (own or not any(signs.is_endpoint(address, port) for signs in self._signs))
 
     def shift(self, table: Table, chain: str) -> int:
         """Return the number of rules that complete a chain in front of those of its text."""

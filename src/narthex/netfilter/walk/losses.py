@@ -12,9 +12,12 @@ from functools import cached_property
 
 from narthex.model import IPFamily, contains
 from narthex.netfilter import ast
+from narthex.netfilter.walk.element_losses import MISSING, ElementSigns, rewrites
 from narthex.netfilter.walk.structure import (
     CLUSTER_IPS,
+    CLUSTER_IPS_CHECK,
     DISPATCH,
+    HAIRPINS,
     KUBE_PROXY_TABLE,
     MASQUERADE_BIT,
     NARTHEX,
@@ -22,6 +25,7 @@ from narthex.netfilter.walk.structure import (
     NFT_JUMPS,
     SERVICE_CHAINS,
     SERVICE_IPS,
+    SERVICE_PORT_CHAINS,
     XTABLES_JUMPS,
     is_service_chain,
 )
@@ -32,11 +36,10 @@ _TOLERANCE = Fraction(1, 10_000)
 """Of probabilities: old versions of kube-proxy wrote five digits."""
 _FRONTEND_FIELDS = (ast.Field.DADDR, ast.Field.L4PROTO, ast.Field.DPORT)
 _SENDERS = (ast.Field.SADDR, ast.Field.IIFNAME)
-_OF_CLUSTER_IPS = ("KUBE-SVC-", "KUBE-SVL-", "service-", "local-")
+_OF_CLUSTER_IPS = ("KUBE-SVC-", "KUBE-SVL-", *SERVICE_PORT_CHAINS)
 """Chains that kube-proxy sends packets for cluster IPs to."""
 _EXTERNAL = ("KUBE-EXT-", "external-")
 _MARKING = ("KUBE-MARK-MASQ", "mark-for-masquerade")
-_MISSING = "lines of the input are missing"
 _LOCAL_RULES = ("pod traffic", "masquerade local traffic", "route local traffic|short-circuit local traffic")
 """Words of the comments of the rules that a chain of external traffic has with policy Local, for pods and for the node."""
 
@@ -61,15 +64,16 @@ class LossSigns:
                 # In mode nftables, kube-proxy empties a chain that nothing calls any more, and deletes it later.
                 if self._nft and not chain.rules:
                     continue
-                return f"no rule of the input calls chain {name} of {self._words}: {_MISSING}"
+                return f"no rule of the input calls chain {name} of {self._words}: {MISSING}"
             if what := self.flaw(chain):
-                return f"chain {name} of {self._words} {what}: {_MISSING}"
+                return f"chain {name} of {self._words} {what}: {MISSING}"
         forward = self._chains.get("KUBE-FORWARD")
         if forward is not None and not _accepts_marked(forward):
-            return f"chain KUBE-FORWARD of {self._words} has no rule that accepts what is marked: {_MISSING}"
+            return f"chain KUBE-FORWARD of {self._words} has no rule that accepts what is marked: {MISSING}"
         if self._marks_no_cluster_ip:
-            return f"no rule of {self._words} marks packets for cluster IPs, though others tell pods from outside: {_MISSING}"
-        return self._lost_elements() or self._lost_refusals()
+            return f"no rule of {self._words} marks packets for cluster IPs, though others tell pods from outside: {MISSING}"
+        lost = self._elements.lost
+        return f"{lost}: {MISSING}" if lost else self._lost_refusals()
 
     def flaw(self, chain: ast.Chain) -> str:
         """Return what a chain lacks that kube-proxy writes into every such chain, or ""."""
@@ -103,13 +107,14 @@ class LossSigns:
             marked |= plain
         for frontend in (marked - sent) | unmarked:
             if frontend and any(each.field is ast.Field.DPORT for each in frontend):
-                text = f"a rule of chain {chain.name} for this address and port is missing: {_MISSING}"
+                text = f"a rule of chain {chain.name} for this address and port is missing: {MISSING}"
                 if frontend in unmarked:
-                    text = f"the rule that marks packets for this address and port is missing: {_MISSING}"
+                    text = f"the rule that marks packets for this address and port is missing: {MISSING}"
                 yield ast.Rule((*frontend, ast.RuleGap(text)))
 
     def doubtful(self, chain: ast.Chain) -> Iterator[ast.Rule]:
         """Yield what a packet in a Service's chain assumes where the text is as one with a missing line, but can be whole."""
+        yield from self._elements.doubtful(chain)
         if not is_service_chain(chain.name):
             return
         if chain.name.startswith(_OF_CLUSTER_IPS) and not self._cluster_ip_marks:
@@ -129,6 +134,10 @@ class LossSigns:
         """The chains of Services and endpoints; none if they are too many."""
         names = [name for name in self._chains if is_service_chain(name)]
         return names if len(names) <= _MAX_COMPARED else []
+
+    @cached_property
+    def _elements(self) -> ElementSigns:
+        return ElementSigns(self._table, self._names if self._nft else [])
 
     @cached_property
     def _called(self) -> set[str]:
@@ -164,14 +173,13 @@ class LossSigns:
         found = (each.values for each in self._sender_matches() if each.field is ast.Field.SADDR)
         return frozenset(str(value) for values in found for value in values)
 
-    def is_endpoint(self, address: str) -> bool:
+    def is_endpoint(self, address: str, port: int) -> bool:
         """Return True for an endpoint of a Service, and for an address in a network of pods."""
-        return address in self._endpoints or any(contains(each, address) for each in self.pod_networks())
+        return (address, port) in self._endpoints or any(contains(each, address) for each in self.pod_networks())
 
     @cached_property
-    def _endpoints(self) -> frozenset[str]:
-        rules = (rule for name in self._names for rule in self._chains[name].rules)
-        return frozenset(each.address for rule in rules for each in rule.expressions if isinstance(each, ast.Dnat))
+    def _endpoints(self) -> frozenset[tuple[str, int | None]]:
+        return frozenset((each.address, each.port) for name in self._names for each in rewrites(self._chains[name]))
 
     @cached_property
     def _marks_no_cluster_ip(self) -> bool:
@@ -217,28 +225,10 @@ class LossSigns:
         )
         lost = sorted(outside - inside)
         return (
-            f"chain KUBE-SERVICES of {self._words} does not refuse {lost[0]}, which has no endpoints: {_MISSING}"
+            f"chain KUBE-SERVICES of {self._words} does not refuse {lost[0]}, which has no endpoints: {MISSING}"
             if lost
             else ""
         )
-
-    def _lost_elements(self) -> str:
-        """Return a cluster IP that no map of kube-proxy has."""
-        held = self._table.sets.get(CLUSTER_IPS)
-        maps = [self._table.sets[name] for name in (SERVICE_IPS, "no-endpoint-services") if name in self._table.sets]
-        if held is None or len(maps) < 2 or any(each.unsupported or () in each.elements for each in (held, *maps)):
-            return ""
-        known = {key[0] for each in maps for key in each.elements}
-        lost = next((key[0] for key in held.elements if key[0] not in known), None)
-        if lost is not None:
-            return f"the maps of {self._words} lack the cluster IP {lost}: {_MISSING}"
-        of_clusters = (
-            key[0]
-            for key, data in maps[0].elements.items()
-            if isinstance(data, (ast.Goto, ast.Jump)) and data.chain.startswith(_OF_CLUSTER_IPS)
-        )
-        lost = next((address for address in of_clusters if (address,) not in held.elements), None)
-        return f"the set {CLUSTER_IPS} of {self._words} lacks {lost}: {_MISSING}" if lost is not None else ""
 
 
 _Frontend = tuple[ast.Compare, ...]
@@ -294,6 +284,7 @@ def _targets(rule: ast.Rule) -> Iterator[str]:
 
 # ---- chains that contradict the structure ---------------------------------------------------------------------------
 
+_OF_ANOTHER = "has a rule of another chain"
 _NOT_READ = (ast.Unknown, ast.Undecoded, ast.RuleGap)
 
 
@@ -308,11 +299,15 @@ def _has_any(rule: ast.Rule, *kinds: type) -> bool:
 def _endpoint_flaw(chain: ast.Chain) -> str:
     if not _has(chain, ast.Dnat):
         return "has no rule that rewrites the destination"
+    if len(set(rewrites(chain))) > 1:
+        return _OF_ANOTHER
     return "" if "KUBE-MARK-MASQ" in chain.targets else "has no rule that marks what the endpoint sends to itself"
 
 
 def _service_flaw(chain: ast.Chain) -> str:
     """Check the probabilities of the endpoints: 1/n, 1/(n-1), …, and the last without any (row 3.9)."""
+    if _has(chain, ast.Dnat):
+        return _OF_ANOTHER
     endpoints = [rule for rule in chain.rules if rule.target.startswith("KUBE-SEP-")]
     spread = [rule for rule in endpoints if not _has_any(rule, ast.RecentCheck)]
     if not spread:
@@ -330,6 +325,8 @@ def _service_flaw(chain: ast.Chain) -> str:
 def _external_flaw(chain: ast.Chain) -> str:
     if not chain.rules:
         return "has no rule"
+    if _has(chain, ast.Dnat):
+        return _OF_ANOTHER
     leads = any(target != "KUBE-MARK-MASQ" for target in chain.targets) or _has(chain, ast.DropPacket)
     return "" if leads else "has no rule that leads to an endpoint"
 
@@ -362,7 +359,6 @@ def maps_of(rules: Iterable[tuple[ast.Expression, ...]]) -> set[str]:
 
 _CHECKS = ("firewall-check", "service-endpoints-check", "nodeport-endpoints-check")
 """Chains of which each rule looks up a map."""
-_HAIRPINS = "hairpin-connections"
 _SPREADS = (ast.RandomGoto, ast.RandomMap, ast.VerdictMap, ast.InlineVerdictMap)
 
 
@@ -370,16 +366,31 @@ def _asks(rule: ast.Rule, name: str) -> bool:
     return any(isinstance(each, ast.InSet) and each.name == name for each in rule.expressions)
 
 
+def _is_own(chain: str, rule: ast.Rule) -> bool:
+    """Return True for a rule as kube-proxy writes it into this chain. Without the line between them, two chains become one."""
+    if chain in _CHECKS:
+        return bool(maps_of([rule.expressions]))
+    if chain == CLUSTER_IPS_CHECK:
+        return _asks(rule, CLUSTER_IPS)
+    if chain == "services":
+        return bool(maps_of([rule.expressions])) or _marks(rule)
+    if chain == "masquerading":
+        return not _has_any(rule, ast.RejectPacket, ast.DropPacket, ast.VerdictMap)
+    return not (chain.startswith("external-") and _has_any(rule, *_SPREADS, ast.Dnat))
+
+
 def _nft_flaw(chain: ast.Chain, maps: set[str]) -> str:
     if chain.name == "masquerading":
-        if _HAIRPINS in maps and not any(_asks(rule, _HAIRPINS) for rule in chain.rules):
-            return f"does not look up the set {_HAIRPINS}"
+        if HAIRPINS in maps and not any(_asks(rule, HAIRPINS) for rule in chain.rules):
+            return f"does not look up the set {HAIRPINS}"
         return _postrouting_flaw(chain)
     if chain.hook is not None:
         known = {jump.target for jump in NFT_JUMPS if jump.hook == chain.hook.hook}
-        return "" if set(chain.targets) <= known else "has a rule of another chain"
-    if chain.name in _CHECKS and any(not maps_of([rule.expressions]) for rule in chain.rules):
-        return "has a rule of another chain"
+        return "" if set(chain.targets) <= known else _OF_ANOTHER
+    if any(not _is_own(chain.name, rule) for rule in chain.rules):
+        return _OF_ANOTHER
+    if chain.name.startswith("endpoint-") and len(set(rewrites(chain))) > 1:
+        return _OF_ANOTHER
     lacks = maps & maps_of(NFT_CHAINS.get(chain.name, ())) - maps_of(rule.expressions for rule in chain.rules)
     if lacks:
         return f"does not look up the map {min(lacks)}"

@@ -19,6 +19,10 @@ CLUSTER_IPS_CHECK = "cluster-ips-check"
 """The chain that rejects what is for a cluster IP and that nothing else has taken."""
 SERVICE_CHAINS = ("KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-XLB-", "KUBE-FW-")
 """Prefixes of the chains that belong to one Service or one endpoint."""
+SERVICE_PORT_CHAINS = ("service-", "local-")
+"""Prefixes of the nft chains that packets for a cluster IP go to."""
+HAIRPINS = "hairpin-connections"
+"""The nft set of the node's endpoints, of which each is masqueraded if it meets itself."""
 EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"
 """The chain that refuses what is for an external address of a Service without endpoints. It drops only if others have some."""
 _NFT_SERVICE_CHAINS = ("service-", "local-", "endpoint-", "external-", "firewall-")
@@ -94,7 +98,7 @@ NFT_CHAINS: dict[str, tuple[tuple[ast.Expression, ...], ...]] = {
     "mark-for-masquerade": ((ast.MarkOr(MASQUERADE_BIT),),),
     "masquerading": (
         (_MARKED, ast.MarkXor(MASQUERADE_BIT), ast.Masquerade()),
-        (ast.CtStatus(("dnat",)), ast.InSet(_HAIRPIN, "hairpin-connections"), ast.Masquerade()),
+        (ast.CtStatus(("dnat",)), ast.InSet(_HAIRPIN, HAIRPINS), ast.Masquerade()),
     ),
     "reject-chain": ((ast.RejectPacket(),),),
     "firewall-check": ((ast.VerdictMap(_FRONTEND, "firewall-ips"),),),

@@ -216,7 +216,8 @@ class HookWalk:
         refused = disposition in (Disposition.DROPPED, Disposition.REJECTED)
         if not branch.unsure:
             # What a Service's chain has not sent on is refused because of what no rule of that chain matches.
-            if self._is_new and (branch.stranded or not refused) and self._index.may_lack(branch.daddr):
+            may_lack = self._index.may_lack(branch.daddr, branch.dport, own=self.local(branch.daddr))
+            if self._is_new and (branch.stranded or not refused) and may_lack:
                 to = join_port(branch.daddr, branch.dport) if branch.dport else branch.daddr
                 branch.suppose(f"no rule for {to} is missing from the input")
             return False

@@ -47,6 +47,7 @@ class ListingColumns:
 
     def __init__(self, header: str = "") -> None:
         words = header.split()
+        self.read = bool(header)
         self.before = (words[:1] == ["num"]) + 2 * ("pkts" in words)
         self.interfaces = "in" in words and "out" in words
 
@@ -89,7 +90,7 @@ class ChainListing:
             text = _clean(lines[number])
             if not text:
                 # Blogs and mails contain empty lines anywhere. The listing ends where something else begins.
-                number += 1
+                number = next((n for n in range(number, len(lines)) if lines[n].strip()), len(lines))
                 if number < len(lines) and _split_columns(lines[number].strip(), columns):
                     continue
                 break
@@ -97,6 +98,11 @@ class ChainListing:
                 break
             is_rule = _split_columns(text, columns) is not None
             if _HEADER.match(text):
+                if columns.read:
+                    # What follows is another chain, and its first line is missing.
+                    self.whole = False
+                    self.rules.append(ListedRule(number + 1, text, gap_rule()))
+                    return number + 1
                 columns = ListingColumns(text)
             elif not is_rule and is_cut_mark(text):
                 self.whole = False

@@ -199,6 +199,8 @@ def _ip_route(line: str) -> NodeRoute:
     where = words.pop(0)
     entry = _options(words)
     hops = [_options(hop.split()) for hop in rest]
+    if kind == "unicast" and not any("gateway" in hop or "dev" in hop for hop in (entry, *hops)):
+        raise ValueError(f"neither an interface nor a next hop: {line}")
     table = LOCAL if kind in ("local", "broadcast") else MAIN
     inside = next((hop["gateway"] for hop in hops or [entry] if "gateway" in hop), entry.get("prefsrc", ""))
     family = family_of(where if where != "default" else inside)
