@@ -3,7 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
+from narthex.lab.program import lab_process
+from narthex.lab.program.lab_process import LoadBalancerAddresses
 from narthex.lab.program.load_balancer_addresses import allocate_addresses, answered_addresses, patches, pools_of
+from narthex.lab.program.state import ObjectGone
 from narthex.lab.topology import nodes
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.model.objects import IPAddressPool, LoadBalancerIngress, Service, ServiceCIDR, ServicePort
@@ -158,3 +161,17 @@ def test_what_is_written_of_a_service_is_its_annotation_and_its_status():
             {"metadata": {}, "status": {"loadBalancer": {"ingress": [{"ip": "192.168.15.1", "ipMode": "VIP"}]}}},
         ),
     ]
+
+
+def test_a_service_that_was_deleted_meanwhile_does_not_hold_up_the_others(monkeypatch):
+    monkeypatch.setattr(lab_process, "wire", lambda _wiring: None)
+    sent = []
+
+    def send(_method, path, _patch, _content_type):
+        if "/gone" in path:
+            raise ObjectGone('services "gone" not found')
+        sent.append(path.removeprefix("/api/v1/namespaces/shop/services/"))
+
+    objects = snapshot(balancer("gone"), balancer("stays"), *pools_of(SEEDS, NODES), with_node=False)
+    LoadBalancerAddresses("t", NODES, send).reconcile(objects, balancing=True)
+    assert sent == ["stays", "stays/status"]

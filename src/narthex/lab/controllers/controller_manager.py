@@ -41,6 +41,7 @@ from narthex.lab.controllers.objects import (
 )
 from narthex.lab.controllers.replicaset import ReplicaSetController
 from narthex.lab.controllers.scheduler import Scheduler
+from narthex.lab.controllers.service.balancer_finalizer import BalancerFinalizerController
 from narthex.lab.controllers.service.cidrs import ServiceCIDRController
 from narthex.lab.controllers.statefulset import StatefulSetController
 from narthex.model.backoff import Backoff
@@ -182,6 +183,7 @@ def lab_controllers() -> ControllerManager:
             EndpointsController(endpoints),
             EndpointSliceMirroringController(),
             IngressController(),
+            BalancerFinalizerController(),
             ServiceCIDRController(),
             NodeLifecycleController(),
             GarbageCollector(),

@@ -20,6 +20,7 @@ from narthex.lab.controllers.controller_manager import ControllerManager, lab_co
 from narthex.lab.controllers.ingress.controller import IngressController
 from narthex.lab.controllers.node_lifecycle import EXTERNAL_NODE_GRACE_SECONDS, LEASES, NODE_GRACE_SECONDS
 from narthex.lab.controllers.service.admission import admission
+from narthex.lab.controllers.service.balancer_finalizer import BalancerFinalizerController
 from narthex.lab.kubelet.program.containers import PodDependencies
 from narthex.lab.kubelet.program.echo import EchoServer
 from narthex.lab.kubelet.program.endpoint_drain import EndpointDrain
@@ -70,8 +71,8 @@ class LabComponents(msgspec.Struct, frozen=True, kw_only=True):
     kubelet: Kubelet
     api_server: LabApiServer | ControlPlane
     ingress: LabIngress
-    ingress_controller: ControllerLoop | None
-    """None for a lab with its own controllers, which include that of Ingresses."""
+    provider_controllers: ControllerLoop | None
+    """The controllers that a cluster gets from elsewhere; None for a lab with its own controllers, which include them."""
     kubelet_api: KubeletServer | None
     """None for a lab with its own API server, which reaches containers directly."""
 
@@ -120,7 +121,9 @@ def build_components(
         api_server=plane.serve(access),
         kubelet_api=KubeletServer(directory, nodes, access) if plane.external else None,
         ingress=LabIngress(directory.name, registry, access),
-        ingress_controller=ControllerLoop(registry, ControllerManager([IngressController()]))
+        provider_controllers=ControllerLoop(
+            registry, ControllerManager([IngressController(), BalancerFinalizerController()])
+        )
         if plane.external
         else None,
     )

@@ -18,6 +18,7 @@ This module starts them. Its own thread applies manifests, assigns load balancer
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -47,7 +48,7 @@ from narthex.lab.program.network import make_network, wire
 from narthex.lab.program.options import LabOptions
 from narthex.lab.program.report import describe_state
 from narthex.lab.program.shared_registry import RegistrySnapshot
-from narthex.lab.program.state import LabError, LabState, StateDirectory
+from narthex.lab.program.state import LabError, LabState, ObjectGone, StateDirectory
 from narthex.lab.topology import NONE, LabNode
 from narthex.lb.released import ReleasedAddresses
 from narthex.linux.processes import identify_process
@@ -141,8 +142,8 @@ class LabProcess:
         parts.registry.listen(parts.static_pods.wake)
         self._thread("static-pods", parts.static_pods.run)
         self._thread("ingress", parts.ingress.run)
-        if parts.ingress_controller is not None:
-            self._thread("ingress-controller", parts.ingress_controller.run)
+        if parts.provider_controllers is not None:
+            self._thread("provider-controllers", parts.provider_controllers.run)
         self.apply()
         parts.node_processes.await_first_sync()
         self._set_state(processes=parts.node_processes.records)
@@ -259,13 +260,14 @@ class LabProcess:
                     registry.delete(each["kind"], cluster.DNS_SERVICE.namespace, each["metadata"]["name"])
 
     def request(self, method: str, path: str, body: Object, content_type: str = "application/json") -> Object:
-        """Send a request to the API. Raises LabError with its error message."""
+        """Send a request to the API. Raises LabError with its error message, ObjectGone for 404."""
         request = ApiRequest(method, path, {}, {"content-type": content_type}, msgspec.json.encode(body))
         with self.parts.registry.held():
             response = self.parts.api.answer(request)
         content: Object = msgspec.json.decode(response.body) if isinstance(response, ApiResponse) else {}
         if isinstance(response, ApiResponse) and response.status >= 300:
-            raise LabError(str(content.get("message") or f"{method} {path}: {response.status}"))
+            kind = ObjectGone if response.status == 404 else LabError
+            raise kind(str(content.get("message") or f"{method} {path}: {response.status}"))
         return content
 
     def settle(self, timeout: float = _SETTLE_SECONDS) -> None:
@@ -418,7 +420,7 @@ def _pools(ranges: Sequence[str], members: Sequence[topology.LabNode]) -> tuple[
 MERGE = "application/merge-patch+json"
 
 Send = Callable[[str, str, dict[str, Any], str], object]
-"""Sends a request to the API: method, path, body, content type."""
+"""Sends a request to the API: method, path, body, content type. Raises ObjectGone."""
 
 
 class LoadBalancerAddresses:
@@ -455,8 +457,10 @@ class LoadBalancerAddresses:
                 wire(wiring)
             self._networks = allocation.networks
         for service in allocation.changed.values():
-            for path, patch in balancers.patches(service):
-                self._send("PATCH", path, patch, MERGE)
+            # A Service that was deleted since the snapshot needs no address.
+            with contextlib.suppress(ObjectGone):
+                for path, patch in balancers.patches(service):
+                    self._send("PATCH", path, patch, MERGE)
         self.problems = allocation.problems
 
 

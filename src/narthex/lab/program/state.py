@@ -47,6 +47,10 @@ class LabError(RuntimeError):
     """An operation on a lab that fails; the message says what to do."""
 
 
+class ObjectGone(LabError):
+    """A write to an object that does not exist, or no longer."""
+
+
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A node's process, `narthex node`."""
 
