@@ -70,7 +70,7 @@ def test_rights_are_those_that_are_used_and_no_others(objects):
         writer = ConditionWriter(Access(master=server.url), settle=0.0)
         said = ServiceCondition(type="narthex/Announced", holds=True, reason="Announces", message="")
         with writer.running():
-            writer.want({NamespacedName("shop", "web"): said})
+            writer.want({NamespacedName("shop", "web"): said}, {NamespacedName("shop", "web")})
             until(lambda: writer.writes, "the write")
         for seen in server.requests:
             resource = "services/status" if seen.path.endswith("/status") else "services"

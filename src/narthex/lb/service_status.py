@@ -77,6 +77,11 @@ def condition_patch(condition: ServiceCondition, since: str) -> dict[str, Any]:
     return {"status": {"conditions": [entry]}}
 
 
+def removal_patch(type_: str) -> dict[str, Any]:
+    """Return the strategic merge patch for the `status` subresource that removes a condition."""
+    return {"status": {"conditions": [{"type": type_, "$patch": "delete"}]}}
+
+
 def service_path(service: Service) -> str:
     """Return the API path of a Service."""
     return f"/api/v1/namespaces/{service.namespace}/services/{service.name}"

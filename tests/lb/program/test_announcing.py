@@ -260,21 +260,39 @@ def test_a_condition_is_written_once_and_again_only_when_it_differs():
         raw["status"]["conditions"] = [other]
         server.put_raw("Service", raw)
         with writing(server) as writer:
-            writer.want({WEB: CONDITION})
+            writer.want({WEB: CONDITION}, {WEB})
             until(lambda: why.CONDITION in stored(server), "the condition")
         first = stored(server)[why.CONDITION]
         assert (first["status"], first["reason"], first["message"]) == ("True", "Announces", CONDITION.message)
         assert stored(server)["other/One"] == other
         # Another run reads, and has nothing to write.
         with writing(server) as writer:
-            writer.want({WEB: CONDITION})
+            writer.want({WEB: CONDITION}, {WEB})
             until(lambda: verbs(server).count("GET") >= 2, "the look")
             assert verbs(server).count("PATCH") == 1
             said = ServiceCondition(type=why.CONDITION, holds=True, reason="AlsoAnsweredByOthers", message="m")
-            writer.want({WEB: said, NamespacedName("shop", "gone"): said})
+            writer.want({WEB: said, NamespacedName("shop", "gone"): said}, {WEB})
             until(lambda: stored(server)[why.CONDITION]["reason"] == "AlsoAnsweredByOthers", "the change")
             # What holds has held since then.
             assert stored(server)[why.CONDITION]["lastTransitionTime"] == first["lastTransitionTime"]
+
+
+def test_a_condition_goes_with_the_type_and_stays_when_another_node_writes_it():
+    for announced, removed in (((), True), ((WEB,), False)):
+        with FaultyApiServer() as server:
+            server.put_raw("Service", service_manifest("web", IP))
+            with writing(server) as writer:
+                writer.want({WEB: CONDITION}, {WEB})
+                until(lambda: why.CONDITION in stored(server), "the condition")
+                writer.want({}, announced)
+                if removed:
+                    until(lambda: why.CONDITION not in stored(server), "the removal")
+                else:
+                    # The writer takes the conditions in order: with this one, it has seen the absence of the other.
+                    server.put_raw("Service", service_manifest("zoo", IP))
+                    writer.want({NamespacedName("shop", "zoo"): CONDITION}, (WEB, NamespacedName("shop", "zoo")))
+                    until(lambda: [each for each in server.requests if "zoo" in each.path], "the other Service")
+                    assert why.CONDITION in stored(server)
 
 
 @pytest.mark.parametrize(

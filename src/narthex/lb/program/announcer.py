@@ -211,7 +211,7 @@ class _AnnouncerLoop:
             self.announcing.answer(now)
             if self._conditions is not None and now >= self._say_at:
                 self._say_at = now + _SAY_EVERY
-                self._conditions.want(self.announcing.conditions(now))
+                self._conditions.want(self.announcing.conditions(now), self.announcing.sharers().keys())
             self.turned = self._clock.now()
         return min(self.announcing.next_due(self.turned), self._look_at) - self.turned
 

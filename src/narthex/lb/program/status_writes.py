@@ -8,10 +8,11 @@ first, so that a restart writes nothing. Also reads the status addresses of Serv
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
@@ -30,7 +31,15 @@ from narthex.kube.client import (
     writing,
 )
 from narthex.kube.resources import ALL_SERVICES
-from narthex.lb.service_status import ServiceChanges, ServiceCondition, condition_patch, pool_patch, service_path
+from narthex.lb.service_status import (
+    ServiceChanges,
+    ServiceCondition,
+    condition_patch,
+    pool_patch,
+    removal_patch,
+    service_path,
+)
+from narthex.lb.why import CONDITION
 from narthex.linux.background import in_background
 from narthex.linux.clock import Clock
 from narthex.model import NamespacedName, Service, address
@@ -212,16 +221,23 @@ class ConditionWriter:
         self._settle = settle
         self._today = today
         self._desired: Mapping[NamespacedName, ServiceCondition] = {}
+        self._announced: Collection[NamespacedName] = ()
         self._written: dict[NamespacedName, ServiceCondition] = {}
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._said = ""
         self.writes = 0
 
-    def want(self, conditions: Mapping[NamespacedName, ServiceCondition]) -> None:
-        """Set the desired conditions. Thread-safe."""
-        if conditions != self._desired:
-            self._desired = conditions
+    def want(
+        self, conditions: Mapping[NamespacedName, ServiceCondition], announced: Collection[NamespacedName]
+    ) -> None:
+        """Set the desired conditions. Thread-safe.
+
+        `announced` are the Services that have a condition, which other nodes may write. This writer removes what it has written to
+        another one, such as a Service that is no load balancer any more.
+        """
+        if (conditions, announced) != (self._desired, self._announced):
+            self._desired, self._announced = conditions, announced
             self._changed.set()
 
     def running(self) -> AbstractContextManager[None]:
@@ -249,10 +265,19 @@ class ConditionWriter:
                     return
 
     async def _write_all(self) -> None:
-        desired = self._desired
+        desired, announced = self._desired, self._announced
         # Forget conditions that other nodes write now: they may have changed when they are ours again.
-        self._written = {key: each for key, each in self._written.items() if key in desired}
+        self._written = {key: each for key, each in self._written.items() if key in desired or key not in announced}
         async with writing(self._access, _REQUEST_SECONDS) as writer:
+            for key in sorted(self._written.keys() - desired.keys()):
+                if self._stop.is_set():
+                    return
+                # A Service that was deleted has no condition either.
+                with contextlib.suppress(NotFoundError):
+                    await writer.patch(_path(key), removal_patch(CONDITION), kind="strategic", subresource="status")
+                    self.writes += 1
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                del self._written[key]
             for key, condition in sorted(desired.items()):
                 if self._stop.is_set():
                     return
@@ -267,7 +292,7 @@ class ConditionWriter:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _write(self, writer: ApiWriter, key: NamespacedName, condition: ServiceCondition) -> None:
-        path = f"/api/v1/namespaces/{key.namespace}/services/{key.name}"
+        path = _path(key)
         patch = condition_patch(condition, self._today().strftime("%Y-%m-%dT%H:%M:%SZ"))
         entry = patch["status"]["conditions"][0]
         there = _there(await writer.get(path), condition.type)
@@ -277,6 +302,10 @@ class ConditionWriter:
             entry["lastTransitionTime"] = there["lastTransitionTime"]
         await writer.patch(path, patch, kind="strategic", subresource="status")
         self.writes += 1
+
+
+def _path(key: NamespacedName) -> str:
+    return f"/api/v1/namespaces/{key.namespace}/services/{key.name}"
 
 
 def _there(service: Mapping[str, Any], type_: str) -> dict[str, Any]:
