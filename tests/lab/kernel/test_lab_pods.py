@@ -90,8 +90,19 @@ spec:
   containers:
     - name: c
       image: /bin/sh
+      resources: {limits: {ephemeral-storage: 1Gi}}
       args: ["-c", "sleep 1; touch /tmp/ready; exec sleep 1000"]
       readinessProbe: {exec: {command: [cat, /tmp/ready]}, periodSeconds: 3600}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: writes}
+spec:
+  containers:
+    - name: c
+      image: /bin/sh
+      resources: {limits: {ephemeral-storage: 2Mi}}
+      args: ["-c", "head -c 4194304 /dev/zero > /file; exec sleep 1000"]
 """
 
 
@@ -236,3 +247,13 @@ def test_its_end_is_a_signal_and_nothing_is_left(lab):
     until(lambda: not place.exists(), "the end of its files")
     assert not any(each.name == "serve" for each in labs.settle(lab).pods)
     assert not [line for line in Path("/proc/self/mounts").read_text().splitlines() if uid in line]
+
+
+def test_a_pod_that_writes_more_than_its_limit_is_evicted(lab):
+    def found():
+        return pod(lab, "writes")["status"]
+
+    until(lambda: found()["phase"] == "Failed" and state(lab, "writes").get("terminated"), "the eviction")
+    assert found()["reason"] == "Evicted" and "2Mi" in found()["message"]
+    assert found()["containerStatuses"][0]["restartCount"] == 0
+    assert pod(lab, "late")["status"]["phase"] == "Running"

@@ -25,8 +25,9 @@ _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 0x1, 0x4
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 
 _OVERLAY = b"overlay"
-_SCRATCH = b"mode=755,size=512m,nr_inodes=100k"
-"""Options of a container's memory file system. The bound keeps one container from taking all memory by writing files."""
+SCRATCH_BYTES = 512 * 1024 * 1024
+"""Size of a container's memory file system. The bound keeps one container from taking all memory by writing files."""
+_SCRATCH = b"mode=755,size=%d,nr_inodes=100k" % SCRATCH_BYTES
 _MOST_MOUNTS = 200
 """File systems of the machine that a container sees: a machine has some dozens, and each takes 50 us of a container's start."""
 

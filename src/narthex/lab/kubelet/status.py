@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from narthex.lab.controllers.objects import Object
+from narthex.lab.kubelet.eviction import REASON as EVICTED
 
 IMAGE_ID = "narthex://"
 
@@ -80,6 +81,8 @@ class PodFacts(msgspec.Struct, kw_only=True):
     start_time: str = ""
     networked: bool = False
     """Its namespaces and addresses exist."""
+    evicted: str = ""
+    """Why its node has ended it for good; empty if it has not."""
 
     @property
     def init(self) -> list[ContainerFacts]:
@@ -136,7 +139,7 @@ def status(pod: Mapping[str, Any], facts: PodFacts, now: str) -> Object:
     """Return the complete status. Conditions of other writers are kept."""
     before = pod.get("status") or {}
     policy = pod["spec"].get("restartPolicy") or "Always"
-    found = phase(facts, policy)
+    found = "Failed" if facts.evicted else phase(facts, policy)
     over = found in ("Succeeded", "Failed")
     own = {
         "phase": found,
@@ -148,8 +151,8 @@ def status(pod: Mapping[str, Any], facts: PodFacts, now: str) -> Object:
         "startTime": facts.start_time,
         "initContainerStatuses": [_container(each) for each in facts.init],
         "ephemeralContainerStatuses": [_container(each) for each in facts.ephemeral],
-        "reason": "",
-        "message": "",
+        "reason": EVICTED if facts.evicted else "",
+        "message": facts.evicted,
     }
     others = {name: value for name, value in before.items() if name not in own}
     statuses = [_container(each) for each in facts.main]

@@ -19,8 +19,10 @@ from narthex.lab.api.registry import stamp
 from narthex.lab.containers.container import ContainerStartError, RunningContainer
 from narthex.lab.controllers.objects import Object, key_of, uid_of
 from narthex.lab.kubelet.environment import ContainerConfigError
+from narthex.lab.kubelet.eviction import REASON as EVICTED
 from narthex.lab.kubelet.probes import ContainerProbe, hook_of
 from narthex.lab.kubelet.program.containers import ContainerRun, PodDependencies, echo_name, start_echo, start_program
+from narthex.lab.kubelet.program.eviction import StorageCheck
 from narthex.lab.kubelet.program.images import ContainerImage
 from narthex.lab.kubelet.program.prober import ContainerProbeResult, ProbeTarget
 from narthex.lab.kubelet.program.stopping import Stopping
@@ -80,6 +82,7 @@ class PodLifecycle:
         self._policy = pod["spec"].get("restartPolicy") or "Always"
         self._pause: RunningContainer | None = None
         self._stopping = Stopping(self, worker, deps.prober)
+        self._storage = StorageCheck(self, pod, worker)
         self._ending = False
         self._ending_since = 0.0
         self.finished = False
@@ -118,6 +121,7 @@ class PodLifecycle:
             # The downward API exposes the addresses.
             self.pod = {**self.pod, "status": status(self.pod, self.facts, _timestamp())}
             self._start_next()
+            self._storage.start()
         self.write_status()
 
     def record_event(self, reason: str, message: str, *, warning: bool = False) -> None:
@@ -392,6 +396,14 @@ class PodLifecycle:
         name = echo_name(self.pod, facts.name)
         quiet = time.monotonic() - self._deps.echo.last_used(name)
         return quiet < (_IDLE_SECONDS if self._deps.echo.has_connections(name) else _QUIET_SECONDS)
+
+    def evict(self, message: str) -> None:
+        """Kill all containers for good. The pod has failed, and stays in the API."""
+        self.facts.evicted = message
+        self._policy = "Never"
+        self.record_event(EVICTED, message, warning=True)
+        self.crash()
+        self.write_status()
 
     def crash(self) -> None:
         """Kill all containers."""
