@@ -90,6 +90,9 @@ def api(tmp_path_factory):
             ("node-1", "192.0.2.7", 8443): secure,
             ("node-1", "192.0.2.1", 10249): plain,
         }
+        log = tmp_path_factory.mktemp("logs") / "log"
+        log.write_text("a line\n")
+        running.pods.files = {"a.log": log, "pods/b/b?c.log": log}
         context = ssl.create_default_context(cafile=str(running.certificate))
         with httpx2.Client(base_url=running.url, headers=HEADERS, verify=context, timeout=60) as client:
             yield client
@@ -152,7 +155,10 @@ def test_links_and_redirects_lead_through_the_api(api):
         (f"{BASE}/pods/ftp:web:80/proxy/", 400, 'invalid pod request "ftp:web:80"'),
         (f"{BASE}/pods/web:none/proxy/", 400, 'pod "web" has no port "none"'),
         (f"{BASE}/pods/web:81/proxy/", 503, "error trying to reach service: dial tcp 192.0.2.7:81: Connection refused"),
-        ("/api/v1/nodes/node-1/proxy/", 501, "nodes/node-1:PORT/proxy"),
+        ("/api/v1/nodes/node-1/proxy/", 404, "404 page not found"),
+        ("/api/v1/nodes/node-1/proxy/logs/none", 404, "404 page not found"),
+        ("/api/v1/nodes/node-1:web/proxy/", 400, 'node "node-1" has no port "web"'),
+        ("/api/v1/nodes/none/proxy/", 404, 'nodes "none" not found'),
     ],
 )
 def test_what_cannot_be_reached(api, path, code, message):
@@ -162,6 +168,18 @@ def test_what_cannot_be_reached(api, path, code, message):
 
 def test_a_port_of_a_node(api):
     assert api.get("/api/v1/nodes/node-1:10249/proxy/metrics").json()["path"] == "/metrics"
+
+
+@pytest.mark.parametrize("name", ["node-1", "node-1:10250", "https:node-1:"])
+def test_the_kubelet_of_a_node(api, name):
+    base = f"/api/v1/nodes/{name}/proxy"
+    assert api.get(f"{base}/healthz").text == "ok"
+    assert '<a href="a.log">a.log</a>\n<a href="pods/">pods/</a>\n' in api.get(f"{base}/logs/").text
+    assert '<a href="b%3Fc.log">b?c.log</a>' in api.get(f"{base}/logs/pods/b/").text
+    assert api.get(f"{base}/logs/pods").headers["Location"] == "pods/"
+    for path in ("a.log", "pods/b/b%3Fc.log"):
+        answer = api.get(f"{base}/logs/{path}")
+        assert (answer.status_code, answer.text) == (200, "a line\n")
 
 
 def test_an_upgraded_connection_is_a_pipe(tmp_path):

@@ -165,6 +165,13 @@ def test_the_proxy_subresource_reaches_pods(kubectl):
     assert kubectl("get", "--raw", f"/api/v1/namespaces/default/pods/{kubectl.pod}:8080/proxy/").startswith(kubectl.pod)
 
 
+def test_the_log_files_of_a_node_come_through_its_kubelet(cluster):
+    base = "/api/v1/nodes/node-1/proxy"
+    assert cluster.kubectl("get", "--raw", f"{base}/healthz") == "ok"
+    assert 'href="node-1.log"' in cluster.kubectl("get", "--raw", f"{base}/logs/")
+    assert cluster.kubectl("get", "--raw", f"{base}/logs/node-1.log")
+
+
 def test_an_ephemeral_container_starts_beside_the_others(cluster):
     cluster.kubectl("apply", "-f", "-", stdin=ECHO % "sick")
     cluster.kubectl("wait", "--for=condition=Ready", "pod/sick", "--timeout=60s")

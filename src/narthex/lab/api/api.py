@@ -11,7 +11,7 @@ from narthex.lab.api import errors, protobuf
 from narthex.lab.api.discovery import REVIEWS, Documents
 from narthex.lab.api.errors import StatusError
 from narthex.lab.api.kinds import VIEWS, ApiResource
-from narthex.lab.api.proxy_path import ProxyRequest, proxy_request
+from narthex.lab.api.proxy_path import KubeletProxyRequest, ProxyRequest, proxy_request
 from narthex.lab.api.reads import FIELDS, PRESENT, ListRequest, ListSelector, ServerFeatures, WatchCursor
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import (
@@ -34,7 +34,9 @@ from narthex.lab.api.subresources import exec_request, log_request, port_forward
 from narthex.lab.api.views import ObjectView, packed, partial, plain, table
 from narthex.lab.api.writes import handle_write
 
-ApiAnswer = ApiResponse | WatchCursor | LogRequest | ExecRequest | PortForwardRequest | ProxyRequest
+ApiAnswer = (
+    ApiResponse | WatchCursor | LogRequest | ExecRequest | PortForwardRequest | ProxyRequest | KubeletProxyRequest
+)
 _PARTIAL = ("PartialObjectMetadata", "PartialObjectMetadataList")
 
 

@@ -2,9 +2,9 @@
 
     /api/v1/namespaces/NAMESPACE/pods/[SCHEME:]NAME[:PORT]/proxy/PATH
     /api/v1/namespaces/NAMESPACE/services/[SCHEME:]NAME[:PORT]/proxy/PATH
-    /api/v1/nodes/[SCHEME:]NAME:PORT/proxy/PATH
+    /api/v1/nodes/[SCHEME:]NAME[:PORT]/proxy/PATH
 
-A Service's request goes to one of its endpoints that is a pod (pkg/registry/core/{pod,service,node}, `ResourceLocation`).
+Without a port, a node's is that of its kubelet. A Service's request goes to one of its endpoints that is a pod (pkg/registry/core/{pod,service,node}, `ResourceLocation`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from narthex.lab.api.registry import Registry
 _PATH = re.compile(
     r"(?P<prefix>/api/v1/(?:namespaces/(?P<namespace>[^/]+)/(?P<plural>pods|services)|nodes)/(?P<id>[^/]+)/proxy)(?P<rest>/.*)?"
 )
+
+KUBELET_PORT = 10250
 
 Object = Mapping[str, Any]
 
@@ -41,7 +43,15 @@ class ProxyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Path for the server, percent-encoded. Empty: the client asked for the prefix alone."""
 
 
-def proxy_request(registry: Registry, target: str) -> ProxyRequest | None:
+class KubeletProxyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A response that the kubelet of a node gives."""
+
+    node: str
+    path: str
+    """Path of the kubelet's API."""
+
+
+def proxy_request(registry: Registry, target: str) -> ProxyRequest | KubeletProxyRequest | None:
     """Return what the path of a request addresses, None if it is no proxy's. Raises StatusError.
 
     `target` is percent-encoded.
@@ -55,6 +65,8 @@ def proxy_request(registry: Registry, target: str) -> ProxyRequest | None:
         raise errors.bad_request(f'invalid {sort.removesuffix("s")} request "{identity}"')
     find = {"pods": _pod, "services": _service, "nodes": _node}[sort]
     node, host, number = find(registry, unquote(found["namespace"] or ""), name, port)
+    if sort == "nodes" and number == KUBELET_PORT:
+        return KubeletProxyRequest(node=node, path=unquote(found["rest"] or "/"))
     return ProxyRequest(
         node=node,
         host=host,
@@ -125,13 +137,13 @@ def _node(registry: Registry, _namespace: str, name: str, port: str) -> tuple[st
     node = registry.get("Node", "", name)
     if node is None:
         raise errors.not_found("nodes", "", name)
-    if not port.isdigit():
-        raise errors.not_implemented(f"a lab's kubelets have no port of their own; name one: nodes/{name}:PORT/proxy")
+    if port and not port.isdigit():
+        raise errors.bad_request(f'node "{name}" has no port "{port}"')
     addresses = (node.get("status") or {}).get("addresses") or ()
     found = next((each["address"] for each in addresses if each.get("type") == "InternalIP"), None)
     if found is None:
         raise errors.bad_request(f'no preferred addresses found for node "{name}"')
-    return name, str(found), int(port)
+    return name, str(found), int(port or KUBELET_PORT)
 
 
 def _unavailable(message: str) -> errors.StatusError:

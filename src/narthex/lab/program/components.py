@@ -12,6 +12,7 @@ import msgspec
 
 from narthex.lab import cluster, topology
 from narthex.lab.api.api import ApiHandler
+from narthex.lab.api.proxy_path import KUBELET_PORT
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import ObjectStore
 from narthex.lab.containers.container import Containers
@@ -45,7 +46,6 @@ from narthex.lab.program.remote_registry import RemoteApi, RemoteObjects
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import LabError, StateDirectory
 from narthex.lab.server.database import ObjectDatabase, UnreadableDatabase
-from narthex.lab.server.kubelet import PORT as KUBELET_PORT
 from narthex.lab.server.kubelet import KubeletServer
 from narthex.lab.topology import LabNode
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from narthex.lab.api.requests import LogRequest
@@ -50,6 +51,9 @@ class PodRuntime(Protocol):
         With `follow`, it continues until the container ends, and yields `b""` at least once a second while there is nothing new, so that
         the server notices a client that is gone and closes the iterator.
         """
+
+    def node_logs(self, node: str) -> Mapping[str, Path]:
+        """Return the log files of a node, by their paths in its directory of logs."""
 
     def exec(self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool) -> PodProcess:
         """Start a program in a container."""

@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, unquote
 
 from narthex.lab.api.api import ApiHandler, error_response
 from narthex.lab.api.errors import StatusError, not_implemented
-from narthex.lab.api.proxy_path import ProxyRequest
+from narthex.lab.api.proxy_path import KubeletProxyRequest, ProxyRequest
 from narthex.lab.api.reads import WatchCursor
 from narthex.lab.api.requests import ApiRequest, ApiResponse, ExecRequest, LogRequest, PortForwardRequest
 from narthex.lab.api.tokens import is_valid_token
@@ -185,6 +185,10 @@ class ApiServer:
                 from narthex.lab.server.proxy import serve_proxy
 
                 await serve_proxy(connection, self._pods, request, reply)
+            elif isinstance(reply, KubeletProxyRequest):
+                from narthex.lab.server.kubelet import serve_kubelet
+
+                await serve_kubelet(connection, self._pods, reply.node, request, reply.path)
             else:
                 await self._stream(connection, reply)
         except StatusError as fault:

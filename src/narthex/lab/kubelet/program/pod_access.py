@@ -111,6 +111,17 @@ class PodAccess:
         if request.follow:
             yield from _follow(more, lambda: lifecycle.runs.get(facts.name) is not run)
 
+    def node_logs(self, node: str) -> dict[str, Path]:
+        """Return the logs of a node's own programs and of its pods, by their paths in /var/log of a node. Raises StatusError."""
+        self._kubelet.node_namespace(node)
+        found = self._deps.files.node_logs(node)
+        for lifecycle in self._kubelet.pods():
+            if lifecycle.pod["spec"].get("nodeName") == node:
+                directory = f"pods/{lifecycle.key.namespace}_{lifecycle.key.name}_{lifecycle.uid}"
+                logs = self._deps.files.logs(lifecycle.pod)
+                found |= {f"{directory}/{path}": file for path, file in logs.items()}
+        return found
+
     def exec(
         self, namespace: str, pod: str, container: str, argv: Sequence[str], stdin: bool, tty: bool
     ) -> ExecProcess:

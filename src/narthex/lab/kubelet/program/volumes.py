@@ -29,6 +29,8 @@ _ACCOUNT = "/run/secrets/kubernetes.io/serviceaccount"
 CreateToken = Callable[[str, str, Mapping[str, Any], Mapping[str, Any]], str]
 """Returns a token of a service account: namespace, name of the account, pod, `serviceAccountToken`. Raises StatusError."""
 
+_LOG = "log"
+
 
 class PodFiles:
     """Creates and removes pod files. Different pods may be handled in parallel."""
@@ -51,7 +53,16 @@ class PodFiles:
 
     def log(self, pod: Mapping[str, Any], container: str, number: int) -> Path:
         """Return the log of a container after `number` restarts."""
-        return self.directory(pod) / "log" / container / f"{number}.log"
+        return self.directory(pod) / _LOG / container / f"{number}.log"
+
+    def logs(self, pod: Mapping[str, Any]) -> dict[str, Path]:
+        """Return the log files of a pod, by container and name."""
+        directory = self.directory(pod) / _LOG
+        return {str(file.relative_to(directory)): file for file in directory.glob("*/*.log*")}
+
+    def node_logs(self, node: str) -> dict[str, Path]:
+        """Return the log files of a node's own programs, by name."""
+        return {file.name: file for pattern in ("", "-*") for file in self._node_logs.glob(f"{node}{pattern}.log")}
 
     def node_log(self, node: str, pod: str) -> Path:
         """Return the log of the program that a mirror pod shows: its own, or that of the node's process."""
