@@ -7,7 +7,9 @@ import json
 import socket
 import ssl
 import threading
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 
@@ -20,6 +22,7 @@ from narthex.lab.controllers.ingress.routing import (
 )
 from narthex.lab.server import certificate
 from narthex.lab.server.ingress import IngressServer
+from narthex.testing.load import until
 
 PATIENCE = 30
 
@@ -28,6 +31,18 @@ class Echo(BaseHTTPRequestHandler):
     """Answers with what it gets; WebSockets and others that change the protocol get their bytes back."""
 
     protocol_version = "HTTP/1.1"
+
+    accepted: ClassVar[Counter[int]] = Counter()
+    left: ClassVar[Counter[int]] = Counter()
+    """Connections by port, and those that have ended."""
+
+    def setup(self):
+        super().setup()
+        self.accepted[self.server.server_port] += 1
+
+    def finish(self):
+        super().finish()
+        self.left[self.server.server_port] += 1
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -52,6 +67,7 @@ class Echo(BaseHTTPRequestHandler):
             self.close_connection = True
         else:
             self.do_POST()
+            self.close_connection |= self.path == "/web/last"
 
     def log_message(self, *_):
         """Stay silent."""
@@ -73,6 +89,8 @@ def echo():
 @pytest.fixture
 def servers():
     with echo() as one, echo() as other:
+        Echo.accepted.clear()
+        Echo.left.clear()
         yield one, other
 
 
@@ -132,6 +150,31 @@ def test_a_connection_is_kept_and_servers_take_turns(front, servers):
         )
         ports.append(found["port"])
     assert ports == [*servers, *servers]
+    client.close()
+
+
+def test_a_servers_connection_has_the_next_request_unless_that_must_not_be_repeated(front, servers):
+    port = servers[0]
+    front.lead(port)
+    client = front.client()
+    assert [ask(client)[0] for _ in range(4)] == [200] * 4
+    assert Echo.accepted[port] == 1
+    assert ask(client, "POST", body="b")[0] == 200
+    assert Echo.accepted[port] == 2
+    # Both are kept, and the client's next request needs one.
+    assert [ask(client)[0] for _ in range(2)] == [200] * 2
+    assert Echo.accepted[port] == 2
+    front.lead(servers[1])
+    until(lambda: Echo.left[port] == 2, "the end of connections to a server that no route leads to")
+    client.close()
+
+
+def test_a_connection_that_the_server_has_closed_costs_no_request(front, servers):
+    front.lead(servers[0])
+    client = front.client()
+    for number in range(1, 6):
+        assert ask(client, target="/web/last")[0] == 200
+        assert Echo.accepted[servers[0]] == number
     client.close()
 
 

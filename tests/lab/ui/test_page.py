@@ -419,6 +419,15 @@ def test_a_picture_holds_pods_that_only_slices_tell_of():
     assert pods["shop/web-3"]["state"] == "not ready"
 
 
+@pytest.mark.parametrize(
+    ("phase", "state"), [("Succeeded", "completed"), ("Failed", "failed"), ("Running", "not ready")]
+)
+def test_a_pod_that_has_ended_is_not_one_that_is_not_ready(phase, state):
+    store = Store()
+    store.apply(Upsert(Pod(name="job", namespace="shop", phase=phase)))
+    assert [pod["state"] for pod in picture(store.snapshot)["pods"]] == [state]
+
+
 def test_a_question_that_cannot_be_asked_is_answered():
     objects = snapshot()
     found = path(lambda one, other: planned(objects, one, other), objects, "nobody", "shop/web")

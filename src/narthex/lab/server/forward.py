@@ -45,6 +45,13 @@ class UpstreamTimeout(UpstreamError):
     """A server that does not begin to answer in time."""
 
 
+class Upstream(NamedTuple):
+    """A connection to a server."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
 class ForwardedRequest(NamedTuple):
     """A request as the server gets it."""
 
@@ -78,49 +85,56 @@ def passed_on(headers: Headers) -> Iterator[tuple[str, str]]:
     return ((name, value) for name, value in headers.items() if name not in _OWN)
 
 
-async def connect(dial: Callable[[], socket.socket], *, tls: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(dial: Callable[[], socket.socket], *, tls: bool) -> Upstream:
     """Connect in a thread of its own. Raises OSError, and what `dial` raises."""
     sock = await asyncio.get_running_loop().run_in_executor(DIALERS, dial)
     if not tls:
-        return await asyncio.open_connection(sock=sock)
+        return Upstream(*await asyncio.open_connection(sock=sock))
     # As upstream: certificates of pods are not verified.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    return await asyncio.open_connection(sock=sock, ssl=context, server_hostname="", ssl_handshake_timeout=DIAL_SECONDS)
+    opened = asyncio.open_connection(sock=sock, ssl=context, server_hostname="", ssl_handshake_timeout=DIAL_SECONDS)
+    return Upstream(*await opened)
 
 
 async def forward(
     connection: HttpConnection,
     request: ForwardedRequest,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
+    upstream: Upstream,
     rewriter: ResponseRewriter | None = None,
     seconds: float | None = None,
-) -> None:
+    keep: bool = False,
+) -> bool:
     """Send a request, and the response to the client. Raises UpstreamError before anything is answered.
 
-    `seconds` is the time until the response begins; None: no limit. The server's connection is closed. After a change of the protocol, the client's is, too.
+    `seconds` is the time until the response begins; None: no limit. The server's connection is closed, unless `keep` is True and the
+    server allows another request on it: then the result is True. After a change of the protocol, the client's connection is closed, too.
     """
+    kept = False
     try:
         if request.upgrade:
-            await _pipe(connection, request, reader, writer)
+            await _pipe(connection, request, upstream)
         else:
-            await _exchange(connection, request, reader, writer, rewriter, seconds)
+            kept = await _exchange(connection, request, upstream, rewriter, seconds, keep)
     finally:
-        writer.transport.abort()
+        if not kept:
+            upstream.writer.transport.abort()
+    return kept
 
 
 async def _exchange(
     connection: HttpConnection,
     request: ForwardedRequest,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
+    upstream: Upstream,
     rewriter: ResponseRewriter | None,
     seconds: float | None,
-) -> None:
+    keep: bool,
+) -> bool:
+    """Return True if the server's connection may have another request."""
+    reader, writer = upstream
     client = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD)
-    fields = [*request.framed, ("Connection", "close")]
+    fields = [*request.framed, *([] if keep else [("Connection", "close")])]
     head = h11.Request(method=request.method, target=request.target, headers=fields)
     parts = [client.send(head), client.send(h11.Data(data=request.body)), client.send(h11.EndOfMessage())]
     try:
@@ -137,6 +151,7 @@ async def _exchange(
     if not isinstance(response, h11.Response):
         raise UpstreamError("EOF")
     await _answer(connection, request, rewriter, response, client, reader)
+    return client.our_state is client.their_state is h11.DONE and not client.trailing_data[0]
 
 
 async def _next(client: h11.Connection, reader: asyncio.StreamReader) -> object:
@@ -187,10 +202,9 @@ def _answered(response: h11.Response, rewriter: ResponseRewriter | None) -> Iter
             yield key, text
 
 
-async def _pipe(
-    connection: HttpConnection, request: ForwardedRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
+async def _pipe(connection: HttpConnection, request: ForwardedRequest, upstream: Upstream) -> None:
     """Pass bytes on in both directions until one side ends."""
+    reader, writer = upstream
     fields = [*request.framed, ("Connection", "Upgrade"), ("Upgrade", request.upgrade)]
     lines = [f"{request.method} {request.target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields)]
     writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + request.body + connection.framing.trailing())

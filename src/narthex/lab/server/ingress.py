@@ -1,6 +1,7 @@
 """The server in front of Ingresses: it finds the route of each request and passes it on (`lab/controllers/ingress/routing.py`).
 
-Clients may keep connections open. Each request goes to the next server of its backend, on a connection of its own.
+Clients may keep connections open. Each request goes to the next server of its backend, on a connection that has no other request:
+one that an earlier request has left (`idle_connections.py`), or a new one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from functools import partial
 from narthex.lab.api.errors import StatusError
 from narthex.lab.controllers.ingress.routing import IngressBackend, IngressCertificate, IngressTable, IngressTarget
 from narthex.lab.server import certificate
-from narthex.lab.server.forward import ForwardedRequest, UpstreamError, UpstreamTimeout, connect, forward, passed_on
+from narthex.lab.server.forward import (
+    ForwardedRequest,
+    Upstream,
+    UpstreamError,
+    UpstreamTimeout,
+    connect,
+    forward,
+    passed_on,
+)
+from narthex.lab.server.idle_connections import IdleConnections
 from narthex.runtime.http import HttpRequest
 from narthex.runtime.http.connection import HttpConnection, HttpLimits, MalformedRequest
 from narthex.runtime.http.server import HttpServer
@@ -30,6 +40,8 @@ _TRIES = 3
 """Servers that a request tries before the client gets an error."""
 _RESPONSE_SECONDS = 60.0
 """Time until a server begins to answer, as in ingress-nginx."""
+_REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"))
+"""Methods whose requests may be sent again if the server closes a connection that was kept. Others get a new connection."""
 _FORWARDED = frozenset(("x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-forwarded-proto", "x-real-ip"))
 
 Dial = Callable[[IngressTarget], socket.socket]
@@ -43,6 +55,7 @@ class IngressServer:
         """Prepare a server."""
         self._dial = dial
         self._http = HttpServer("ingress")
+        self._idle = IdleConnections()
         self._table = IngressTable()
         self._contexts: dict[IngressCertificate, ssl.SSLContext | None] = {}
         self._turns: Counter[str] = Counter()
@@ -59,6 +72,7 @@ class IngressServer:
 
     def close(self) -> None:
         """Stop listening and reset open connections."""
+        self._http.call(partial(self._idle.retain, ()))
         self._http.stop()
 
     def use(self, table: IngressTable) -> None:
@@ -66,6 +80,8 @@ class IngressServer:
         held = self._contexts
         contexts = {each: held[each] if each in held else _context(each) for each in table.certificates}
         self._contexts, self._table = contexts, table
+        targets = {target for route in table.routes for target in route.backend.targets}
+        self._http.call(partial(self._idle.retain, targets))
         titles = {route.backend.title for route in table.routes}
         self._turns = Counter({title: turn for title, turn in self._turns.items() if title in titles})
 
@@ -94,21 +110,43 @@ class IngressServer:
             await _respond(connection, 503, f"{backend.title}: {backend.fault or 'no pod is ready'}")
             return
         why = ""
+        forwarded = _forwarded(connection, request, tls)
+        may_repeat = forwarded.method in _REPEATABLE and not forwarded.upgrade
         for target in self._next_targets(backend):
+            kept = self._idle.take(target) if may_repeat else None
             try:
-                reader, writer = await connect(partial(self._dial, target), tls=False)
-            except (OSError, StatusError) as error:
-                why = f"{backend.title} at {target.address} cannot be reached: {error}"
-                continue
-            try:
-                await forward(
-                    connection, _forwarded(connection, request, tls), reader, writer, seconds=_RESPONSE_SECONDS
-                )
+                if kept is not None and await self._reuse(connection, forwarded, target, kept):
+                    return
+                try:
+                    upstream = await connect(partial(self._dial, target), tls=False)
+                except (OSError, StatusError) as error:
+                    why = f"{backend.title} at {target.address} cannot be reached: {error}"
+                    continue
+                await self._exchange(connection, forwarded, target, upstream)
             except UpstreamError as error:
                 status = 504 if isinstance(error, UpstreamTimeout) else 502
                 await _respond(connection, status, f"{backend.title} at {target.address}: {error}")
             return
         await _respond(connection, 502, why)
+
+    async def _reuse(
+        self, connection: HttpConnection, forwarded: ForwardedRequest, target: IngressTarget, upstream: Upstream
+    ) -> bool:
+        """Send a request on a connection that was kept; return False if the server has closed it. Raises UpstreamTimeout."""
+        try:
+            await self._exchange(connection, forwarded, target, upstream)
+        except UpstreamTimeout:
+            raise
+        except UpstreamError:
+            return False
+        return True
+
+    async def _exchange(
+        self, connection: HttpConnection, forwarded: ForwardedRequest, target: IngressTarget, upstream: Upstream
+    ) -> None:
+        """Send a request and its response, and keep the server's connection. Raises UpstreamError before anything is answered."""
+        if await forward(connection, forwarded, upstream, seconds=_RESPONSE_SECONDS, keep=True):
+            self._idle.keep(target, upstream)
 
     def _next_targets(self, backend: IngressBackend) -> Iterator[IngressTarget]:
         for _ in range(min(_TRIES, len(backend.targets))):

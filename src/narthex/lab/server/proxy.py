@@ -44,7 +44,7 @@ async def serve_proxy(
         return pods.dial(to.node, to.host, to.port)
 
     try:
-        reader, writer = await connect(dial, tls=to.tls)
+        upstream = await connect(dial, tls=to.tls)
     except OSError as error:
         raise _unreachable(f"dial tcp {join_port(to.host, to.port)}: {error.strerror or error}") from error
     _, mark, query = request.target.partition("?")
@@ -57,7 +57,7 @@ async def serve_proxy(
     )
     links = LinkRewriter(to.prefix, join_port(to.host, to.port), request.headers.get("host", ""))
     try:
-        await forward(connection, sent, reader, writer, links)
+        await forward(connection, sent, upstream, links)
     except UpstreamError as error:
         raise _unreachable(str(error)) from error
 

@@ -169,8 +169,12 @@ def _node(node: Node, ports: list[str]) -> dict[str, Any]:
     return {"key": node.name, "ready": node.ready, "addresses": addresses, "ports": ports}
 
 
+_ENDED = {"Succeeded": "completed", "Failed": "failed"}
+"""States of pods that have ended, by their phases."""
+
+
 def _pod(pod: Pod) -> dict[str, Any]:
-    state = "terminating" if pod.deletion_timestamp else "ready" if pod.ready else "not ready"
+    state = "terminating" if pod.deletion_timestamp else "ready" if pod.ready else _ENDED.get(pod.phase, "not ready")
     return {"key": str(pod.key), "node": pod.spec.node_name, "addresses": list(pod.ips), "state": state}
 
 

@@ -4,7 +4,9 @@ const MOST_SERVICES = 150;
 const MOST_PODS = 400;
 const FEW = 5;
 const MOST_APART = 8; // Pods of one Service on one node that have boxes of their own; more are one box.
-const MARKS = {ready: ["●", "ready"], "not ready": ["○", "waiting"], terminating: ["◐", "leaving"]};
+const MARKS = {
+  ready: ["●", "ready"], "not ready": ["○", "waiting"], terminating: ["◐", "leaving"], completed: ["✓", "ready"], failed: ["✕", "waiting"],
+};
 const TOP = 124; // Where the cluster begins, below what is outside of it.
 const LETTER = 0.605; // Width of a letter by its height, in the fonts of one width.
 
