@@ -39,9 +39,7 @@ class IdleConnections:
         if self._count >= _MOST:
             upstream.writer.transport.abort()
             return
-        upstream.writer.get_extra_info("socket").setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS
-        )
+        upstream.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
         timer = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._expire, target, upstream)
         self._held.setdefault(target, deque()).append((upstream, timer))
         self._count += 1
