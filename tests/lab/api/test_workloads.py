@@ -112,8 +112,16 @@ def rolling(**limits):
         (job(restart="Always"), 'spec.template.spec.restartPolicy: Required value: valid values: "OnFailure", "Never"'),
         (job(completions=-1), "spec.completions: Invalid value: -1: must be greater than or equal to 0"),
         (
-            job(completionMode="Indexed"),
-            'spec.completionMode: Unsupported value: "Indexed": supported values: "NonIndexed"',
+            job(completionMode="Sometimes"),
+            'spec.completionMode: Unsupported value: "Sometimes": supported values: "Indexed", "NonIndexed"',
+        ),
+        (
+            job(completionMode="Indexed", parallelism=2, completions=None),
+            "spec.completions: Required value: when completion mode is Indexed",
+        ),
+        (
+            job(completionMode="Indexed", completions=100_001),
+            "spec.completions: Invalid value: 100001: must be less than or equal to 100000",
         ),
         (
             cron_job(schedule="TZ=UTC * * * * *"),

@@ -53,6 +53,35 @@ def test_parallel_pods_are_as_many_as_are_missing():
     assert status(world)["succeeded"] == 5
 
 
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def index(pod):
+    return int(pod["metadata"]["annotations"][INDEX])
+
+
+def test_each_index_completes_once():
+    world = World()
+    world.put(job(completions=7, parallelism=3, completionMode="Indexed"))
+    assert sorted(map(index, active(world))) == [0, 1, 2]
+    pod = min(active(world), key=index)
+    assert pod["metadata"]["name"].startswith("work-0-") and pod["metadata"]["labels"][INDEX] == "0"
+    assert pod["spec"]["hostname"] == "work-0"
+    (variable,) = pod["spec"]["containers"][0]["env"]
+    assert variable["name"] == "JOB_COMPLETION_INDEX" and INDEX in variable["valueFrom"]["fieldRef"]["fieldPath"]
+    # An index whose pod fails gets another one, once the delay is over.
+    end(world, pod, "Failed")
+    world.wait(20)
+    assert sorted(map(index, active(world))) == [0, 1, 2]
+    seen = []
+    while active(world):
+        end(world, max(active(world), key=index))
+        seen.append(status(world)["completedIndexes"])
+    assert seen == ["2", "2,3", "2-4", "2-5", "2-6", "1-6", "0-6"]
+    assert (status(world)["succeeded"], status(world)["failed"]) == (7, 1)
+    assert "Complete" in conditions(world)
+
+
 def test_a_work_queue_ends_with_its_pods():
     world = World()
     world.put(job(parallelism=3))

@@ -317,6 +317,8 @@ def _changed_workload(held: Raw, new: Raw) -> Iterator[FieldError]:
         yield bad("spec.selector", now, IMMUTABLE)
 
 
+MOST_INDEXES = 100_000
+"""Indexes of a Job, so that a status that lists them all stays small (upstream's limit for Jobs with many pods at a time)."""
 _JOB_NUMBERS = ("parallelism", "completions", "activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished")
 
 
@@ -328,8 +330,15 @@ def _job(new: Raw) -> Iterator[FieldError]:
 
 def _job_spec(at: str, spec: Raw) -> Iterator[FieldError]:
     yield from at_least_zero(at, spec, *_JOB_NUMBERS)
-    # The lab's Jobs have no indexes.
-    yield from one_of(f"{at}.completionMode", spec.get("completionMode"), ("NonIndexed",), optional=True)
+    modes = ("NonIndexed", "Indexed")
+    yield from one_of(f"{at}.completionMode", spec.get("completionMode"), modes, optional=True)
+    completions = spec.get("completions")
+    if spec.get("completionMode") != "Indexed":
+        pass
+    elif completions is None:
+        yield required(f"{at}.completions", "when completion mode is Indexed")
+    elif completions > MOST_INDEXES:
+        yield bad(f"{at}.completions", completions, f"must be less than or equal to {MOST_INDEXES}")
     restart = ((spec.get("template") or {}).get("spec") or {}).get("restartPolicy")
     if restart in ("Always", "", None):
         yield required(f"{at}.template.spec.restartPolicy", 'valid values: "OnFailure", "Never"')

@@ -16,6 +16,14 @@ from narthex.lab.api.defaults import JOB_NAME
 from narthex.lab.api.registry import stamp
 from narthex.lab.controllers.cluster_state import ClusterState, ObjectChange, adopt_and_release
 from narthex.lab.controllers.events import event_about
+from narthex.lab.controllers.job_indexes import (
+    completed_indexes,
+    index_of,
+    index_text,
+    is_indexed,
+    next_indexes,
+    with_index,
+)
 from narthex.lab.controllers.objects import (
     DeleteObject,
     Object,
@@ -103,12 +111,18 @@ class JobController:
         elif sync.missing and sync.may_create_at > sync.now:
             yield RequeueAt(sync.may_create_at)
         else:
-            template = spec_of(sync.job).get("template") or {}
-            for _ in range(min(sync.missing, BURST)):
-                made = pod_of(sync.job, template, self._names.next(key, state), finalizers=[FINALIZER])
-                yield from created(sync.job, made, sync.now, self.name)
+            yield from self._create(key, sync, state)
         if sync.deadline is not None and sync.deadline > sync.now:
             yield RequeueAt(sync.deadline)
+
+    def _create(self, key: ObjectKey, sync: _JobSync, state: ClusterState) -> Iterator[ReconcileResult]:
+        template, count = spec_of(sync.job).get("template") or {}, min(sync.missing, BURST)
+        indexes = next_indexes(sync.job, sync.taken_indexes, count) if is_indexed(sync.job) else [-1] * count
+        for index in indexes:
+            prefix = key if index < 0 else ObjectKey(key.namespace, f"{key.name}-{index}")
+            made = pod_of(sync.job, template, self._names.next(prefix, state), finalizers=[FINALIZER])
+            made = made if index < 0 else with_index(made, key.name, index)
+            yield from created(sync.job, made, sync.now, self.name)
 
 
 def finished_at(job: Object) -> datetime | None:
@@ -143,11 +157,22 @@ class _JobSync:
         uncounted = self._status.get("uncountedTerminatedPods") or {}
         listed = {uid for word in ("succeeded", "failed") for uid in uncounted.get(word) or ()}
         self.active = [pod for pod in pods if is_pod_active(pod)]
-        self._terminating = sum(is_terminating(pod) and not _has_ended(pod) for pod in pods)
+        leaving = [pod for pod in pods if is_terminating(pod) and not _has_ended(pod)]
+        self._terminating = len(leaving)
+        self._replaces_late = self._spec.get("podReplacementPolicy") == "Failed"
         tracked = [pod for pod in pods if FINALIZER in finalizers_of(pod)]
+        # An index counts once, so the status lists indexes in the place of pods that have succeeded.
+        by_index = [pod for pod in tracked if is_indexed(job) and _outcome(pod) == "succeeded" and index_of(pod) >= 0]
+        recorded = completed_indexes(job) if is_indexed(job) else set()
+        listed |= {uid_of(pod) for pod in by_index if index_of(pod) in recorded}
+        self._completed = recorded | {index_of(pod) for pod in by_index}
+        self.taken_indexes = self._completed | {
+            index_of(pod) for pod in (*self.active, *(leaving if self._replaces_late else ()))
+        }
+        """Indexes that need no new pod."""
         self.counted = [pod for pod in tracked if uid_of(pod) in listed]
         """Pods whose end is recorded, so that their finalizers can go."""
-        ended = [pod for pod in tracked if _outcome(pod) and uid_of(pod) not in listed]
+        ended = [pod for pod in tracked if _outcome(pod) and uid_of(pod) not in listed and pod not in by_index]
         self._uncounted = {
             word: [
                 *(uid for uid in uncounted.get(word) or () if uid in {uid_of(pod) for pod in tracked}),
@@ -161,6 +186,8 @@ class _JobSync:
             word: integer_or(self._status.get(word)) + gone[word] + new[word] - len(self._uncounted[word])
             for word in gone
         }
+        if is_indexed(job):
+            self._counters["succeeded"] = len(self._completed)
         self._succeeded, self._failed = (
             self._counters[word] + len(self._uncounted[word]) for word in ("succeeded", "failed")
         )
@@ -209,8 +236,7 @@ class _JobSync:
         elif self._succeeded:
             # A work queue: once one pod has succeeded, the others finish.
             desired = min(desired, len(self.active))
-        waits = self._spec.get("podReplacementPolicy") == "Failed"
-        return max(0, desired) - len(self.active) - (self._terminating if waits else 0)
+        return max(0, desired) - len(self.active) - (self._terminating if self._replaces_late else 0)
 
     @property
     def may_create_at(self) -> datetime:
@@ -249,6 +275,7 @@ class _JobSync:
         status["startTime"] = stamp(self._started) if self._started is not None else None
         status["uncountedTerminatedPods"] = {word: uids for word, uids in self._uncounted.items() if uids}
         status["conditions"] = conditions or None
+        status["completedIndexes"] = index_text(self._completed)
         shown = ("ready", "terminating", "uncountedTerminatedPods")
         status = {name: value for name, value in status.items() if value or name in shown}
         if status != self._status:
