@@ -6,7 +6,7 @@ from narthex.lab.api.errors import StatusError
 from narthex.lab.api.requests import ApiRequest, ExecRequest, LogRequest, PortForwardRequest
 from narthex.lab.program.control_plane import PROGRAMS, check_programs
 from narthex.lab.program.state import LabError
-from narthex.lab.server.kubelet import kubelet_request
+from narthex.lab.server.kubelet_api import kubelet_request
 
 
 def test_each_missing_program_is_named(tmp_path):

@@ -21,14 +21,15 @@ from collections.abc import Callable, Sequence
 from urllib.parse import parse_qsl, unquote
 
 from narthex.lab.api.api import ApiHandler, error_response
-from narthex.lab.api.errors import StatusError, not_implemented
+from narthex.lab.api.errors import StatusError
 from narthex.lab.api.proxy_path import KubeletProxyRequest, ProxyRequest
 from narthex.lab.api.reads import WatchCursor
 from narthex.lab.api.requests import ApiRequest, ApiResponse, ExecRequest, LogRequest, PortForwardRequest
 from narthex.lab.api.tokens import is_valid_token
 from narthex.lab.server.metrics import PATH as METRICS_PATH
 from narthex.lab.server.metrics import RequestMetrics
-from narthex.lab.server.pods import PodRuntime, ThreadedReader
+from narthex.lab.server.pod_requests import serve_from_pod
+from narthex.lab.server.pods import PodRuntime
 from narthex.runtime.http import HttpRequest
 from narthex.runtime.http.connection import HttpConnection, HttpLimits, MalformedRequest
 from narthex.runtime.http.server import HttpServer
@@ -186,7 +187,7 @@ class ApiServer:
 
                 await serve_proxy(connection, self._pods, request, reply)
             elif isinstance(reply, KubeletProxyRequest):
-                from narthex.lab.server.kubelet import serve_kubelet
+                from narthex.lab.server.kubelet_api import serve_kubelet
 
                 await serve_kubelet(connection, self._pods, reply.node, request, reply.path)
             else:
@@ -278,49 +279,3 @@ async def _refuse(connection: HttpConnection, fault: StatusError) -> None:
     reply = error_response(fault)
     await connection.respond(reply.status, reply.body, (("Content-Type", reply.content_type), ("Connection", "close")))
     await connection.close()
-
-
-async def serve_from_pod(
-    connection: HttpConnection,
-    pods: PodRuntime | None,
-    request: ApiRequest,
-    reply: LogRequest | ExecRequest | PortForwardRequest,
-) -> None:
-    """Give the response that the pod's node gives. Raises StatusError before anything is sent, ConnectionResetError at the end of streams."""
-    if isinstance(reply, LogRequest):
-        await send_logs(connection, pods, reply)
-        return
-    # Only exec and port-forward need WebSockets, which take 20 ms to import.
-    if isinstance(reply, ExecRequest):
-        from narthex.lab.server.exec import serve_exec
-
-        await serve_exec(connection, pods, request, reply)
-    else:
-        from narthex.lab.server.port_forward import serve_port_forward
-
-        await serve_port_forward(connection, pods, request, reply)
-    # The connection no longer speaks HTTP.
-    await connection.close()
-    raise ConnectionResetError
-
-
-async def send_logs(connection: HttpConnection, pods: PodRuntime | None, options: LogRequest) -> None:
-    """Send what a container writes until it or the client ends. Raises StatusError before anything is sent."""
-    if pods is None:
-        raise not_implemented(f"no pod runs here, so that pod {options.namespace}/{options.pod} has no log")
-    reader = ThreadedReader(pods.logs(options), "api-logs")
-    try:
-        # A generator raises its error with the first piece.
-        piece = await reader.next()
-        await connection.begin(200, (("Content-Type", "text/plain"), ("Transfer-Encoding", "chunked")))
-        left = options.limit
-        while piece is not None and left != 0:
-            piece = piece if left is None else piece[:left]
-            left = None if left is None else left - len(piece)
-            await connection.send([piece])
-            if connection.is_reset or connection.writer.is_closing():
-                raise ConnectionResetError
-            piece = await reader.next()
-        await connection.end()
-    finally:
-        reader.end()
