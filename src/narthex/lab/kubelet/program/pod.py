@@ -85,7 +85,7 @@ class PodLifecycle:
         self._storage = StorageCheck(self, pod, worker)
         self._ending = False
         self._ending_since = 0.0
-        self.finished = False
+        self.finished: bool = False
         """Nothing of the pod is left on the node."""
 
     @property
