@@ -74,6 +74,12 @@ def command() -> None:
     help="Masquerade packets that leave --subnet, in that configuration. Only for a machine without other nodes: with an overlay, "
     "the overlay masquerades, and only packets that leave the cluster.",
 )
+@click.option(
+    "--conf-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Write this configuration, also over that of an earlier installation.",
+)
+@click.option("--self-contained", is_flag=True, help="Bring a Python along, for nodes that have none.")
 @_socket_option
 @_state_option
 @output_option
@@ -82,6 +88,8 @@ def install(
     conf_dir: Path | None,
     subnets: tuple[str, ...],
     masquerade: bool,
+    conf_file: Path | None,
+    self_contained: bool,
     socket: str,
     state_dir: str,
     output: str,
@@ -101,7 +109,14 @@ def install(
         if len({":" in subnet for subnet in subnets}) != len(subnets):
             raise ValueError(f"{' and '.join(subnets)} are of one IP family: give one of each")
         done = install_plugins(
-            bin_dir, conf_dir, socket=socket, state=state_dir, subnets=subnets, masquerade=masquerade
+            bin_dir,
+            conf_dir,
+            socket=socket,
+            state=state_dir,
+            subnets=subnets,
+            masquerade=masquerade,
+            self_contained=self_contained,
+            configuration=conf_file.read_bytes() if conf_file else b"",
         )
     except ValueError as error:
         raise click.ClickException(f"--subnet: {error}") from None
@@ -110,6 +125,29 @@ def install(
     files = [*done.programs, *filter(None, [done.configuration])]
     document = CniInstallDocument(programs=done.programs, configuration=done.configuration)
     print_document(document, output, lambda: "".join(f"wrote {file}\n" for file in files))
+
+
+@command.command("uninstall")
+@click.option(
+    "--bin-dir",
+    type=click.Path(path_type=Path),
+    default="/opt/cni/bin",
+    help="Directory of the programs.",
+    show_default=True,
+)
+@click.option("--conf-dir", type=click.Path(path_type=Path), help="Directory of the configuration; without it, it stays.")
+def uninstall(bin_dir: Path, conf_dir: Path | None) -> None:
+    """Remove what `narthex cni install` has written: the configuration, and the plugins.
+
+    Pods keep their networks, but they can only be removed with plugins of the same names. Others' programs stay.
+    """
+    from narthex.cni.program import install
+
+    try:
+        removed = install.uninstall(bin_dir, conf_dir)
+    except OSError as error:
+        raise click.ClickException(f"cannot uninstall: {error}") from None
+    click.echo("".join(f"removed {file}\n" for file in removed), nl=False)
 
 
 @command.command("gc")

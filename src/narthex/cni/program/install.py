@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import marshal
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -15,11 +17,14 @@ import msgspec
 
 import narthex
 from narthex.cni.program import launcher, start
+from narthex.cni.program.interpreter import copy_interpreter
 from narthex.cni.program.run import PLUGINS
 from narthex.runtime.files import replace_file
 
 BUNDLE, LAUNCHER = ".narthex-plugins", ".narthex-launcher"
 """Next to the programs; runtimes ignore such names."""
+PYTHONS = ".narthex-python"
+"""Next to the programs: the interpreters of self-contained ones, each in a directory named by its version."""
 _MAGIC = importlib.util.MAGIC_NUMBER
 BUNDLED = (
     "narthex",
@@ -63,10 +68,14 @@ def install(
     subnets: Sequence[str] = (),
     masquerade: bool = False,
     name: str = "narthex",
+    self_contained: bool = False,
+    configuration: bytes = b"",
 ) -> Installed:
     """Write the programs, atomically so that running ones are not disturbed, and a configuration unless one exists.
 
-    `subnets` are the pods' networks on this node, one per IP family. Raises OSError.
+    `subnets` are the pods' networks on this node, one per IP family. `self_contained` brings an interpreter along, for nodes that
+    have no Python. `configuration` is written in the place of a bridge with addresses of `subnets`, and replaces what an earlier
+    installation has written. Raises OSError.
     """
     bin_dir.mkdir(parents=True, exist_ok=True)
     at = bin_dir.absolute()
@@ -74,17 +83,51 @@ def install(
     replace_file(at / BUNDLE, bundle(), 0o644)
     replace_file(at / f"{LAUNCHER}.py", text.encode(), 0o644)
     replace_file(at / LAUNCHER, _MAGIC + marshal.dumps(compile(text, f"{at / LAUNCHER}.py", "exec")), 0o644)
+    python = _own_interpreter(at / PYTHONS) if self_contained else ""
     for plugin in PLUGINS:
-        replace_file(at / plugin, program(str(at / LAUNCHER)).encode(), 0o755)
+        text = program(str(at / LAUNCHER))
+        if python:
+            replace_file(at / PYTHONS / plugin, text.encode(), 0o644)
+            text = f'#!/bin/sh\nexec {python} -ISE {at / PYTHONS / plugin} "$@"\n'
+        replace_file(at / plugin, text.encode(), 0o755)
     written = ""
     if conf_dir is not None:
         conf_dir.mkdir(parents=True, exist_ok=True)
         path = conf_dir / _CONFLIST
-        if not path.exists():
+        if configuration or not path.exists():
             made = msgspec.json.encode(conflist(name, subnets, masquerade))
-            replace_file(path, msgspec.json.format(made, indent=2) + b"\n", 0o644)
+            replace_file(path, configuration or msgspec.json.format(made, indent=2) + b"\n", 0o644)
             written = str(path)
     return Installed(tuple(str(bin_dir / plugin) for plugin in PLUGINS), written)
+
+
+def uninstall(bin_dir: Path, conf_dir: Path | None) -> tuple[str, ...]:
+    """Remove what `install` has written, and return it. Programs of other origin stay. Raises OSError."""
+    own = [path for name in PLUGINS if (path := bin_dir / name).is_file() and b"/.narthex-" in path.read_bytes()]
+    found = [*own, *(bin_dir / each for each in (BUNDLE, LAUNCHER, f"{LAUNCHER}.py"))]
+    if conf_dir is not None:
+        # First: without a configuration the node is not ready, and no pod is started.
+        found.insert(0, conf_dir / _CONFLIST)
+    gone = [path for path in found if path.exists()]
+    for path in gone:
+        path.unlink()
+    shutil.rmtree(bin_dir / PYTHONS, ignore_errors=True)
+    return tuple(map(str, gone))
+
+
+def _own_interpreter(directory: Path) -> str:
+    """Return the start of the command that runs an interpreter in `directory`, copied unless it is there. Raises OSError."""
+    version = hashlib.sha256(f"{narthex.__version__} {sys.version}".encode()).hexdigest()[:12]
+    place, complete = directory / version, directory / version / "command"
+    if not complete.exists():
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        command = copy_interpreter(place)
+        complete.write_text(command)
+    for other in directory.iterdir():
+        if other.is_dir() and other != place:
+            shutil.rmtree(other, ignore_errors=True)
+    return complete.read_text()
 
 
 def launcher_text(socket: str, state: str, bundle: str) -> str:

@@ -1,0 +1,81 @@
+"""Narthex as `deploy/` installs it: the steps of the how-tos, and the places of the image and the API server."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from tests.cluster.cluster import Cluster, await_true
+
+from narthex.lab.topology import API_ADDRESS, API_PORT
+
+ROOT = Path(__file__).parents[2]
+IMAGE = "narthex.example/narthex"
+COMPONENTS = ("overlay", "cni", "cluster-dns", "load-balancer", "announcer", "dns")
+_NODE_LOCAL = {"listen": ["169.254.20.10:53"]}
+
+
+class Installation:
+    """A copy of `deploy/`, edited as the how-tos say, and applied."""
+
+    def __init__(self, cluster: Cluster, components: Sequence[str]) -> None:
+        self._cluster = cluster
+        self.directory = cluster.disk / "deploy"
+        shutil.copytree(ROOT / "deploy", self.directory)
+        self._components = components
+        self.edit(tag="0.1.0")
+        access = self.directory / "kubeconfig.conf"
+        access.write_text(access.read_text().replace("control-plane.example:6443", f"{API_ADDRESS}:{API_PORT}"))
+
+    def edit(self, *, tag: str) -> None:
+        """Choose the build of the image."""
+        path = ROOT / "deploy" / "kustomization.yaml"
+        plan = yaml.safe_load(path.read_text())
+        plan["images"] = [{"name": "narthex", "newName": IMAGE, "newTag": tag}]
+        plan["components"] = list(self._components)
+        (self.directory / "kustomization.yaml").write_text(yaml.safe_dump(plan))
+
+    def configure(self, **fields: object) -> None:
+        """Change fields of the KubeProxyConfiguration."""
+        path = self.directory / "config.conf"
+        proxy, own = yaml.safe_load_all(path.read_text())
+        path.write_text(yaml.safe_dump_all([{**proxy, **fields}, own]))
+
+    def configure_parts(self, **parts: bool) -> None:
+        """Switch parts of the node's process on and off."""
+        path = self.directory / "config.conf"
+        proxy, own = yaml.safe_load_all(path.read_text())
+        own["parts"].update(parts)
+        path.write_text(yaml.safe_dump_all([proxy, own]))
+
+    def overlay(self, backend: str) -> None:
+        """Choose how nodes reach each other's pods."""
+        path = self.directory / "overlay" / "net-conf.json"
+        path.write_text(path.read_text().replace('"vxlan"', f'"{backend}"').replace('"host-gw"', f'"{backend}"'))
+
+    def apply(self) -> None:
+        """Apply it all; what the announcers need comes first."""
+        if "load-balancer" in self._components:
+            self._cluster.kubectl("apply", "--validate=false", "-k", str(self.directory / "crds"))
+        if "announcer" in self._components:
+            secret = {"apiVersion": "v1", "kind": "Secret", "stringData": {"key": "a key that all nodes share\n"}}
+            self._cluster.apply({**secret, "metadata": {"name": "narthex-announcer", "namespace": "kube-system"}})
+        self._cluster.kubectl("apply", "--validate=false", "-k", str(self.directory))
+
+    def delete(self) -> None:
+        """Remove it; the custom resources stay."""
+        self._cluster.kubectl("delete", "-k", str(self.directory))
+
+    def await_ready(self, patience: float = 240.0) -> None:
+        """Wait until the nodes and all pods of the installation are ready. Raises LabError."""
+        cluster = self._cluster
+        await_true(lambda: all(map(_is_ready, cluster.get("nodes")["items"])), "the nodes' readiness", patience)
+        kinds = "daemonsets,deployments"
+        for each in cluster.get(kinds, "-n", "kube-system")["items"]:
+            name = f"{each['kind'].lower()}/{each['metadata']['name']}"
+            cluster.kubectl("-n", "kube-system", "rollout", "status", name, f"--timeout={patience:.0f}s", timeout=patience + 30)
+
+
+def _is_ready(node: dict) -> bool:  # type: ignore[type-arg]
+    conditions = node.get("status", {}).get("conditions", ())
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
