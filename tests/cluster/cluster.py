@@ -1,6 +1,7 @@
 """A cluster: nodes in namespaces of this machine, each with a kubelet and a container runtime, and a control plane."""
 
 import contextlib
+import fcntl
 import json
 import os
 import platform
@@ -19,7 +20,7 @@ from narthex.lab import topology
 from narthex.lab.program.api_server import kubeconfig
 from narthex.lab.program.control_plane import CONTROLLER_MANAGER, ControlPlane
 from narthex.lab.program.network import make_network
-from narthex.lab.program.state import LabError, StateDirectory, write_secret
+from narthex.lab.program.state import LABS, LabError, StateDirectory, write_secret
 from narthex.lab.topology import LabNode
 from narthex.linux.namespaces import delete_namespace, namespace_names
 from narthex.linux.processes import kill_processes, processes_inside
@@ -175,7 +176,8 @@ class Cluster:
 
     def apply(self, *objects: Any) -> None:
         """Apply objects. The API server is ready before it describes its kinds, by which kubectl would check them."""
-        self.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", "-", stdin="\n---\n".join(map(json.dumps, objects)))
+        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        self.kubectl("apply", "--server-side", "--force-conflicts", "--validate=false", "-f", "-", stdin=listed)
 
     def remove(self) -> None:
         """Remove everything, also what another process has left that was killed. Raises OSError if something stays."""
@@ -189,7 +191,7 @@ class Cluster:
         control_groups.remove(self.name)
         for folder in (self.directory.path, self.directory.programs, self.disk):
             if folder.exists():
-                shutil.rmtree(folder)
+                run(["rm", "-rf", "--one-file-system", str(folder)])
 
     def left(self) -> list[Any]:
         """Return everything on this machine that belongs to the cluster."""
@@ -204,12 +206,22 @@ class Cluster:
 def running(name: str, programs: ClusterPrograms, nodes: int, say: Callable[[str], None]) -> Iterator[Cluster]:
     """Run a cluster that has no network of pods yet. Nothing is left afterwards."""
     cluster = Cluster(name, programs, nodes, say)
+    LABS.mkdir(parents=True, exist_ok=True)
+    lock = DISK / f"narthex-{name}.lock"
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise LabError(f"another process runs the cluster {name}: end it, or choose another name") from None
     cluster.remove()
     try:
         cluster.start()
         yield cluster
     finally:
         cluster.remove()
+        lock.unlink()
+        os.close(handle)
         if found := cluster.left():
             raise LabError(f"the cluster has left {found}")
 
