@@ -21,7 +21,7 @@ CNI_PACKAGES := /usr/lib/cni/bridge:containernetworking-plugins podman:podman ru
 
 SPREAD := -n 4 --maxschedchunk 24
 
-.PHONY: help setup system demo test fuzz soak cnifaults lint unit kernel bench clean
+.PHONY: help setup system demo test fuzz soak cnifaults cluster lint unit kernel bench clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -78,6 +78,16 @@ cnifaults: PACKAGES += $(CNI_PACKAGES)
 cnifaults: setup  ## Make 1,000 racing CNI calls and kill plugins 200 times; `narthex cni gc` must find nothing then
 	$(SUDO) env NARTHEX_TEST_CNI_CALLS=1000 NARTHEX_TEST_CNI_KILLS=200 $(BIN)/python -m pytest -q -n 0 \
 	  tests/cni/kernel/test_cni_races.py tests/cni/kernel/test_cni_failpoints.py
+
+CLUSTER_PACKAGES := containerd:containerd runc:runc podman:podman debootstrap:debootstrap busybox:busybox-static kubectl:kubernetes-client unshare:util-linux
+
+# Options beyond: CLUSTER='--rate 100 --operation drain', see `python -m tests.cluster --help`.
+cluster: PACKAGES += $(CLUSTER_PACKAGES)
+cluster: setup  ## Try deploy/ on three nodes with real kubelets; CONTROL_PLANE=DIR KUBELET=PATH, [CONTAINERD=DIR KUBE_PROXY=PATH E2E=PATH AGNHOST=PATH]
+	@[ -n "$(CONTROL_PLANE)" ] && [ -n "$(KUBELET)" ] || { echo "give CONTROL_PLANE=DIR, with etcd and a control plane's programs, and KUBELET=PATH"; exit 2; }
+	$(SUDO) env PYTHONPATH=. timeout 7200 $(BIN)/python -m tests.cluster --control-plane $(CONTROL_PLANE) --kubelet $(KUBELET) \
+	  $(if $(CONTAINERD),--containerd $(CONTAINERD)) $(if $(KUBE_PROXY),--kube-proxy $(KUBE_PROXY)) \
+	  $(if $(E2E),--e2e $(E2E)) $(if $(AGNHOST),--agnhost $(AGNHOST)) $(CLUSTER)
 
 lint: $(BIN)/.installed-tests  ## Check style, types, imports, and terms
 	$(BIN)/ruff check src tests scripts benchmarks examples

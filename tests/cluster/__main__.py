@@ -1,6 +1,6 @@
 """`make cluster`: build the image, start a cluster, install Narthex from `deploy/`, and try it.
 
-    python -m tests.cluster --control-plane DIR --kubelet PATH [--kube-proxy PATH] [--e2e PATH --agnhost PATH] ...
+python -m tests.cluster --control-plane DIR --kubelet PATH [--kube-proxy PATH] [--e2e PATH --agnhost PATH] ...
 """
 
 import json
@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
-from tests.cluster import images, workloads
+from tests.cluster import workloads
 from tests.cluster.cluster import Cluster, running
 from tests.cluster.conformance import run_conformance
-from tests.cluster.installation import COMPONENTS, IMAGE, Installation
+from tests.cluster.images import ImageBuilder
+from tests.cluster.installation import COMPONENTS, IMAGE, ROOT, Installation
 from tests.cluster.operations import OPERATIONS, Trial
 from tests.cluster.programs import ClusterPrograms, missing
 from tests.cluster.smoke import Smoke
@@ -27,9 +28,13 @@ STEPS = ("smoke", "operations", "conformance")
 
 
 @click.command()
-@click.option("--control-plane", type=_FILE, required=True, help="Directory of etcd and the programs of a control plane.")
+@click.option(
+    "--control-plane", type=_FILE, required=True, help="Directory of etcd and the programs of a control plane."
+)
 @click.option("--kubelet", type=_FILE, required=True)
-@click.option("--containerd", type=_FILE, help="Directory of containerd, ctr, and containerd-shim-runc-v2. Default: Debian's.")
+@click.option(
+    "--containerd", type=_FILE, help="Directory of containerd, ctr, and containerd-shim-runc-v2. Default: Debian's."
+)
 @click.option("--kube-proxy", type=_FILE, help="For the switch from kube-proxy and back.")
 @click.option("--e2e", type=_FILE, help="Kubernetes' e2e.test.")
 @click.option("--agnhost", type=_FILE, help="The program of the suite's image.")
@@ -40,8 +45,12 @@ STEPS = ("smoke", "operations", "conformance")
 @click.option("--nodes", default=3, show_default=True)
 @click.option("--rate", default=60.0, show_default=True, help="Requests per second of the client on each node.")
 @click.option("--step", "steps", multiple=True, type=click.Choice(STEPS), help="Run these steps only.")
-@click.option("--operation", "chosen", multiple=True, type=click.Choice(list(OPERATIONS)), help="Run these operations only.")
-@click.option("--focus", default="", help="Regular expression of the suite's tests. Default: [sig-network] Conformance.")
+@click.option(
+    "--operation", "chosen", multiple=True, type=click.Choice(list(OPERATIONS)), help="Run these operations only."
+)
+@click.option(
+    "--focus", default="", help="Regular expression of the suite's tests. Default: [sig-network] Conformance."
+)
 @click.option("--mode", default="nftables", show_default=True)
 @click.option("--json", "report", type=_FILE, help="Write the results.")
 def main(
@@ -61,13 +70,15 @@ def main(
     """Run a cluster on this machine, and report what fails."""
     programs = ClusterPrograms(**paths)  # type: ignore[arg-type]
     if lacks := missing(programs):
-        raise click.ClickException("\n".join(["programs are missing:", *(f"  {each}: {what}" for each, what in lacks.items())]))
+        raise click.ClickException(
+            "\n".join(["programs are missing:", *(f"  {each}: {what}" for each, what in lacks.items())])
+        )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results = Results()
     try:
         with running(name, programs, nodes, _say) as cluster:
-            _prepare(cluster, results, mode, image, next_image, build_option)
-            _run(cluster, results, steps or STEPS, chosen, rate, focus)
+            installation = _prepare(cluster, results, mode, image, next_image, build_option)
+            _run(installation, results, steps or STEPS, chosen, rate, focus, build_option)
     except LabError as error:
         results.add("cluster", str(error))
     finally:
@@ -94,7 +105,7 @@ class Results:
         """Run a check that raises LabError if it fails."""
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - the others are to run as well
+        except Exception as error:
             self.add(name, f"{type(error).__name__}: {error}"[:2000])
         else:
             self.add(name)
@@ -106,12 +117,12 @@ def _say(text: str) -> None:
 
 def _prepare(
     cluster: Cluster, results: Results, mode: str, image: Path | None, following: Path | None, options: tuple[str, ...]
-) -> None:
+) -> Installation:
     for archive in cluster.write_basic_images():
         cluster.load_image(archive)
     if image is None:
         _say("the image is built")
-        image = images.build(cluster.disk, f"{IMAGE}:{TAG}", options)
+        image = ImageBuilder(cluster.disk, options).build(f"{IMAGE}:{TAG}", ROOT / "deploy" / "Containerfile", ROOT)
     size = image.stat().st_size
     results.add("image", megabytes=round(size / 1e6, 1))
     cluster.load_image(image)
@@ -120,24 +131,32 @@ def _prepare(
     for node in cluster.nodes:
         if following is None:
             cluster.inside(node, "ctr", "-n", "k8s.io", "images", "tag", f"{IMAGE}:{TAG}", f"{IMAGE}:{NEXT}")
-    cluster.installation = Installation(cluster, COMPONENTS)
-    cluster.installation.configure(mode=mode)
+    installation = Installation(cluster, COMPONENTS)
+    installation.configure(mode=mode)
     begun = time.monotonic()
-    cluster.installation.apply()
-    cluster.installation.await_ready()
+    installation.apply()
+    installation.await_ready()
     results.add("installation", seconds=round(time.monotonic() - begun))
+    return installation
 
 
 def _run(
-    cluster: Cluster, results: Results, steps: tuple[str, ...], chosen: tuple[str, ...], rate: float, focus: str
+    installation: Installation,
+    results: Results,
+    steps: tuple[str, ...],
+    chosen: tuple[str, ...],
+    rate: float,
+    focus: str,
+    options: tuple[str, ...],
 ) -> None:
+    cluster = installation.cluster
     cluster.apply(*workloads.basics(TAG), *workloads.pool())
     cluster.kubectl("-n", workloads.NAMESPACE, "rollout", "status", "deployment/web", "--timeout=120s")
     if "smoke" in steps:
         for name, check in Smoke(cluster).checks():
             results.check(name, check)
     if "operations" in steps:
-        trial = Trial(cluster, cluster.installation, rate, TAG, NEXT)
+        trial = Trial(cluster, installation, rate, TAG, NEXT)
         trial.start()
         for name in chosen or OPERATIONS:
             if name == "kube-proxy" and cluster.programs.kube_proxy is None:
@@ -147,7 +166,7 @@ def _run(
         trial.stop()
     if "conformance" in steps and cluster.programs.e2e is not None and cluster.programs.agnhost is not None:
         cluster.kubectl("delete", "namespace", workloads.NAMESPACE)
-        for case, problem, seconds in run_conformance(cluster, focus):
+        for case, problem, seconds in run_conformance(cluster, ImageBuilder(cluster.disk, options), focus):
             results.add(case, problem, seconds=round(seconds))
 
 

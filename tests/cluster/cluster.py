@@ -30,6 +30,7 @@ _HERE = Path(__file__).parent
 DISK = Path("/var/tmp")
 """Images and containers are too large for /run or a /tmp in memory, and must not be on an overlay."""
 _KILL_SECONDS = 20.0
+_KUBELET_LOG = "root/etc/node/kubelet.log"
 
 
 class ClusterControlPlane(ControlPlane):
@@ -50,7 +51,11 @@ class ClusterControlPlane(ControlPlane):
         if name != CONTROLLER_MANAGER:
             return super()._arguments(name)
         four, six = topology.CLUSTER_CIDRS
-        return (*super()._arguments(name), "--allocate-node-cidrs=true", f"--cluster-cidr={f'{four},{six}' if self.dual_stack else four}")
+        return (
+            *super()._arguments(name),
+            "--allocate-node-cidrs=true",
+            f"--cluster-cidr={f'{four},{six}' if self.dual_stack else four}",
+        )
 
 
 class Cluster:
@@ -79,13 +84,18 @@ class Cluster:
             self._register(node)
         for node in self.nodes:
             self.start_node(node)
+        for node in self.nodes:
+            # It is the last that a node starts.
+            await_true((self.disk / node.name / _KUBELET_LOG).exists, f"the kubelet of {node.name}")
 
     def _register(self, node: LabNode) -> None:
         # The range is known beforehand, since the API server's route to the node's pods has it.
         index = self.nodes.index(node)
         labels = {"kubernetes.io/hostname": node.name, "topology.kubernetes.io/zone": f"zone-{index % 3}"}
         spec = {"podCIDR": node.pod_cidrs[0], "podCIDRs": [node.pod_cidrs[0]]}
-        self.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name, "labels": labels}, "spec": spec})
+        self.apply(
+            {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name, "labels": labels}, "spec": spec}
+        )
 
     def start_node(self, node: LabNode) -> None:
         """Start a node, new or killed."""
@@ -100,6 +110,7 @@ class Cluster:
             link = place / "programs" / name
             link.unlink(missing_ok=True)
             link.symlink_to(path)
+        (place / _KUBELET_LOG).unlink(missing_ok=True)
         paths = self.directory
         server = f"https://{topology.API_ADDRESS}:{topology.API_PORT}"
         token = self._plane.node_tokens[node.name]
@@ -131,12 +142,15 @@ class Cluster:
     def inside(self, node: LabNode, *argv: str, timeout: float = 120.0) -> str:
         """Run a program in all namespaces of a node, and return its output. Raises CommandError."""
         (first,) = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(self._processes[node.name].pid)], capture_output=True, text=True, check=True
+            ["ps", "-o", "pid=", "--ppid", str(self._processes[node.name].pid)],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.split()
         return run(["nsenter", "-a", "-t", first, "-r", "-w", *argv], timeout=timeout)
 
-    def load_image(self, archive: Path, *names: str) -> None:
-        """Import an archive of images into all nodes; `names` are more names of its first image."""
+    def load_image(self, archive: Path) -> None:
+        """Import an archive of images into all nodes."""
         for node in self.nodes:
             place = self.disk / node.name / "root" / "etc" / "node" / "image.tar"
             os.link(archive, place)
@@ -164,7 +178,13 @@ class Cluster:
     def kubectl(self, *words: str, stdin: str | None = None, timeout: float = 300.0) -> str:
         """Return kubectl's output. Raises CommandError."""
         done = subprocess.run(
-            ["kubectl", *words], env=self.environment, input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+            ["kubectl", *words],
+            env=self.environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
         if done.returncode:
             raise LabError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")

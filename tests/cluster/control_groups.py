@@ -8,6 +8,8 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 _CLUSTER_BYTES = 12 << 30
 """Memory of all nodes together."""
+_SHARES = 4096
+"""Processor time of all nodes together beside one other program of the machine, which has 1024: they are several machines."""
 _NEEDED = ("cpu", "cpuacct", "cpuset", "devices", "freezer", "memory", "pids", "blkio")
 """Controllers of version 1 that a container runtime uses."""
 _PATIENCE_SECONDS = 20.0
@@ -28,6 +30,9 @@ def create(cluster: str, node: str) -> list[Path]:
                 file = each / name
                 if file.exists() and not file.read_text().strip() and (each.parent / name).exists():
                     file.write_text((each.parent / name).read_text())
+    shares = ROOT / "cpu" / f"narthex-{cluster}" / "cpu.shares"
+    if shares.exists():
+        shares.write_text(str(_SHARES))
     for name in ("memory/{}/memory.limit_in_bytes", "{}/memory.max"):
         limit = ROOT / name.format(f"narthex-{cluster}")
         if limit.exists():
@@ -43,7 +48,7 @@ def remove(cluster: str) -> None:
         while path.exists():
             for folder, _, _ in os.walk(path, topdown=False):
                 with contextlib.suppress(OSError):
-                    os.rmdir(folder)
+                    Path(folder).rmdir()
             if path.exists() and time.monotonic() > end:
                 raise OSError(f"{path} cannot be removed: look for its processes in cgroup.procs")
             time.sleep(0.05)

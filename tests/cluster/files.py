@@ -70,7 +70,11 @@ def kubelet_configuration() -> dict[str, Any]:
         "failSwapOn": False,
         "makeIPTablesUtilChains": False,
         "localStorageCapacityIsolation": False,
-        "evictionHard": {"memory.available": "100Mi", "nodefs.available": _LEAST_FREE, "imagefs.available": _LEAST_FREE},
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": _LEAST_FREE,
+            "imagefs.available": _LEAST_FREE,
+        },
         "imageGCHighThresholdPercent": 100,
         # Failures to change settings of the whole machine are only logged.
         "featureGates": {"KubeletInUserNamespace": True},

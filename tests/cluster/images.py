@@ -4,18 +4,24 @@ import gzip
 import hashlib
 import io
 import json
+import shutil
 import struct
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from narthex.linux.run import run
+
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """Architectures of images, by the machine's name of its own."""
 _MACHINES = {
     # The number of the architecture in ELF files, and code that waits for ever: `pause` in a loop, and `ppoll` of no files.
     "amd64": (62, bytes.fromhex("b822000000 0f05 ebf7")),
-    "arm64": (183, struct.pack("<7I", 0xD2800000, 0xD2800001, 0xD2800002, 0xD2800003, 0xD2800928, 0xD4000001, 0x17FFFFFA)),
+    "arm64": (
+        183,
+        struct.pack("<7I", 0xD2800000, 0xD2800001, 0xD2800002, 0xD2800003, 0xD2800928, 0xD4000001, 0x17FFFFFA),
+    ),
 }
 _LOAD = 0x400000
 _HEADERS = 64 + 56
@@ -76,3 +82,76 @@ def write_image(path: Path, names: Sequence[str], layers: Sequence[bytes], archi
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), 0o644
             archive.addfile(entry, io.BytesIO(data))
+
+
+CACHE = Path(__file__).parents[2] / "build" / "cluster"
+"""Debian's base system, which takes a minute to fetch, is kept here."""
+_SUITE = "bookworm"
+_BASE = "narthex.example/base:1"
+_BUILD_SECONDS = 1800.0
+
+
+class ImageBuilder:
+    """Builds images with podman, without a registry: from a base system of Debian's packages. Its storage is a directory of its own."""
+
+    def __init__(self, directory: Path, options: Sequence[str]) -> None:
+        """Build in a directory. `options` are further ones of `podman build`."""
+        self._podman = ["podman", f"--root={directory}/podman", f"--runroot={directory}/podman-run"]
+        self._directory = directory
+        self._options = options
+
+    def build(self, name: str, containerfile: Path, context: Path) -> Path:
+        """Build an image and return its archive. Raises CommandError."""
+        self._import_base()
+        words = ["build", "--network=host", "--isolation=chroot", f"--build-arg=BASE={_BASE}", *self._options]
+        self._run([*words, "-f", str(containerfile), "-t", name, str(context)])
+        archive = self._directory / f"{name.rpartition('/')[2].replace(':', '-')}.tar"
+        self._run(["save", "--format=oci-archive", "-o", str(archive), name])
+        return archive
+
+    def close(self) -> None:
+        """Remove all images of the storage."""
+        self._run(["system", "reset", "--force"])
+
+    def _import_base(self) -> None:
+        listed = self._run(["images", "--format={{.Repository}}:{{.Tag}}"])
+        if _BASE in listed:
+            return
+        base = CACHE / "base.tar"
+        if not base.exists():
+            system = self._directory / "base"
+            run(["debootstrap", "--variant=minbase", _SUITE, str(system)], timeout=_BUILD_SECONDS)
+            authorities = Path("/etc/ssl/certs/ca-certificates.crt")
+            if authorities.exists():
+                # A machine whose packages come through a proxy of its own knows it by this file.
+                place = system / "etc" / "ssl" / "certs"
+                place.mkdir(parents=True, exist_ok=True)
+                shutil.copy(authorities, place)
+            for folder in (
+                "var/cache/apt/archives",
+                "var/lib/apt/lists",
+                "usr/share/doc",
+                "usr/share/man",
+                "usr/share/locale",
+            ):
+                shutil.rmtree(system / folder)
+                (system / folder).mkdir()
+            CACHE.mkdir(parents=True, exist_ok=True)
+            unfinished = base.with_suffix(".part")
+            run(["tar", "-C", str(system), "-cf", str(unfinished), "."], timeout=_BUILD_SECONDS)
+            unfinished.rename(base)
+        self._run(["import", str(base), _BASE])
+
+    def _run(self, words: Sequence[str]) -> str:
+        return run([*self._podman, *words], timeout=_BUILD_SECONDS)
+
+
+SUITE_PROGRAMS = """\
+ARG BASE
+FROM ${BASE}
+RUN apt-get update && apt-get install -y --no-install-recommends curl bind9-dnsutils netcat-openbsd iproute2 && rm -rf /var/lib/apt/lists/*
+COPY agnhost /agnhost
+ENTRYPOINT ["/agnhost"]
+CMD ["pause"]
+"""
+"""The image of the pods of Kubernetes' end-to-end suite: its program, and others that tests start."""

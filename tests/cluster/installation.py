@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 from tests.cluster.cluster import Cluster, await_true
 
 from narthex.lab.topology import API_ADDRESS, API_PORT
@@ -19,7 +19,7 @@ class Installation:
     """A copy of `deploy/`, edited as the how-tos say, and applied."""
 
     def __init__(self, cluster: Cluster, components: Sequence[str]) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self.directory = cluster.disk / "deploy"
         shutil.copytree(ROOT / "deploy", self.directory)
         self._components = components
@@ -56,24 +56,26 @@ class Installation:
     def apply(self) -> None:
         """Apply it all; what the announcers need comes first."""
         if "load-balancer" in self._components:
-            self._cluster.kubectl("apply", "--validate=false", "-k", str(self.directory / "crds"))
+            self.cluster.kubectl("apply", "--validate=false", "-k", str(self.directory / "crds"))
         if "announcer" in self._components:
             secret = {"apiVersion": "v1", "kind": "Secret", "stringData": {"key": "a key that all nodes share\n"}}
-            self._cluster.apply({**secret, "metadata": {"name": "narthex-announcer", "namespace": "kube-system"}})
-        self._cluster.kubectl("apply", "--validate=false", "-k", str(self.directory))
+            self.cluster.apply({**secret, "metadata": {"name": "narthex-announcer", "namespace": "kube-system"}})
+        self.cluster.kubectl("apply", "--validate=false", "-k", str(self.directory))
 
     def delete(self) -> None:
         """Remove it; the custom resources stay."""
-        self._cluster.kubectl("delete", "-k", str(self.directory))
+        self.cluster.kubectl("delete", "-k", str(self.directory))
 
     def await_ready(self, patience: float = 240.0) -> None:
         """Wait until the nodes and all pods of the installation are ready. Raises LabError."""
-        cluster = self._cluster
+        cluster = self.cluster
         await_true(lambda: all(map(_is_ready, cluster.get("nodes")["items"])), "the nodes' readiness", patience)
         kinds = "daemonsets,deployments"
         for each in cluster.get(kinds, "-n", "kube-system")["items"]:
             name = f"{each['kind'].lower()}/{each['metadata']['name']}"
-            cluster.kubectl("-n", "kube-system", "rollout", "status", name, f"--timeout={patience:.0f}s", timeout=patience + 30)
+            cluster.kubectl(
+                "-n", "kube-system", "rollout", "status", name, f"--timeout={patience:.0f}s", timeout=patience + 30
+            )
 
 
 def _is_ready(node: dict) -> bool:  # type: ignore[type-arg]

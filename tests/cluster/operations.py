@@ -17,8 +17,8 @@ from narthex.linux.run import StartedProgram, start_program
 
 _SETTLE_SECONDS = 5.0
 """Load before and after each operation, which belongs to it: what it breaks may show later."""
+_QUIET_SECONDS = 10.0
 _KILLS = 5
-_PROXY_LOG = "/etc/node/kube-proxy.log"
 
 
 class Trial:
@@ -39,7 +39,9 @@ class Trial:
         services = self.cluster.get("services", "-n", NAMESPACE)["items"]
         addresses = {each["metadata"]["name"]: each["spec"].get("clusterIP") for each in services}
         ports = [f"{node.addresses[0]}:{NODE_PORT}" for node in self.cluster.nodes]
-        self.cluster.apply(workloads.clients(self.tag, self._rate, [f"{addresses['cluster']}:80", f"{addresses['node-port']}:80"]))
+        self.cluster.apply(
+            workloads.clients(self.tag, self._rate, [f"{addresses['cluster']}:80", f"{addresses['node-port']}:80"])
+        )
         self.cluster.kubectl("-n", NAMESPACE, "rollout", "status", "daemonset/client", "--timeout=120s")
         python = os.sys.executable  # type: ignore[attr-defined]
         with self._log.open("wb") as log:
@@ -78,7 +80,7 @@ class Trial:
         problem = ""
         try:
             OPERATIONS[name](self)
-        except Exception as error:  # noqa: BLE001 - the others are to be tried as well
+        except Exception as error:
             problem = f"{type(error).__name__}: {error}"[:2000]
         time.sleep(_SETTLE_SECONDS)
         found = self.totals() - before
@@ -89,7 +91,9 @@ class Trial:
 
     def await_daemon(self) -> None:
         """Wait until all pods of the node's process are ready."""
-        self.cluster.kubectl("-n", "kube-system", "rollout", "status", "daemonset/narthex", "--timeout=180s", timeout=200)
+        self.cluster.kubectl(
+            "-n", "kube-system", "rollout", "status", "daemonset/narthex", "--timeout=180s", timeout=200
+        )
 
     def node_pods(self) -> list[dict[str, Any]]:
         """Return the pods of the node's process."""
@@ -100,7 +104,9 @@ class Trial:
         """Let kubelets project an edited ConfigMap now instead of within a minute: by a change of the pods."""
         stamp = str(time.time())
         for pod in self.node_pods():
-            self.cluster.kubectl("-n", "kube-system", "annotate", "pod", pod["metadata"]["name"], "--overwrite", f"edited={stamp}")
+            self.cluster.kubectl(
+                "-n", "kube-system", "annotate", "pod", pod["metadata"]["name"], "--overwrite", f"edited={stamp}"
+            )
 
 
 def rollout_servers(trial: Trial) -> None:
@@ -130,7 +136,9 @@ def kill(trial: Trial) -> None:
         trial.await_daemon()
 
 
-_KILL = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'narthex node ' && kill -9 ${p#/proc/}; done; true"
+_KILL = (
+    "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'narthex[ ]node ' && kill -9 ${p#/proc/}; done; true"
+)
 
 
 def _restarts(trial: Trial, node: str) -> int:
@@ -150,7 +158,10 @@ def drain(trial: Trial) -> None:
 
 def change_mode(trial: Trial) -> None:
     """Change to iptables by the ConfigMap, and back."""
-    for mode, shown in (("iptables", "iptables-save -t nat | grep -q KUBE-SERVICES"), ("nftables", "nft list table ip narthex")):
+    for mode, shown in (
+        ("iptables", "iptables-save -t nat | grep -q KUBE-SERVICES"),
+        ("nftables", "nft list table ip narthex"),
+    ):
         trial.installation.configure(mode=mode)
         trial.installation.apply()
         trial.ask_kubelets()
@@ -160,7 +171,10 @@ def change_mode(trial: Trial) -> None:
 
 def change_overlay(trial: Trial) -> None:
     """Change the overlay from VXLAN to host-gw by the ConfigMap, and back."""
-    for backend, shown in (("host-gw", "ip route | grep -q '^10.244.*via 192.168.49'"), ("vxlan", "ip route | grep -q '^10.244.*flannel.1'")):
+    for backend, shown in (
+        ("host-gw", "ip route | grep -q '^10.244.*via 192.168.49'"),
+        ("vxlan", "ip route | grep -q '^10.244.*flannel.1'"),
+    ):
         trial.installation.overlay(backend)
         trial.installation.apply()
         trial.ask_kubelets()
@@ -256,7 +270,14 @@ def _condition(trial: Trial, node: str) -> str:
     return str(next(each["status"] for each in found if each["type"] == "Ready"))
 
 
+def wait(trial: Trial) -> None:
+    """Change nothing: what fails now fails since the machine is too busy for the load."""
+    del trial
+    time.sleep(_QUIET_SECONDS)
+
+
 OPERATIONS: dict[str, Callable[[Trial], None]] = {
+    "load alone": wait,
     "rollout of the servers": rollout_servers,
     "rollout of Narthex": rollout_narthex,
     "kill -9": kill,

@@ -101,7 +101,9 @@ class Smoke:
 
     def _kept_address(self) -> None:
         for node in self._cluster.nodes:
-            pods = self._cluster.get("pods", "-n", NAMESPACE, "-l", "app=web", "--field-selector", f"spec.nodeName={node.name}")
+            pods = self._cluster.get(
+                "pods", "-n", NAMESPACE, "-l", "app=web", "--field-selector", f"spec.nodeName={node.name}"
+            )
             if not pods["items"]:
                 continue
             name, client = self._outside(f"{node.addresses[0]}:{LOCAL_NODE_PORT}").split()
@@ -116,7 +118,10 @@ class Smoke:
         given = await_true(address, "the address of the Service of type LoadBalancer", _PATIENCE_SECONDS)
         network = "192.168.49.192/27"
         with contextlib.suppress(CommandError):
-            run(["ip", "route", "add", network, "dev", "underlay"], namespace=topology.fabric_namespace(self._cluster.name))
+            run(
+                ["ip", "route", "add", network, "dev", "underlay"],
+                namespace=topology.fabric_namespace(self._cluster.name),
+            )
             via = ["ip", "route", "add", network, "via", "192.0.2.1"]
             run(via, namespace=topology.outside_namespace(self._cluster.name))
 
@@ -136,4 +141,3 @@ class Smoke:
         code = "import socket;socket.create_connection(('kubernetes.default',443),5).close();print('connected')"
         namespace, _, pod = self._client.partition("/")
         self._cluster.kubectl("exec", "-n", namespace, pod, "--", PYTHON, "-c", code)
-

@@ -41,7 +41,12 @@ def basics(tag: str) -> list[dict[str, Any]]:
     probe = {"readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 2}}
     server = _pod("web", tag, "/pods/server.py", **probe)
     server["spec"]["topologySpreadConstraints"] = [
-        {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": _SELECTOR}
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": _SELECTOR,
+        }
     ]
     deployment = {
         "replicas": 4,
@@ -55,7 +60,11 @@ def basics(tag: str) -> list[dict[str, Any]]:
         _named("Deployment", "web", "apps/v1", spec=deployment),
         _service("cluster"),
         _service("headless", clusterIP="None"),
-        _named("Service", "external-name", spec={"type": "ExternalName", "externalName": f"cluster.{NAMESPACE}.svc.cluster.local"}),
+        _named(
+            "Service",
+            "external-name",
+            spec={"type": "ExternalName", "externalName": f"cluster.{NAMESPACE}.svc.cluster.local"},
+        ),
         _service("node-port", type="NodePort"),
         _service("local", type="NodePort", externalTrafficPolicy="Local"),
         _service("balanced", type="LoadBalancer"),

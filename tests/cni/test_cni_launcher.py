@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from narthex.cni.program import install as install_module
 from narthex.cni.program import launcher
 from narthex.cni.program.install import BUNDLE, BUNDLED, LAUNCHER, install, launcher_text, program
 from narthex.cni.program.run import COMMAND_HANDLERS
@@ -181,3 +182,31 @@ def test_what_the_plugins_load_at_once_is_in_the_bundle():
     text = f"import sys, {', '.join(modules)}; print(*(name for name in sys.modules if name.startswith('narthex')))"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) <= set(BUNDLED)
+
+
+def test_self_contained_plugins_bring_their_python_along(tmp_path):
+    """They start a shell and a copy of the interpreter, and of another installation they leave nothing."""
+    place = {"socket": str(tmp_path / "none"), "state": str(tmp_path / "state"), "subnet": ""}
+    directory, networks = tmp_path / "bin", tmp_path / "net.d"
+    text = b'{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "flannel"}]}\n'
+    (directory / install_module.PYTHONS / "older").mkdir(parents=True)
+    install(directory, networks, **place, self_contained=True, configuration=text)
+    (python,) = [each for each in (directory / install_module.PYTHONS).iterdir() if each.is_dir()]
+    words = (directory / "bridge").read_text().split()
+    assert words[:3] == ["#!/bin/sh", "exec", words[2]]
+    used = {word for word in words if word.startswith(str(tmp_path))}
+    assert all(Path(word).is_relative_to(directory) for word in used) and f"{python}/bin/python3" in used
+    done = subprocess.run(
+        [directory / "bridge"], env={"CNI_COMMAND": "VERSION"}, input=b"{}", capture_output=True, check=True, timeout=60
+    )
+    assert b'"supportedVersions"' in done.stdout
+    written = python.stat().st_mtime_ns
+    assert [each.read_bytes() for each in networks.iterdir()] == [text]
+    install(directory, networks, **place, self_contained=True, configuration=text.replace(b"n", b"m"))
+    assert python.stat().st_mtime_ns == written
+    foreign = directory / "dhcp"
+    foreign.write_text("#!/bin/sh\n")
+    (directory / "ptp").write_text("#!/bin/sh\n")
+    install_module.uninstall(directory, networks)
+    assert sorted(each.name for each in directory.iterdir()) == ["dhcp", "ptp"]
+    assert list(networks.iterdir()) == []

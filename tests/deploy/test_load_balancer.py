@@ -40,7 +40,7 @@ def objects():
 
 
 def crds():
-    return {each["spec"]["names"]["kind"]: each for each in values("crds.yaml")}
+    return {each["spec"]["names"]["kind"]: each for each in values("../crds/crds.yaml")}
 
 
 def container():

@@ -25,6 +25,7 @@ from narthex.proxy.kernel.dataplanes import DATAPLANES, dataplane
 from narthex.runtime.configuration.file import read
 from narthex.testing.apiserver import FaultyApiServer
 from narthex.testing.build import node
+from narthex.trace.node import layout
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -181,6 +182,10 @@ def test_the_image_has_what_the_program_starts():
     *_, installed = [text for word, text in instructions() if word == "RUN" and "apt-get install" in text]
     packages = set(re.search(r"--no-install-recommends ([a-z0-9 ]+)", installed)[1].split())
     assert {"nftables", "iptables", "ipset", "conntrack", "python3"} <= packages
+    # What a bundle is made of.
+    tools = {"ip": "iproute2", "bridge": "iproute2", "ss": "iproute2", "sysctl": "procps", "ipvsadm": "ipvsadm"}
+    started = {part.command[0] for part in layout.PARTS}
+    assert set(tools) <= started and {*tools.values()} <= packages
     makers = {"nft": "nftables", "iptables-save": "iptables", "ip6tables-save": "iptables"}
     makers |= {"iptables-restore": "iptables", "ip6tables-restore": "iptables", "ipset": "ipset"}
     for mode, family in itertools.product(DATAPLANES, FAMILIES):

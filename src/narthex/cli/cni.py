@@ -135,7 +135,9 @@ def install(
     help="Directory of the programs.",
     show_default=True,
 )
-@click.option("--conf-dir", type=click.Path(path_type=Path), help="Directory of the configuration; without it, it stays.")
+@click.option(
+    "--conf-dir", type=click.Path(path_type=Path), help="Directory of the configuration; without it, it stays."
+)
 def uninstall(bin_dir: Path, conf_dir: Path | None) -> None:
     """Remove what `narthex cni install` has written: the configuration, and the plugins.
 

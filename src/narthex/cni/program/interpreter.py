@@ -47,7 +47,9 @@ def copy_interpreter(directory: Path) -> str:
             if not (directory / "lib" / path.name).exists():
                 shutil.copy2(path, directory / "lib" / path.name)
     if len(loaders) != 1:
-        raise InterpreterError(f"{executable} is not linked dynamically by one loader, but by {sorted(loaders)}: use Debian's Python")
+        raise InterpreterError(
+            f"{executable} is not linked dynamically by one loader, but by {sorted(loaders)}: use Debian's Python"
+        )
     (loader,) = loaders
     return f"{directory}/lib/{loader} --inhibit-cache --library-path {directory}/lib {directory}/bin/python3"
 

@@ -1,0 +1,81 @@
+"""Kubernetes' end-to-end suite against a cluster of real kubelets, with images that are made here."""
+
+import json
+import os
+import queue
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.images import SUITE_PROGRAMS, ImageBuilder
+
+from narthex.lab import topology
+from narthex.lab.conformance import DEFAULT_FOCUS
+from narthex.lab.program.conformance.image import REGISTRIES
+from narthex.lab.program.conformance.run import ConformanceProgress, _Run
+from narthex.lab.program.conformance.suite import Suite
+
+_NAME = "narthex.example/suite:1"
+_PROCESSES = 3
+SKIP = r"\[Feature:|\[Serial\]|\[Slow\]|\[Disruptive\]|SCTP|NetworkPolicy"
+"""What the default focus does not choose anyway; for another one."""
+
+
+def run_conformance(cluster: Cluster, builder: ImageBuilder, focus: str) -> Iterator[tuple[str, str, float]]:
+    """Run the suite; yield each test's name, what failed, and its seconds. Raises LabError."""
+    programs = cluster.programs
+    assert programs.e2e is not None and programs.agnhost is not None
+    directory = cluster.disk / "suite"
+    directory.mkdir()
+    _load_images(cluster, builder)
+    suite = Suite(programs.e2e, directory, focus or DEFAULT_FOCUS, SKIP if focus else "")
+    options: Any = SimpleNamespace(processes=_PROCESSES, lab=SimpleNamespace(nodes=len(cluster.nodes)))
+    lab: Any = SimpleNamespace(name=cluster.name, outside=topology.outside_namespace(cluster.name))
+    reached = _Run(suite, suite.choose(), options, lab)
+    done: queue.SimpleQueue[ConformanceProgress | None] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            reached.finish(threading.Event(), done.put)
+        finally:
+            done.put(None)
+
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+        while (progress := done.get()) is not None:
+            if progress.last is not None:
+                result = progress.last.result
+                yield result.name, result.reason or "failed" if result.state == "failed" else "", result.seconds
+    finally:
+        reached.close()
+
+
+def _load_images(cluster: Cluster, builder: ImageBuilder) -> None:
+    """Give the nodes the images that tests start, by the names that the suite has for them."""
+    programs = cluster.programs
+    assert programs.e2e is not None and programs.agnhost is not None
+    context = cluster.disk / "suite-image"
+    context.mkdir()
+    shutil.copy(programs.agnhost, context / "agnhost")
+    (context / "agnhost").chmod(0o755)
+    (context / "Containerfile").write_text(SUITE_PROGRAMS)
+    archive = builder.build(_NAME, context / "Containerfile", context)
+    registries = context / "registries.yaml"
+    registries.write_text(json.dumps(REGISTRIES))
+    environment = {**os.environ, "KUBE_TEST_REPO_LIST": str(registries)}
+    listed = subprocess.run(
+        [str(programs.e2e), "--list-images"], env=environment, capture_output=True, text=True, check=True
+    )
+    kinds = tuple(
+        f"{REGISTRIES['promoterE2eRegistry']}/{kind}:" for kind in ("agnhost", "busybox", "glibc-dns-testing")
+    )
+    names = sorted(name for name in listed.stdout.split() if name.startswith(kinds))
+    cluster.load_image(archive)
+    for node in cluster.nodes:
+        for name in names:
+            cluster.inside(node, "ctr", "-n", "k8s.io", "images", "tag", _NAME, name)
