@@ -21,6 +21,7 @@ from tests.cluster.programs import ClusterPrograms, missing
 from tests.cluster.smoke import Smoke
 
 from narthex.lab.program.state import LabError
+from narthex.linux.run import CommandError
 
 _FILE = click.Path(path_type=Path, exists=False)
 TAG, NEXT = "0.1.0", "0.1.0-next"
@@ -79,7 +80,7 @@ def main(
         with running(name, programs, nodes, _say) as cluster:
             installation = _prepare(cluster, results, mode, image, next_image, build_option)
             _run(installation, results, steps or STEPS, chosen, rate, focus, build_option)
-    except LabError as error:
+    except (LabError, CommandError, OSError) as error:
         results.add("cluster", str(error))
     finally:
         if report is not None:

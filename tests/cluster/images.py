@@ -96,7 +96,14 @@ class ImageBuilder:
 
     def __init__(self, directory: Path, options: Sequence[str]) -> None:
         """Build in a directory. `options` are further ones of `podman build`."""
-        self._podman = ["podman", f"--root={directory}/podman", f"--runroot={directory}/podman-run"]
+        # Its mounts go with the namespace.
+        self._podman = [
+            "unshare",
+            "--mount",
+            "podman",
+            f"--root={directory}/podman",
+            f"--runroot={directory}/podman-run",
+        ]
         self._directory = directory
         self._options = options
 
@@ -109,10 +116,6 @@ class ImageBuilder:
         self._run(["save", "--format=oci-archive", "-o", str(archive), name])
         return archive
 
-    def close(self) -> None:
-        """Remove all images of the storage."""
-        self._run(["system", "reset", "--force"])
-
     def _import_base(self) -> None:
         listed = self._run(["images", "--format={{.Repository}}:{{.Tag}}"])
         if _BASE in listed:
@@ -120,13 +123,14 @@ class ImageBuilder:
         base = CACHE / "base.tar"
         if not base.exists():
             system = self._directory / "base"
-            run(["debootstrap", "--variant=minbase", _SUITE, str(system)], timeout=_BUILD_SECONDS)
+            run(
+                ["debootstrap", "--variant=minbase", "--include=ca-certificates", _SUITE, str(system)],
+                timeout=_BUILD_SECONDS,
+            )
             authorities = Path("/etc/ssl/certs/ca-certificates.crt")
             if authorities.exists():
                 # A machine whose packages come through a proxy of its own knows it by this file.
-                place = system / "etc" / "ssl" / "certs"
-                place.mkdir(parents=True, exist_ok=True)
-                shutil.copy(authorities, place)
+                shutil.copy(authorities, system / "etc" / "ssl" / "certs")
             for folder in (
                 "var/cache/apt/archives",
                 "var/lib/apt/lists",
