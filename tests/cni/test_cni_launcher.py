@@ -186,7 +186,7 @@ def test_what_the_plugins_load_at_once_is_in_the_bundle():
 
 def test_self_contained_plugins_bring_their_python_along(tmp_path):
     """They start a shell and a copy of the interpreter, and of another installation they leave nothing."""
-    place = {"socket": str(tmp_path / "none"), "state": str(tmp_path / "state"), "subnet": ""}
+    place = {"socket": str(tmp_path / "none"), "state": str(tmp_path / "state"), "subnets": ()}
     directory, networks = tmp_path / "bin", tmp_path / "net.d"
     text = b'{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "flannel"}]}\n'
     (directory / install_module.PYTHONS / "older").mkdir(parents=True)
