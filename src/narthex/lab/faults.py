@@ -110,6 +110,7 @@ def rules(faults: Sequence[InjectedFault], places: Mapping[str, FaultTarget]) ->
     found: dict[str, tuple[bool, dict[str, list[str]]]] = {}
 
     def put(place: FaultTarget, chain: str, line: str) -> None:
+        """Add a line to a chain of the target's network namespace."""
         found.setdefault(place.namespace, (place.node, {}))[1].setdefault(chain, []).append(line)
 
     for fault in faults:

@@ -82,6 +82,7 @@ def _at(path: str, default: Any = "") -> Cell:
     """Return a column with the value of a field, `default` if it is absent or empty."""
 
     def cell(raw: Raw, now: datetime) -> Any:
+        """Return the field's value, or the default if it is absent or empty."""
         del now
         found = _of(raw, path)
         return default if found in (None, "") else found

@@ -158,6 +158,7 @@ def _strategy(**defaults: Any) -> Callable[[Raw], Raw]:
     """Return a function that completes an update strategy with these defaults of `rollingUpdate`."""
 
     def complete(strategy: Raw) -> Raw:
+        """Return the strategy with the defaults of its `rollingUpdate`; other types have none."""
         if strategy["type"] != "RollingUpdate":
             return strategy
         return {**strategy, "rollingUpdate": {**defaults, **_without_nulls(strategy.get("rollingUpdate") or {})}}

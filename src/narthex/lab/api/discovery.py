@@ -219,6 +219,7 @@ class Documents:
         type = f"{JSON};g=apidiscovery.k8s.io;v={version};as={_AGGREGATED}"
 
         def make() -> ApiResponse:
+            """Return the aggregated discovery document in the requested version."""
             made = json_response(200, aggregated(self._listed, version, core=core))
             return ApiResponse(200, made.body, {"Vary": "Accept"}, type)
 
@@ -229,6 +230,7 @@ class Documents:
             return self._once("/openapi/v2", lambda: json_response(200, openapi.version_2(self.paths)))
 
         def make() -> ApiResponse:
+            """Return the OpenAPI 2 document in protobuf encoding."""
             encoded = openapi_protobuf.encode(openapi.version_2(self.paths))
             return ApiResponse(200, encoded, {}, openapi_protobuf.MEDIA_TYPE)
 

@@ -85,6 +85,7 @@ def _text_check(pattern: str, most: int, text: str) -> FieldCheck:
     """Return a check of a value's length and characters."""
 
     def check(field: str, value: Any) -> Iterator[FieldError]:
+        """Yield an error for a text that is too long, and one for a text that does not match the pattern."""
         if len(str(value)) > most:
             yield bad(field, value, f"must be no more than {most} characters")
         if not re.fullmatch(pattern, str(value)):

@@ -46,6 +46,7 @@ def version_2(paths: ResourcePaths) -> dict[str, Any]:
     """Return the document of version 2."""
 
     def ref(name: str, text: str) -> dict[str, Any]:
+        """Return a described reference to a definition."""
         return _described({"$ref": f"#/definitions/{_full(name)}"}, text)
 
     found = sorted(paths.items(), key=lambda entry: entry[0])
@@ -74,6 +75,7 @@ def version_3(paths: ResourcePaths, group: str, version: str) -> dict[str, Any] 
         return None
 
     def ref(name: str, text: str) -> dict[str, Any]:
+        """Return a described reference to a schema, which defaults to an empty object."""
         return _described({"allOf": [{"$ref": f"#/components/schemas/{_full(name)}"}], "default": {}}, text)
 
     schemas: dict[str, Any] = {}

@@ -115,6 +115,7 @@ def _ordered(entries: list[Any], order: Any, key: str) -> list[Any]:
     """Return entries in a patch's order. Entries that it does not name keep their places."""
 
     def name(each: Any) -> Any:
+        """Return the entry's merge key, or the entry itself if it has none."""
         return each.get(key) if key and key != "=" and isinstance(each, Mapping) else each
 
     ordered = [name(each) for each in order] if isinstance(order, list) else []

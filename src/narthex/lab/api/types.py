@@ -192,6 +192,10 @@ class _Reader:
         self.unknown: list[str] = []
 
     def value(self, found: Any, of: FieldType, at: str) -> Any:
+        """Return a value of the field `at` without unknown fields, which `unknown` collects.
+
+        Raises StatusError (400) for a value of another type.
+        """
         if found is None or of.sort == "any":
             return found
         match of.sort:
@@ -235,6 +239,7 @@ class _Reader:
         return self.undecodable(text)
 
     def undecodable(self, why: str) -> Exception:
+        """Return the StatusError (400) for an object that does not fit its type."""
         kind = self._kind.kind
         return bad_request(f'{kind} in version "{self._version}" cannot be handled as a {kind}: {why}')
 

@@ -54,9 +54,11 @@ def packed(place: ApiPath) -> ObjectView:
     top = {"apiVersion": place.api_version, "kind": place.kind.kind}
 
     def raw(stored: StoredObject) -> Mapping[str, Any]:
+        """Return the object with kind and API version; an Event in the form of the core group."""
         return event_from_v1(stored.raw) if place.kind.stored_as == "Event" else {**stored.raw, **top}
 
     def many(entries: Sequence[Entry], meta: Mapping[str, Any]) -> bytes:
+        """Encode a list."""
         items = [raw(stored) for _, stored in entries]
         return protobuf.encode({**top, "kind": f"{place.kind.kind}List", "metadata": meta, "items": items})
 
@@ -81,9 +83,11 @@ def _view(kind: str, version: str, inner: Callable[[StoredObject], bytes], *, ty
     head = f'{{"kind":"{kind}","apiVersion":"{version}",'.encode()
 
     def one(stored: StoredObject) -> bytes:
+        """Encode an object after its kind and API version."""
         return head + inner(stored)[1:]
 
     def many(entries: Sequence[Entry], meta: Mapping[str, Any]) -> bytes:
+        """Encode a list, whose items start with their kind if the view is `typed`."""
         top = msgspec.json.encode({"kind": f"{kind}List", "apiVersion": version, "metadata": meta})
         item = one if typed else inner
         return top[:-1] + b',"items":[' + b",".join(item(stored) for _, stored in entries) + b"]}\n"
@@ -107,17 +111,21 @@ def table(place: ApiPath, version: str, objects: str, now: Callable[[], datetime
     carried = plain(place) if objects == "Object" else partial(version)
 
     def made(meta: Mapping[str, Any], rows: Iterable[bytes]) -> bytes:
+        """Encode a table of encoded rows."""
         start = msgspec.json.encode({**top, "metadata": meta})[:-1]
         return start + b',"columnDefinitions":' + head + b',"rows":[' + b",".join(rows) + b"]}"
 
     def row(stored: StoredObject, at: datetime) -> bytes:
+        """Encode the cells of an object at a time, and the part of the object that the client requested."""
         cells = b'{"cells":' + msgspec.json.encode(columns.row(stored.raw, at))
         return cells + (b"}" if objects == "None" else b',"object":' + carried.one(stored) + b"}")
 
     def one(stored: StoredObject) -> bytes:
+        """Encode a table with the row of one object."""
         return made({"resourceVersion": str(stored.version)}, [row(stored, now())])
 
     def many(entries: Sequence[Entry], meta: Mapping[str, Any]) -> bytes:
+        """Encode a table with a row for each object, all at the same time."""
         at = now()
         return made(meta, (row(stored, at) for _, stored in entries)) + b"\n"
 

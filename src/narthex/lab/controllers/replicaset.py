@@ -116,6 +116,7 @@ def pods_to_delete(pods: Iterable[Object], related: Iterable[Object], count: int
     pods_per_node = Counter(spec_of(pod).get("nodeName") for pod in related if is_pod_active(pod))
 
     def rank(pod: Object) -> tuple[object, ...]:
+        """Return the sort key of a pod; the lowest is deleted first."""
         node, status, ready = spec_of(pod).get("nodeName"), status_of(pod), is_pod_ready(pod)
         restarts = [each.get("restartCount") or 0 for each in status.get("containerStatuses") or ()]
         return (

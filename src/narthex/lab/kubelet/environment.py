@@ -41,6 +41,7 @@ def expand(text: str, known: Mapping[str, str]) -> str:
     """Replace `$(NAME)` where NAME is defined, and `$$` by `$`."""
 
     def replaced(found: re.Match[str]) -> str:
+        """Return the variable's value, the reference itself if the variable is unknown, or `$` for `$$`."""
         return "$" if found[1] is None else known.get(found[1], found[0])
 
     return _REFERENCE.sub(replaced, text)

@@ -99,6 +99,7 @@ def hook_of(container: Mapping[str, Any], name: Literal["postStart", "preStop"])
 
 def _probe(purpose: ProbePurpose, spec: Mapping[str, Any], container: Mapping[str, Any]) -> ContainerProbe:
     def positive(field: str, default: int) -> int:
+        """Return the field's number, the default if it is absent or 0, and at least 1."""
         return max(1, integer_or(spec.get(field)) or default)
 
     return ContainerProbe(
@@ -166,6 +167,7 @@ class _ProbeTally:
         self.count = 0
 
     def record_result(self, probe: ContainerProbe, ok: bool, now: datetime) -> None:
+        """Count a result, change the state at the probe's threshold, and schedule the next run."""
         self.count = self.count + 1 if self.last is ok else 1
         self.last = ok
         if self.count >= (probe.successes if ok else probe.failures):

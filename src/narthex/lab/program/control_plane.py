@@ -268,6 +268,7 @@ def forward_to_api(namespace: str, port: int) -> int:
     number = int(sock.getsockname()[1])
 
     def forward() -> None:
+        """Forward connections until the process ends."""
         # Sockets of this thread are in the namespace, the listener is not.
         with in_namespace(namespace):
             asyncio.run(_forward(sock))
@@ -278,6 +279,7 @@ def forward_to_api(namespace: str, port: int) -> int:
 
 async def _forward(sock: socket.socket) -> None:
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Copy both directions of a connection; reset it if the API server cannot be reached."""
         try:
             far_reader, far_writer = await asyncio.open_connection(API_ADDRESS, API_PORT)
         except OSError:

@@ -107,11 +107,13 @@ def run(state: LabState, target: ExecTarget, argv: Sequence[str], container: str
     )
 
     def run_in_new_namespaces() -> NoReturn:
+        """Enter the namespaces of a pod without a program of its own, and replace this process."""
         enter_namespaces(program)
         # PID 1 of a namespace would not receive SIGINT.
         _run_and_wait(lambda: become_exec(program, executable))
 
     def run_next_to_program() -> NoReturn:
+        """Replace this process, in the namespaces of the pod's running program."""
         entry = ExecSpec(target_pid=target_pid, argv=program.argv, environment=program.environment)
         become_exec(entry, executable)
 

@@ -172,6 +172,7 @@ class NodeProcesses:
         """Wait until all running announcers know the addresses, and a node answers for each that has an elected node. Raises LabError."""
 
         def settled(_: LabNode) -> bool:
+            """Return True if all announcers know all addresses, and a node answers for each address with an elected node."""
             states = [announcer_status(node.namespace) for node in self._running]
             entries = [each.by_address for each in states if each is not None and not each.listening]
             if len(entries) < len(states) or any(not addresses <= entry.keys() for entry in entries):

@@ -39,6 +39,7 @@ class RemoteClient:
         ready = threading.Event()
 
         def serve() -> None:
+            """Run the client's event loop in its network namespace."""
             with in_namespace(self.namespace):
                 asyncio.run(self._serve(ready))
 

@@ -275,6 +275,7 @@ class RemoteObjects:
         synced = threading.Event()
 
         def follow() -> None:
+            """Apply the changes of the source to the registry until `stop`; the first ones complete the start."""
             with in_namespace(self.client.namespace):
                 for events in source.changes(self._stop):
                     with self.shared.held():
@@ -333,6 +334,7 @@ def _list_path(definition: Mapping[str, Any]) -> str:
 
 def _watched(name: str, kind: str, api_version: str, path: str) -> WatchedResource:
     def decode(data: msgspec.Raw) -> Decoded:
+        """Decode an item of a list or watch, with its kind and API version."""
         # Lists leave out kind and version of their items.
         raw = {**RAW_OBJECTS.decode(data), "apiVersion": api_version, "kind": kind}
         meta = raw["metadata"]

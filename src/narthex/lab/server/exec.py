@@ -86,12 +86,15 @@ class _Channels:
         self._socket = socket
 
     async def accept(self) -> None:
+        """Complete the WebSocket handshake."""
         await self._connection.write(self._socket.accept())
 
     async def send(self, channel: int, data: bytes) -> None:
+        """Send data on a channel."""
         await self._connection.write(self._socket.message(channel, data))
 
     async def close(self) -> None:
+        """Send the frame that closes the WebSocket."""
         await self._connection.write(self._socket.close())
 
     async def received(self) -> AsyncIterator[tuple[int, bytes]]:
@@ -192,10 +195,12 @@ class _Inputs:
             threading.Thread(target=self._pump, args=(process.stdin,), name="api-input", daemon=True).start()
 
     def write(self, data: bytes) -> None:
+        """Queue data for the program, if there is any."""
         if data:
             self._received.put(data)
 
     def end(self) -> None:
+        """Close the program's standard input after the queued data."""
         self._received.put(None)
 
     def resize(self, data: bytes) -> None:

@@ -68,9 +68,11 @@ class _Plain:
         self._connection = connection
 
     async def write(self, data: bytes) -> None:
+        """Send data to the client."""
         await self._connection.write(data)
 
     async def received(self) -> AsyncIterator[bytes]:
+        """Yield what follows the request head, then what the client sends until it ends."""
         data = self._connection.framing.take_trailing()
         while data or (data := await self._connection.reader.read(_RECEIVE_BYTES)):
             yield data
@@ -85,9 +87,11 @@ class _Tunnel:
         self._messages = messages
 
     async def write(self, data: bytes) -> None:
+        """Send data to the client as one binary message."""
         await self._plain.write(self._messages.binary(data))
 
     async def received(self) -> AsyncIterator[bytes]:
+        """Yield the client's messages until it closes the WebSocket or sends a bad frame; answer its pings."""
         async for data in self._plain.received():
             try:
                 for message in self._messages.messages(data):
@@ -146,6 +150,7 @@ class _Connections:
         future = self._writers[number]
 
         def connect() -> socket.socket:
+            """Return a connection to the pod's port."""
             return self._pods.connect(self._to.namespace, self._to.pod, port)
 
         try:
@@ -187,6 +192,7 @@ class _SpdyForwarder:
         """Requests by data stream."""
 
     async def run(self) -> None:
+        """Handle the client's frames until it ends or sends a bad one; then reset the connections to the pod."""
         try:
             async for data in self._transport.received():
                 for event in self._framing.feed(data):
@@ -213,9 +219,11 @@ class _SpdyForwarder:
             self._connections.open(event.number, int(port) if port.isdigit() else 0, self)
 
     async def data(self, number: int, data: bytes) -> None:
+        """Send the pod's data on its data stream."""
         await self._transport.write(self._framing.data(number, data))
 
     async def ended(self, number: int, why: str) -> None:
+        """Send the reason on the error stream of a request, and close both of its streams."""
         error = self._errors.pop(self._requests.pop(number, ""), 0)
         await self._transport.write(
             self._framing.data(error, why.encode(), last=True) + self._framing.data(number, b"", last=True)
@@ -233,6 +241,7 @@ class _ChannelForwarder:
         self._connections = _Connections(pods, to)
 
     async def run(self) -> None:
+        """Announce each port on its two channels, and handle the client's messages until it ends."""
         try:
             for index, port in enumerate(self._ports):
                 for channel in (2 * index, 2 * index + 1):
@@ -245,8 +254,10 @@ class _ChannelForwarder:
             await self._connections.close()
 
     async def data(self, number: int, data: bytes) -> None:
+        """Send the pod's data on its data channel."""
         await self._transport.write(bytes((number,)) + data)
 
     async def ended(self, number: int, why: str) -> None:
+        """Send the reason of a failure on the port's error channel."""
         if why:
             await self._transport.write(bytes((number + 1,)) + why.encode())

@@ -41,6 +41,7 @@ async def serve_proxy(
         raise not_implemented("no pod runs here, so that nothing can be reached in one")
 
     def dial() -> socket.socket:
+        """Return a connection to the requested host and port."""
         return pods.dial(to.node, to.host, to.port)
 
     try:

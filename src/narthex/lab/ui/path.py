@@ -169,6 +169,7 @@ def source_of(access: Access) -> KubeSource:
 
 def _tracer(board: Board, mode: str) -> Tracer:
     def trace(source: str, destination: str) -> TracedPath:
+        """Trace by the objects that the page shows."""
         return planned(board.snapshot, source, destination, mode)
 
     return trace

@@ -131,6 +131,7 @@ class PageResponder:
         source, destination = (query.get(name, "")[:_MAX_ENDPOINT] for name in ("from", "to"))
 
         def trace() -> HttpResponse:
+            """Trace outside of the event loop, and respond with the path as JSON."""
             found = path(self._trace, self._board.snapshot, source, destination)
             return HttpResponse(200, msgspec.json.encode(found), "application/json", _HEADERS)
 

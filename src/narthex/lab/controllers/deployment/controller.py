@@ -79,6 +79,7 @@ class _DeploymentSync:
         self._writes: list[ReconcileResult] = []
 
     def results(self) -> Iterator[ReconcileResult]:
+        """Yield the writes of one reconciliation, and a `RequeueAt` for the progress deadline."""
         deployment = self._deployment
         if is_empty(spec_of(deployment).get("selector")):
             return

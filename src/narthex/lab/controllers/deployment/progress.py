@@ -39,6 +39,7 @@ def status_with_counts(deployment: Object, new: Object | None, sets: Sequence[Ob
     """Return the status with current replica counts and the condition Available."""
 
     def total(field: str) -> int:
+        """Return the sum of a status field over all ReplicaSets."""
         return sum(integer_or(status_of(each).get(field)) for each in sets)
 
     limits = rollout_limits(deployment)

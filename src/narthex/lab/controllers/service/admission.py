@@ -142,6 +142,7 @@ def admission() -> Admit:
     allocation = ServiceAllocator()
 
     def admit(registry: Registry, kind: ApiResource, held: Mapping[str, Any] | None, new: Raw, subresource: str) -> Raw:
+        """Admit an object by the rules of the API, then allocate its addresses and ports."""
         return allocation.admit(registry, kind, held, api.admit(registry, kind, held, new, subresource), subresource)
 
     return admit

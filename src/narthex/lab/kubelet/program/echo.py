@@ -167,10 +167,12 @@ class _Listener:
         self._prefix = prefix
 
     def note(self, client: str) -> None:
+        """Remember an answered request for the log of the container."""
         self.used_at = time.monotonic()
         self.responses.append((time.time(), f"{self.protocol} request from {client}"))
 
     def accept(self) -> Iterator[_Connection]:
+        """Accept all waiting connections and yield each."""
         while True:
             try:
                 sock, peer = self.sock.accept()
@@ -187,6 +189,7 @@ class _Listener:
             yield connection
 
     def answer_datagrams(self) -> None:
+        """Answer all waiting datagrams."""
         while True:
             try:
                 _, peer = self.sock.recvfrom(_MAX_REQUEST)

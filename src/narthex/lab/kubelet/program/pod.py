@@ -199,6 +199,7 @@ class PodLifecycle:
             return start_echo(self.pod, spec, facts, self._deps)
 
         def ended(container: RunningContainer) -> None:
+            """Handle the end of a program in the pod's worker."""
             self._worker.post(lambda: self._program_ended(facts, container))
 
         return start_program(self.pod, spec, facts, image, self._deps, ended, self._shared_processes())

@@ -86,6 +86,7 @@ class PodAccess:
         since = "" if request.since is None else log_time(int(request.since * 1e9))
 
         def is_over() -> bool:
+            """Return True once this run of the container has ended, so that its log is complete."""
             return lifecycle.finished or facts.restarts != number or not isinstance(facts.state, Running)
 
         with LogReader(path, timestamps=request.timestamps, since=since) as reader:
@@ -101,6 +102,7 @@ class PodAccess:
         last = (request.since or 0.0, "")
 
         def more(most: int | None = None) -> bytes:
+            """Return the lines of the requests since the last call: the last `most` of them, or all without it."""
             nonlocal last
             new = [each for each in self._deps.echo.responses(name) if each > last]
             last = new[-1] if new else last
@@ -261,6 +263,7 @@ def _piped(pieces: Iterator[bytes]) -> int:
     reader, writer = os.pipe()
 
     def pump() -> None:
+        """Write all pieces, or as many as the reader takes, and close the pipe."""
         with contextlib.suppress(OSError), os.fdopen(writer, "wb", buffering=0) as file:
             for piece in pieces:
                 file.write(piece)

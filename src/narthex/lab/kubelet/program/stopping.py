@@ -67,6 +67,7 @@ class Stopping:
         run.delayed = grace > 0 and (action is not None or in_turn)
 
         def prepared(result: ContainerProbeResult) -> None:
+            """Continue with SIGTERM after the preStop hook, in the pod's worker."""
             self._worker.post(lambda: self._prepared(run, result, in_turn))
 
         if action is None or grace <= 0:
