@@ -18,7 +18,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Protocol
 
@@ -41,6 +41,8 @@ _PAUSE = 0.02
 """Delay between two reads of the queue, so that a storm of notifications costs little."""
 _MOST_DATAGRAMS = 256
 """Read without a delay. Faster notifications are lost, which is detected too."""
+_QUEUE_DATAGRAMS = 4096
+"""As many as the queue holds: what is left of a transaction when its beginning is looked at."""
 
 _NETLINK_NETFILTER, _GROUP_NFTABLES = 12, 7
 _SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
@@ -219,8 +221,13 @@ class NftablesMonitor:
         self._notice: Callable[[], None] = lambda: None
 
     def look(self) -> Mapping[IPFamily, int]:
-        """Return the number of foreign changes since the last call, by family."""
+        """Return the number of foreign changes since the last call, by family. Each transaction counts once."""
         with self._lock:
+            if self._found:
+                # The kernel notifies of a large transaction in many pieces, and the first ones wake the caller.
+                with suppress(OSError):
+                    self._netlink.wait_for_transaction()
+                self._receive(_QUEUE_DATAGRAMS)
             found, self._found = self._found, Counter()
             self._looked_at, self._touched = self._touched, {}
             self._counted.clear()
@@ -265,12 +272,15 @@ class NftablesMonitor:
     def _drain(self) -> bool:
         """Process queued notifications; return True if `look` has changes to return."""
         with self._lock:
-            for data in itertools.islice(self._notices.datagrams(), _MOST_DATAGRAMS):
-                if data is None:
-                    self._lost_track()
-                else:
-                    self._take(data)
+            self._receive(_MOST_DATAGRAMS)
             return bool(self._found)
+
+    def _receive(self, most: int) -> None:
+        for data in itertools.islice(self._notices.datagrams(), most):
+            if data is None:
+                self._lost_track()
+            else:
+                self._take(data)
 
     def _lost_track(self) -> None:
         """Note changes of which nothing is known."""

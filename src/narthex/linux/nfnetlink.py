@@ -38,7 +38,7 @@ NEW_RULE, DELETE_RULE = 6, 8
 NEW_ELEMENTS, GET_ELEMENTS, DELETE_ELEMENTS = 12, 13, 14
 NEW_UNTAKEN_ELEMENTS = 1 << 8 | NEW_ELEMENTS
 """For `commit`: as NEW_ELEMENTS, but an existing element is an error (EEXIST)."""
-_GET_TABLE, _GET_CHAIN, _GET_SET, _GET_GENERATION = 1, 4, 10, 16
+_GET_TABLE, _GET_CHAIN, _GET_RULE, _GET_SET, _GET_GENERATION = 1, 4, 7, 10, 16
 _CHAIN_NAME = 3
 _ELEMENTS = 3
 """NFTA_SET_ELEM_LIST_ELEMENTS."""
@@ -160,6 +160,10 @@ class NfNetlink(Netlink):
         sequence = self._request(_GET_CHAIN, family, b"", NLM_F_DUMP)
         return [(text_attribute(data, 4, 1), text_attribute(data, 4, _CHAIN_NAME)) for data in self.answers(sequence)]
 
+    def rule_count(self, family: int, table: str, chain: str) -> int:
+        """Return the number of rules of a chain; 0 if it does not exist. Raises NetlinkError and DumpInterrupted."""
+        return sum(1 for _ in self.entries(_SUBSYSTEM, _GET_RULE, family, _set_name(table, chain)))
+
     def entries(self, subsystem: int, kind: int, family: int, payload: bytes = b"") -> Iterator[bytes]:
         """Yield the attributes of each message of a dump of any netfilter subsystem. `payload` may filter it.
 
@@ -185,6 +189,7 @@ class NfNetlink(Netlink):
 
 
 def _set_name(table: str, name: str) -> bytes:
+    """Return the attributes that name a set of a table; those of a chain's rules have the same numbers."""
     return attribute(1, table.encode() + b"\0") + attribute(2, name.encode() + b"\0")
 
 

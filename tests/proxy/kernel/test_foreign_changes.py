@@ -313,6 +313,23 @@ def test_the_monitor_names_what_others_touched(namespace):
     monitor.close()
 
 
+def test_one_change_of_many_rules_is_noticed_once(namespace):
+    """The kernel notifies of it in more pieces than the monitor's thread takes at a time."""
+    monitor = NftablesMonitor(RuleScope(tables=frozenset(("nat",))), [IPFamily.IPV4], namespace)
+    rules = "".join(f"-A KUBE-SERVICES -p tcp -m tcp --dport {number} -j ACCEPT\n" for number in range(1, 4000))
+    text = f"*nat\n:KUBE-SERVICES - [0:0]\n{rules}COMMIT\n"
+    for argv, stdin in ((["iptables-restore"], text), (["iptables", "-t", "nat", "-F", "KUBE-SERVICES"], "")):
+        run(argv, stdin=stdin, namespace=namespace)
+        assert monitor._drain()
+        assert monitor.look() == {IPFamily.IPV4: 1}
+        touched = monitor.touched(IPFamily.IPV4)
+        for _ in range(20):
+            monitor._drain()
+            assert not monitor.look(), "the rest of the change counts as another one"
+    assert touched == {TouchedPart("nat", "KUBE-SERVICES")}
+    monitor.close()
+
+
 def test_a_change_that_is_under_way_when_we_begin_to_write_is_noticed(namespace):
     """The kernel counts a transaction before it notifies of it: with thousands of rules, milliseconds before."""
     monitor, netlink = NftablesMonitor(RuleScope(tables=frozenset(("nat",))), FAMILIES, namespace), NfNetlink(namespace)

@@ -376,6 +376,29 @@ def test_a_touched_chain_is_written_again_without_a_reading(namespace, monkeypat
 
 
 @pytest.mark.parametrize(
+    ("commands", "chain", "lacks"),
+    [
+        (["-F KUBE-SERVICES"], "KUBE-SERVICES", True),
+        (["-D KUBE-POSTROUTING 1"], "KUBE-POSTROUTING", True),
+        (["-F KUBE-SERVICES", "-F KUBE-NODEPORTS", "-X KUBE-NODEPORTS"], "KUBE-NODEPORTS", True),
+        (["-I KUBE-NODEPORTS -j ACCEPT"], "KUBE-NODEPORTS", False),
+        (["-R KUBE-POSTROUTING 1 -j ACCEPT"], "KUBE-POSTROUTING", False),
+        (["-F PREROUTING"], "PREROUTING", False),
+        ([], "KUBE-FOREIGN", False),
+    ],
+)
+def test_a_chain_that_lacks_rules_is_found_without_a_reading(namespace, monkeypatch, commands, chain, lacks):
+    target = IptablesTarget(IPFamily.IPV4, namespace)
+    want, changes = BACKEND.advance(None, cluster())
+    target.apply(changes)
+    for words in commands:
+        run(["iptables", "-t", "nat", *words.split()], namespace=namespace)
+    monkeypatch.setattr(target, "_run", lambda _: pytest.fail("the rules were read"))
+    part = TouchedPart("nat", chain)
+    assert target.lacking(want, {part, TouchedPart("raw", "OUTPUT")}) == ({part} if lacks else set())
+
+
+@pytest.mark.parametrize(
     "touched",
     [
         None,

@@ -1,5 +1,6 @@
 """When another program competes for our rules: the repairs of one family become rarer, whatever a repair costs."""
 
+import math
 from itertools import pairwise
 
 import msgspec
@@ -7,8 +8,9 @@ import pytest
 
 from narthex.model.net import IPFamily
 from narthex.model.store import Snapshot
+from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.program.schedule import CONTEST_BACKOFF, LONGEST_DEFERRAL, FamilySchedule, LookBudget, SyncPeriods
-from narthex.proxy.program.sync import SyncResult
+from narthex.proxy.program.sync import Look, SyncResult
 from narthex.testing.build import plan
 
 SNAPSHOT, PERIODS = Snapshot(), SyncPeriods(watched=True)
@@ -69,6 +71,39 @@ def test_looks_at_what_another_program_wrote_take_a_quarter_of_the_time(every):
             schedule.succeeded(now, PERIODS, SNAPSHOT, waits)
             looks += 1
     assert 1 <= looks <= CONTEST_BACKOFF.longest / (4 * seconds) + 1
+
+
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("seconds", [0.01, 0.3, 2.0])
+def test_glances_take_at_most_half_of_the_time_and_looks_come_in_the_end(seconds, partial):
+    """Another program removes rules of a chain all the time."""
+    schedule, spent, looks = FamilySchedule(None, LookBudget()), [], 0
+    repaired(schedule, 0.5, seconds, 15)
+    schedule.settled_at, now, began = math.inf, schedule.ended, schedule.ended
+    while now < began + 100:
+        now += 0.1
+        schedule.suspect(frozenset((TouchedPart("nat", "KUBE-SERVICES"),)), PERIODS)
+        look = schedule.look(now)
+        glance = look is Look.MISSING_PARTS
+        looks += look is Look.MISSING
+        if look is not Look.NOTHING:
+            spent.append(seconds)
+            now += seconds
+            done = SyncResult(
+                family=IPFamily.IPV4,
+                plan=plan(),
+                first=False,
+                drift=glance,
+                glance=glance,
+                partial=glance and partial,
+                seconds={"read": seconds},
+                changes=True,
+            )
+            schedule.succeeded(now, PERIODS, SNAPSHOT, done)
+            schedule.settled_at = math.inf
+    assert sum(spent) <= 0.55 * (now - began)
+    assert len(spent) >= (now - began) / (2 * max(LONGEST_DEFERRAL, 4 * seconds))
+    assert bool(looks) is partial
 
 
 @pytest.mark.parametrize(("every", "seconds"), [(2.6, 0.01), (6.5, 1.2), (60.0, 4.0)])

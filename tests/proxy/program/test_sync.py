@@ -7,7 +7,7 @@ from narthex.model.store import Delete, Store, Synced, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.plan.planner import Planner
-from narthex.proxy.program.sync import FamilySync
+from narthex.proxy.program.sync import FamilySync, Look
 from narthex.testing.build import CONFIG, endpoint, endpoint_slice, node, plan, port_name, service
 from narthex.testing.fakes import FakeBackend, FakeClock, FakeRules, FakeTarget
 
@@ -43,9 +43,9 @@ def test_a_kernel_that_nobody_touched_is_not_read_again():
     snapshot = store.apply(Synced())
     sync.sync(snapshot, store.take_changed())
     target.rules = FakeRules()
-    assert not sync.sync(snapshot, frozenset(), read_back=True).wrote
+    assert not sync.sync(snapshot, frozenset(), look=Look.ALL).wrote
     target.left_alone = False
-    done = sync.sync(snapshot, frozenset(), read_back=True)
+    done = sync.sync(snapshot, frozenset(), look=Look.ALL)
     assert done.wrote and done.drift
 
 
@@ -81,10 +81,10 @@ def test_a_first_list_without_services_removes_nothing_for_a_while(mode, listed)
     done = sync.sync(snapshot, store.take_changed())
     assert done.doubted_until == clock.now() + 300.0 and not target.applied
     clock.advance(299.0)
-    assert sync.sync(snapshot, frozenset(), read_back=True).doubted_until == clock.now() + 1.0
+    assert sync.sync(snapshot, frozenset(), look=Look.ALL).doubted_until == clock.now() + 1.0
     assert target.rules == before
     clock.advance(1.0)
-    assert sync.sync(snapshot, frozenset(), read_back=True).wrote
+    assert sync.sync(snapshot, frozenset(), look=Look.ALL).wrote
     assert sync.backend.served(target.rules) == sync.backend.served(sync.backend.render(plan(*listed)))
 
 

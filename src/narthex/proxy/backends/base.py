@@ -166,6 +166,14 @@ class Target(Protocol[R, C]):
         """
         return False
 
+    def lacking(self, rules: R, touched: Set[TouchedPart]) -> Set[TouchedPart]:
+        """Return those of the touched parts that have fewer rules than `rules`, found without reading everything.
+
+        Nothing is known of the others: they may have other rules in the place of ours.
+        """
+        del rules, touched
+        return frozenset()
+
     def damage(self, rules: R, touched: Set[TouchedPart] | None) -> C | None:
         """Return the changes that restore `rules`, found without reading everything; None if everything must be read.
 

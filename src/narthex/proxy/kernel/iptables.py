@@ -11,7 +11,8 @@ from pathlib import Path
 from narthex.linux.failpoints import IPTABLES_GIVEN, IPTABLES_RESTORED, failpoint
 from narthex.linux.iptables_variants import default_variant
 from narthex.linux.namespaces import in_namespace
-from narthex.linux.nfnetlink import NfNetlink
+from narthex.linux.netlink import DumpInterrupted
+from narthex.linux.nfnetlink import FAMILY_NUMBERS, NfNetlink
 from narthex.linux.run import CommandError, TimeoutExpired, feed, run
 from narthex.model import IPFamily
 from narthex.netfilter.ast import TouchedPart, Unprintable
@@ -19,8 +20,8 @@ from narthex.netfilter.xtables.lexer import SaveTextError
 from narthex.proxy.backends.base import ApplyError, Target
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
-from narthex.proxy.backends.iptables.rules import Rules, Sysctl, XtablesChanges, XtablesRules
-from narthex.proxy.backends.iptables.script import COMMIT, KernelChains, find, needs_look, restore_blocks
+from narthex.proxy.backends.iptables.rules import Sysctl, XtablesChanges, XtablesRules
+from narthex.proxy.backends.iptables.script import COMMIT, KernelChains, find, needs_look, restore_blocks, written_again
 from narthex.runtime.logs import LOGGER
 
 _LOCK_SECONDS = "5"
@@ -92,21 +93,26 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
         for path, value in changes.sysctls:
             self._set(path, value)
 
+    def lacking(self, rules: XtablesRules, touched: Set[TouchedPart]) -> Set[TouchedPart]:
+        """Return the touched chains of ours that have too few rules. On nf_tables, the kernel counts them."""
+        if not self._in_pieces:
+            return frozenset()
+        wanted = {
+            part: len(rules.chains[part.table].get(part.chain, ())) for part in touched if part.table in rules.chains
+        }
+        number = int(FAMILY_NUMBERS[self._family.value])
+        try:
+            with closing(NfNetlink(self._namespace)) as link:
+                return {part for part, count in wanted.items() if link.rule_count(number, *part[:2]) < count}
+        except (OSError, DumpInterrupted):
+            return frozenset()
+
     def damage(self, rules: XtablesRules, touched: Set[TouchedPart] | None) -> XtablesChanges | None:
         """Return changes that write the touched chains again, if no others were touched.
 
         This is quicker than reading the rules. A jump, or a chain that the rules do not have, needs a reading.
         """
-        if not touched:
-            return None
-        written: dict[str, dict[str, Rules]] = {}
-        for part in touched:
-            chains = rules.chains.get(part.table)
-            if chains is None or part.chain not in chains:
-                return None
-            written.setdefault(part.table, {})[part.chain] = chains[part.chain]
-        changes = XtablesChanges(family=self._family, written=written)
-        return None if needs_look(changes) else changes
+        return written_again(rules, touched) if touched else None
 
     def clean(self) -> None:
         """Remove all chains of ours and the jumps to them. Chains that rules of others use stay."""

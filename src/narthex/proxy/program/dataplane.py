@@ -109,6 +109,10 @@ class AnnouncedTarget(Target[R, C], Generic[R, C]):
         """Return True if nothing has changed since the last read or apply."""
         return self._target.unchanged()
 
+    def lacking(self, rules: R, touched: Set[TouchedPart]) -> Set[TouchedPart]:
+        """Return the touched parts that lack rules, as far as that is found quickly."""
+        return self._target.lacking(rules, touched)
+
     def damage(self, rules: R, touched: Set[TouchedPart] | None) -> C | None:
         """Return the changes that restore the rules, if these can be found quickly."""
         return self._target.damage(rules, touched)

@@ -35,7 +35,7 @@ from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.metrics import ProgrammingLatency, ProxyMetrics
 from narthex.proxy.program.report import ExternalIPReporter, SyncReporter
 from narthex.proxy.program.schedule import FamilySchedule, LookBudget, SyncPeriods
-from narthex.proxy.program.sync import FamilySync, SyncResult
+from narthex.proxy.program.sync import FamilySync, Look, SyncResult
 from narthex.runtime.reconciler import Reconciler
 
 
@@ -212,12 +212,10 @@ class Proxy:
     def _sync(self, half: FamilySchedule, snapshot: Snapshot) -> None:
         family = half.sync.family
         began = self._clock.now()
-        read_back = began >= half.read_back_at
+        look = half.look(began)
         try:
-            losses_only = began < half.settled_at
-            done = half.sync.sync(
-                snapshot, half.waiting, read_back=read_back, touched=half.touched, losses_only=losses_only
-            )
+            touched = half.touched if look is Look.ALL else half.fresh
+            done = half.sync.sync(snapshot, half.waiting, look=look, touched=touched)
         except Exception as error:
             half.failed(self._clock.now(), self._periods)
             # A failed write waits, even if no object changes (row 29.1).

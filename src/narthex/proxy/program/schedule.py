@@ -11,7 +11,7 @@ import msgspec
 from narthex.model import NamespacedName, Snapshot
 from narthex.model.backoff import Backoff
 from narthex.netfilter.ast import TouchedPart
-from narthex.proxy.program.sync import FamilySync, SyncResult
+from narthex.proxy.program.sync import FamilySync, Look, SyncResult
 
 FIRST_RETRY = 1.0
 """Seconds from the first failed sync to the next; the delay doubles up to the sync period."""
@@ -31,6 +31,8 @@ It is for rules that the other program wrote. A user misses rules that it only r
 """
 LOOK_SHARE, VAIN_LOOK_SHARE = 0.5, 0.25
 """Share of the time for looks and repairs while another program competes; the second after a look that found nothing missing."""
+GLANCE_SHARE = 0.25
+"""Share of the time for glances at touched parts, out of `LOOK_SHARE`, so that a look at everything comes in the end."""
 SELDOM = 10
 """Factor of the read-back period if the kernel sends notifications."""
 
@@ -82,10 +84,14 @@ class FamilySchedule:
         """Repairs since another program began to compete for our rules; 0: none does."""
         self.settled_at = -math.inf
         """The next repair must not start before, unless rules are missing."""
-        self.may_miss = False
-        """Rules may be missing, so a look need not wait until `settled_at`."""
-        self.look_at = -math.inf
+        self.fresh: frozenset[TouchedPart] = frozenset()
+        """What others touched in a contest. It may lack rules, so a glance at it need not wait until `settled_at`."""
+        self.glance_at = -math.inf
         """It must not start before this time."""
+        self.may_miss = False
+        """The same holds for all rules."""
+        self.look_at = -math.inf
+        """A look at all of them must not start before this time."""
         self.read_anyway = math.inf
         """When the next periodic read-back is due."""
         self.failures = 0
@@ -95,7 +101,17 @@ class FamilySchedule:
         """Return when the kernel must be read."""
         if not self.suspicious:
             return self.read_anyway
-        return min(self.settled_at, self.look_at) if self.may_miss else self.settled_at
+        glance = self.glance_at if self.fresh else math.inf
+        return min(self.settled_at, glance, self.look_at if self.may_miss else math.inf)
+
+    def look(self, now: float) -> Look:
+        """Return what a sync that starts now looks for in the kernel."""
+        if now < self.read_back_at:
+            return Look.NOTHING
+        if now >= self.settled_at:
+            return Look.ALL
+        is_due = not self.suspicious or (self.may_miss and now >= self.look_at)
+        return Look.MISSING if is_due else Look.MISSING_PARTS
 
     def due(self, snapshot: Snapshot) -> float:
         """Return the time from which on a sync is useful."""
@@ -118,8 +134,9 @@ class FamilySchedule:
         else:
             self.touched = None if self.touched is None or touched is None else self.touched | touched
         self.suspicious = True
-        if self.contests:
-            self.touched = None
+        if self.contests and touched:
+            self.fresh |= touched
+        elif self.contests:
             self.may_miss = True
 
     def _cut_backoff(self, periods: SyncPeriods) -> None:
@@ -131,16 +148,21 @@ class FamilySchedule:
         """Note a successful sync that ended at `now`."""
         self._ended(now, periods, snapshot)
         if "read" in done.seconds:
-            self.suspicious, self.touched = done.deferred, None
-            self.may_miss = False
-            if self.contests:
+            self.fresh, self.may_miss = frozenset(), done.partial or (done.glance and self.may_miss)
+            self.suspicious = done.deferred or self.may_miss
+            if not self.may_miss:
+                self.touched = None
+            if done.glance:
+                self.glance_at = now + max(LONGEST_DEFERRAL, done.total / GLANCE_SHARE - done.total)
+                self.look_at = max(self.look_at, now) + done.total / LOOK_SHARE
+            elif self.contests:
                 share = VAIN_LOOK_SHARE if done.deferred else LOOK_SHARE
                 self.look_at = now + self._budget.rest(self, done.total, share)
             share = READ_BACK_SHARE * done.seconds["read"]
             self.read_anyway = now + max(periods.sync, share) * (SELDOM if periods.watched else 1)
             if done.drift:
                 self._repaired(now, max(CONTEST_SECONDS, CONTEST_SHARE * done.total))
-            elif not done.first and not done.deferred:
+            elif not (done.first or done.deferred or done.glance):
                 # Others change what stands next to our rules; a storm of that must not take all of the processor.
                 wait = min(max(done.seconds["read"], SHORTEST_DEFERRAL), LONGEST_DEFERRAL)
                 self.settled_at = max(self.settled_at, now + wait)

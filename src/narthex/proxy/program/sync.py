@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -30,6 +31,19 @@ Changed = frozenset[NamespacedName] | None
 """Services that may differ since the last call; None: any may."""
 
 
+class Look(enum.Enum):
+    """What a sync checks in the kernel before it writes."""
+
+    NOTHING = enum.auto()
+    """The kernel counts as known."""
+    MISSING_PARTS = enum.auto()
+    """Whether the touched parts lack rules. Other parts and other differences wait."""
+    MISSING = enum.auto()
+    """Whether rules are missing. Other differences wait."""
+    ALL = enum.auto()
+    """What others changed."""
+
+
 class SyncResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a successful sync."""
 
@@ -48,6 +62,10 @@ class SyncResult(msgspec.Struct, frozen=True, kw_only=True):
     """The drift was that rules were missing; looked at only when repairs of other drift had to wait."""
     deferred: bool = False
     """Others had changed our rules, all Services kept theirs, and the repair waits."""
+    glance: bool = False
+    """Only the touched parts were checked, and only for rules that are missing."""
+    partial: bool = False
+    """A glance: some of these parts lacked nothing, and may hold other rules in the place of ours."""
     doubted_until: float | None = None
     """Nothing was written: the kernel has Services, and the plan has none. It takes effect at this time of the clock."""
 
@@ -98,6 +116,8 @@ class FamilySync(Generic[R, C]):
         """False: the planner may have missed a change, so it looks at everything."""
         self._deferred = self._lost = False
         """Others changed our rules, and the repair waits; others only removed rules."""
+        self._glance = self._partial = False
+        """As in the result of the present sync."""
         self._doubt = doubt
         self._doubted_until = math.inf
 
@@ -123,34 +143,32 @@ class FamilySync(Generic[R, C]):
         snapshot: Snapshot,
         changed: Changed,
         *,
-        read_back: bool = False,
+        look: Look = Look.NOTHING,
         touched: Set[TouchedPart] | None = None,
-        losses_only: bool = False,
     ) -> SyncResult:
-        """Bring the kernel to the snapshot. `read_back` looks first whether it still holds what it should.
+        """Bring the kernel to the snapshot. `look` says what is checked first, to be repaired.
 
-        `touched` has what others may have changed; None: anything. With `losses_only`, a repair waits if others have
-        written other rules in the place of ours, and does not wait if some are missing.
+        `touched` has what others may have changed; None: anything.
 
         Raises what the target raises (ApplyError above all); the kernel then counts as unknown and is read before
         anything is written again.
         """
-        self._seconds, self._lost = {}, False
+        self._seconds = {}
+        self._lost = self._glance = self._partial = False
         try:
-            return self._sync(snapshot, changed, read_back, touched, losses_only)
+            return self._sync(snapshot, changed, look, touched)
         except BaseException:
             self._kernel_known = False
             raise
 
-    def _sync(
-        self, snapshot: Snapshot, changed: Changed, read_back: bool, touched: Set[TouchedPart] | None, losses_only: bool
-    ) -> SyncResult:
+    def _sync(self, snapshot: Snapshot, changed: Changed, look: Look, touched: Set[TouchedPart] | None) -> SyncResult:
         unsure, drift, repair = not self._kernel_known, False, None
         if unsure:
             self._look()
-        elif read_back and (self._deferred or not self._is_unchanged()):
-            repair = self._repair(touched) if not self._deferred and not losses_only else None
-            drift = bool(repair) if repair is not None else self._look(losses_only)
+        elif look is not Look.NOTHING and (self._deferred or not self._is_unchanged()):
+            repair = self._repair(touched) if look is Look.ALL else self._restore(touched or frozenset())
+            self._glance = look is Look.MISSING_PARTS or (look is Look.MISSING and repair is not None)
+            drift = bool(repair) if repair is not None or self._glance else self._look(look is Look.MISSING)
             unsure = drift and repair is None
         plan = self._plan(snapshot, changed)
         last = self.plan
@@ -191,10 +209,24 @@ class FamilySync(Generic[R, C]):
 
     def _repair(self, touched: Set[TouchedPart] | None) -> C | None:
         """Repair damage that the target finds without reading everything. Return the changes, or None if it cannot."""
-        if self.rules is None:
+        if self.rules is None or self._deferred:
+            return None
+        return self._mend(self.rules, touched)
+
+    def _restore(self, touched: Set[TouchedPart]) -> C | None:
+        """Repair those of the touched parts that lack rules. Return the changes; None if the target finds none."""
+        self._partial = True
+        if self.rules is None or not touched:
             return None
         with self._timed("read"):
-            repair = self._target.damage(self.rules, touched)
+            lacking = self._target.lacking(self.rules, touched)
+        repair = self._mend(self.rules, lacking) if lacking else None
+        self._lost, self._partial = bool(repair), not repair or lacking != touched
+        return repair or None
+
+    def _mend(self, rules: R, touched: Set[TouchedPart] | None) -> C | None:
+        with self._timed("read"):
+            repair = self._target.damage(rules, touched)
         if repair:
             with self._timed("apply"):
                 self._target.apply(repair)
@@ -247,6 +279,8 @@ class FamilySync(Generic[R, C]):
             changes=changes,
             lost=self._lost,
             deferred=self._deferred,
+            glance=self._glance,
+            partial=self._glance and self._partial,
             doubted_until=doubted_until,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager
 from random import Random
 from typing import Any, NamedTuple
@@ -13,8 +13,14 @@ from narthex.linux.monitor import OwnTransactions
 from narthex.model import IPFamily
 from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.backends.base import ApplyError, Backend, Target
+from narthex.proxy.backends.iptables.names import OWN_TABLES
+from narthex.proxy.backends.iptables.rules import Rules, XtablesRules, differing
+from narthex.proxy.backends.iptables.script import written_again
 from narthex.testing.simulation.time import VirtualLoop
 from narthex.testing.simulation.writes import KernelWrite, empty_rules, kernel_writes
+
+_GLANCE_SHARE = 0.05
+"""Duration of a glance at touched chains, as a share of that of a read-back."""
 
 
 class ProcessCrash(BaseException):
@@ -48,6 +54,8 @@ class Notification(NamedTuple):
     due: float
     """When it is sent."""
     listeners: set[SimulatedMonitor]
+    touched: frozenset[TouchedPart] | None
+    """What the transaction changed; None: anything."""
 
 
 class SimulatedKernel:
@@ -79,6 +87,7 @@ class SimulatedKernel:
         """Put rules in force in one write."""
         self.generation += is_notified
         self.transactions += writer is not None
+        touched = _touched(self.rules.get(family), rules)
         if rules is None:
             self.rules.pop(family, None)
         else:
@@ -88,7 +97,7 @@ class SimulatedKernel:
             return
         due = self.loop.time() + self.faults.notify_seconds
         self.notifications.append(
-            Notification(family, due, {each for each in self.listeners if each.writer is not writer})
+            Notification(family, due, {each for each in self.listeners if each.writer is not writer}, touched)
         )
         if self.faults.notify_seconds:
             self.loop.call_at(due, self._notify, due)
@@ -103,7 +112,7 @@ class SimulatedKernel:
             notification = self.notifications.popleft()
             for listener in self.listeners:
                 if listener in notification.listeners:
-                    listener.hear(notification.family)
+                    listener.hear(notification.family, notification.touched)
 
     def happens(self, probability: float) -> bool:
         """Draw whether a fault happens. Draws nothing when it cannot, so that runs without it stay the same."""
@@ -135,6 +144,18 @@ class SimulatedTarget(Target[Any, Any]):
     def unchanged(self) -> bool:
         """Return True if no rules have changed since the last read or apply."""
         return self._knows_unchanged and self._seen is not None and self._seen == self._kernel.generation
+
+    def lacking(self, rules: Any, touched: Set[TouchedPart]) -> Set[TouchedPart]:
+        """Return the touched chains that have too few rules."""
+        self._kernel.loop.pass_time(_GLANCE_SHARE * self._faults.read_seconds)
+        have = self._kernel.rules.get(self._family)
+        if not isinstance(rules, XtablesRules) or not isinstance(have, XtablesRules):
+            return frozenset()
+        return {part for part in touched if len(_chain(have, part)) < len(_chain(rules, part))}
+
+    def damage(self, rules: Any, touched: Set[TouchedPart] | None) -> Any:
+        """Return changes that write the touched chains again, in mode iptables."""
+        return written_again(rules, touched) if touched and isinstance(rules, XtablesRules) else None
 
     def apply(self, changes: Any) -> None:
         """Make the changes, with the faults that the schedule draws. Raises ApplyError, ProcessCrash."""
@@ -185,18 +206,20 @@ class SimulatedMonitor:
         self.writer = writer
         """The process."""
         self._found: dict[IPFamily, int] = {}
+        self._touched: dict[IPFamily, frozenset[TouchedPart] | None] = {}
+        self._looked_at = self._touched
         self._notice: Callable[[], None] = lambda: None
         kernel.listeners.append(self)
 
     def look(self) -> Mapping[IPFamily, int]:
         """Return the number of foreign changes since the last call, by family."""
         found, self._found = self._found, {}
+        self._looked_at, self._touched = self._touched, {}
         return found
 
     def touched(self, family: IPFamily) -> frozenset[TouchedPart] | None:
-        """Return None: anything may have changed."""
-        del family
-        return None
+        """Return what others touched in the changes of the last `look`; None: they may have changed anything."""
+        return self._looked_at.get(family, frozenset())
 
     @contextmanager
     def writing(self) -> Iterator[OwnTransactions]:
@@ -216,7 +239,7 @@ class SimulatedMonitor:
                     notification.listeners.discard(self)
             if self._kernel.generation - before > own.transactions:
                 for family in tuple(self._kernel.rules) or (IPFamily.IPV4,):
-                    self.hear(family)
+                    self.hear(family, None)
 
     def listening(self, notice: Callable[[], None]) -> AbstractContextManager[None]:
         """Return a context in which `notice` is called after changes by others."""
@@ -234,7 +257,23 @@ class SimulatedMonitor:
         """End the subscription."""
         self._kernel.listeners.remove(self)
 
-    def hear(self, family: IPFamily) -> None:
+    def hear(self, family: IPFamily, touched: frozenset[TouchedPart] | None) -> None:
         """Receive a notification."""
         self._found[family] = self._found.get(family, 0) + 1
+        known = self._touched.get(family, frozenset())
+        self._touched[family] = None if touched is None or known is None else known | touched
         self._notice()
+
+
+def _touched(before: Any, after: Any) -> frozenset[TouchedPart] | None:
+    """Return the chains that differ, in mode iptables; None if anything may differ."""
+    if not isinstance(before, XtablesRules) or not isinstance(after, XtablesRules):
+        return None
+    jumps = differing(before.jumps, after.jumps)
+    chains = {(table, name) for table in OWN_TABLES for name in differing(before.chains[table], after.chains[table])}
+    return frozenset(TouchedPart(*place) for place in jumps | chains)
+
+
+def _chain(rules: XtablesRules, part: TouchedPart) -> Rules:
+    chains = rules.chains.get(part.table)
+    return chains.get(part.chain, ()) if chains is not None else ()

@@ -8,6 +8,7 @@ import pytest
 from narthex.linux.monitor import RulePoller
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.model.objects import AnyObject, Node
+from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.dataplane import AnnouncedTarget
@@ -26,7 +27,7 @@ THE_NODE = Node(name=NODE, internal_ips=("10.20.0.11",))
 
 
 class Bench:
-    """A proxy with everything around it faked."""
+    """A proxy with everything around it faked. `touched`: what others touched, as the monitor says."""
 
     def __init__(
         self,
@@ -35,18 +36,21 @@ class Bench:
         minimum: float = 0.0,
         rules: FakeRules | None = None,
         watched: bool = False,
+        target: type[FakeTarget] = FakeTarget,
     ) -> None:
         self.clock = FakeClock()
         self.others = 0
+        self.touched: frozenset[TouchedPart] | None = None
         self.inbox = FakeInbox(THE_NODE, *objects)
         backend = FakeBackend()
-        self.targets = {family: FakeTarget(backend, FakeRules(), rules) for family in families}
+        self.targets = {family: target(backend, FakeRules(), rules) for family in families}
         syncs = [
             FamilySync(family, Planner(CONFIG, family), backend, self.targets[family], self.clock)
             for family in families
         ]
         self.foreign = RulePoller(self.generation, families) if watched else None
         if self.foreign:
+            self.foreign.touched = lambda _: self.touched
             for sync in syncs:
                 sync._target = AnnouncedTarget(sync._target, self.foreign, lambda _: 1)
         self.proxy = Proxy(

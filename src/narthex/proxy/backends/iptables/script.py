@@ -13,7 +13,7 @@ import msgspec
 from immutables import Map
 
 from narthex.model import IPFamily
-from narthex.netfilter.ast import Chain, CtState, Jump, Rule, Table
+from narthex.netfilter.ast import Chain, CtState, Jump, Rule, Table, TouchedPart
 from narthex.netfilter.xtables.parse import parse_save_text
 from narthex.netfilter.xtables.print import chain_lines, chain_words, rule_text
 from narthex.netfilter.xtables.values import builtin_chains
@@ -154,6 +154,18 @@ def needs_look(changes: XtablesChanges) -> bool:
     """Return True if the kernel must be read before the changes can be written."""
     touched = (*changes.written.get("filter", ()), *changes.removed.get("filter", ()))
     return changes.replace or changes.jumps is not None or names.FIREWALL in touched
+
+
+def written_again(rules: XtablesRules, touched: Iterable[TouchedPart]) -> XtablesChanges | None:
+    """Return changes that write the touched chains of ours again; None if these cannot be written without a look."""
+    written: dict[str, dict[str, Rules]] = {}
+    for part in touched:
+        chains = rules.chains.get(part.table)
+        if chains is None or part.chain not in chains:
+            return None
+        written.setdefault(part.table, {})[part.chain] = chains[part.chain]
+    changes = XtablesChanges(family=rules.family, written=written)
+    return None if needs_look(changes) else changes
 
 
 def restore_blocks(
