@@ -51,6 +51,9 @@ class Judge:
         ({"proxy": GOOD, "dns": STUCK}, Judge(), 200, 503),
         ({"proxy": GOOD, "dns": GOOD}, Judge(503, 200), 503, 200),
         ({"proxy": STUCK, "dns": GOOD}, Judge(503, 503), 503, 503),
+        # A proxy that waits for the API server, or whose rules others removed: a new process could do no better.
+        ({"proxy": STUCK, "dns": GOOD}, Judge(503, 200), 503, 200),
+        ({"proxy": STUCK, "dns": STUCK}, Judge(503, 200), 503, 503),
         # A part that backs off is started again by this process; no other one would do better.
         ({"proxy": RESTS}, None, 503, 200),
         ({"proxy": RESTS, "dns": GOOD}, None, 503, 200),

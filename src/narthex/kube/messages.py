@@ -211,6 +211,14 @@ def prepare_decoders() -> None:
     msgspec.json.Decoder(WatchEvent[msgspec.Raw])
 
 
+DOUBT_SECONDS = 300.0
+"""For so long, a list does not remove objects if it is older than what is known, or empty.
+
+Longer than an API server takes to return with its data, and as long as Kubernetes leaves the pods of a lost node in place by
+default (`tolerationSeconds`): a Service that is really gone is served no longer than an endpoint that is.
+"""
+
+
 class WatchTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Timeouts and periods of a watch, in seconds."""
 
@@ -234,8 +242,8 @@ class WatchTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Period of full lists, which find what a lost watch missed."""
     relist_objects: int = 1000
     """The period applies to this many objects and grows in proportion."""
-    doubt: float = 300.0
-    """Objects stay for this long that are missing from a list which is older than what is known, or empty."""
+    doubt: float = DOUBT_SECONDS
+    """Objects stay for this long that are missing from a doubted list."""
     doubt_relist: float = 30.0
     """Period of lists meanwhile."""
 

@@ -427,7 +427,7 @@ def test_healthy_only_while_the_rules_are_in_the_kernel(proxy, manifests):
         owner.stdin.write("delete table ip narthex; add table ip narthex { flags owner; }\n")
         owner.stdin.flush()
         proxy.wait(lambda: proxy.status("/healthz") == 503, "the end of health")
-        told = json.loads(proxy.ask("127.0.0.1", 10256, "/livez")[2])
+        told = json.loads(proxy.ask("127.0.0.1", 10256, "/healthz")[2])
         assert told["status"]["IPv4"]["healthy"] is False
         assert told["status"]["IPv6"]["healthy"] is True
         assert told["lastUpdated"] == told["status"]["IPv4"]["lastUpdated"] < told["currentTime"]

@@ -25,13 +25,30 @@ def sync_all(health):
 
 @pytest.mark.row("17.7", "29.1")
 def test_not_healthy_before_the_first_good_sync_of_all_families(health):
-    assert health.healthz()[0] == health.livez()[0] == 503
+    assert health.healthz()[0] == 503
     health.synced(IPFamily.IPV4)
     assert health.healthz()[0] == 503
     assert not health.ready
     health.synced(IPFamily.IPV6)
     assert health.healthz()[0] == health.livez()[0] == 200
     assert health.ready
+
+
+@pytest.mark.row("17.1", "17.7")
+def test_alive_until_a_sync_is_overdue(health, clock):
+    """The proxy waits for the API server, and later for one sync; meanwhile, another program removes rules."""
+    clock.advance(1000)
+    assert health.livez()[0] == 200
+    health.queued(IPFamily.IPV4)
+    clock.advance(60)
+    assert health.livez()[0] == 200
+    clock.advance(1)
+    assert health.livez()[0] == 503
+    sync_all(health)
+    health.suspected(IPFamily.IPV4)
+    clock.advance(1000)
+    assert health.livez()[0] == 200
+    assert health.healthz()[0] == 503
 
 
 @pytest.mark.row("17.1", "17.2")
@@ -75,7 +92,8 @@ def test_the_oldest_waiting_change_counts(health, clock):
 
 @pytest.mark.row("17.5", "17.6")
 def test_last_updated_is_now_when_healthy_and_the_last_good_sync_when_not(health, clock):
-    assert health.livez()[1]["lastUpdated"] is None
+    assert health.healthz()[1]["lastUpdated"] is None
+    assert health.livez()[1]["lastUpdated"] == health.livez()[1]["currentTime"]
     sync_all(health)
     clock.advance(1000)
     body = health.healthz()[1]

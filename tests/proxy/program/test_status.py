@@ -120,7 +120,7 @@ def test_strange_requests(server, raw, start):
     except ConnectionResetError:
         answer = b""
     assert answer.startswith(start)
-    assert get(server, "health", "/livez")[0] == 503
+    assert get(server, "health", "/healthz")[0] == 503
 
 
 def test_head_has_no_body(server):
@@ -154,7 +154,7 @@ def test_without_file_descriptors_it_waits_and_continues(server, monkeypatch, ca
         return accept(sock)
 
     monkeypatch.setattr(socket.socket, "accept", scarce)
-    assert get(server, "health", "/livez")[0] == 503
+    assert get(server, "health", "/healthz")[0] == 503
     assert "a connection cannot be accepted: Too many open files; the next try is in 0.05 s" in caplog.text
     assert "a connection cannot be accepted: Too many open files in system" in caplog.text
 

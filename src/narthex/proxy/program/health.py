@@ -1,6 +1,7 @@
 """Health of the proxy, as `/healthz` and `/livez` report it (rows of group 17).
 
-Stricter than kube-proxy in one point (row 29.1): it is unhealthy before the first successful sync of every family.
+`/healthz` is stricter than kube-proxy's (row 29.1): 503 before the first successful sync of every family, and while rules may
+be missing. `/livez` is not, since it says whether a new process could help.
 """
 
 from __future__ import annotations
@@ -107,17 +108,20 @@ class ProxyHealth:
         return 200 if healthy else 503, {**body, "nodeEligible": self.node_eligible, "healthy": healthy}
 
     def livez(self) -> tuple[int, dict[str, Any]]:
-        """Return HTTP status and body for `/livez`, which ignores the Node (row 17.4)."""
-        healthy, body = self._report()
+        """Return HTTP status and body for `/livez`: only a sync that is overdue counts (rows 17.1, 17.4, 17.7).
+
+        A new process would wait for the API server as this one does, and would find the same rules in the kernel.
+        """
+        healthy, body = self._report(only_late=True)
         return 200 if healthy else 503, {**body, "healthy": healthy}
 
-    def _report(self) -> tuple[bool, dict[str, Any]]:
+    def _report(self, *, only_late: bool = False) -> tuple[bool, dict[str, Any]]:
         now, wall = self._clock.now(), self._clock.wall()
         status = {}
         for family, state in self._families.items():
             late = state.waiting_since is not None and now - state.waiting_since > self._patience
             unsure = state.suspected_since is not None and now - state.suspected_since > SUSPICION_SECONDS
-            good = state.last_good is not None and not late and not unsure
+            good = not late and (only_late or (state.last_good is not None and not unsure))
             status[family.label] = {"lastUpdated": _when(wall if good else state.last_good), "healthy": good}
         healthy = all(each["healthy"] for each in status.values())
         # Of all families the one that is worst off says when all was last well (row 17.6).

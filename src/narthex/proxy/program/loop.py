@@ -198,7 +198,9 @@ class Proxy:
         self._external_ips.update(snapshot, changed)
         for half in self._halves:
             half.changed(changed, self._periods)
-            self.health.queued(half.sync.family)
+            if snapshot.synced:
+                # Before that, the sync waits for the source, which a new process would do as well (row 17.7).
+                self.health.queued(half.sync.family)
             self.metrics.queued(half.sync.family, self._clock.wall())
 
     def _count(self, event: Event, before: AnyObject | None) -> None:

@@ -85,7 +85,9 @@ class ProcessHealth:
         reports = self._reports()
         if not reports and self._proxy is not None:
             return self._proxy.livez()
-        stuck = any(report.running and not report.healthy for report in reports.values())
+        stuck = {name for name, report in reports.items() if report.running and not report.healthy}
+        if self._proxy is not None and self._proxy.livez()[0] == 200:
+            stuck.discard(PROXY)
         status, body = _answer(bool(reports) and not stuck)
         return status, {**body, **_parts(reports)}
 
