@@ -97,13 +97,13 @@ class IptablesTarget(Target[XtablesRules, XtablesChanges]):
         """Return the touched chains of ours that have too few rules. On nf_tables, the kernel counts them."""
         if not self._in_pieces:
             return frozenset()
-        wanted = {
+        desired = {
             part: len(rules.chains[part.table].get(part.chain, ())) for part in touched if part.table in rules.chains
         }
         number = int(FAMILY_NUMBERS[self._family.value])
         try:
             with closing(NfNetlink(self._namespace)) as link:
-                return {part for part, count in wanted.items() if link.rule_count(number, *part[:2]) < count}
+                return {part for part, count in desired.items() if link.rule_count(number, *part[:2]) < count}
         except (OSError, DumpInterrupted):
             return frozenset()
 

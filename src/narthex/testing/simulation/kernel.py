@@ -13,11 +13,15 @@ from narthex.linux.monitor import OwnTransactions
 from narthex.model import IPFamily
 from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.backends.base import ApplyError, Backend, Target
-from narthex.proxy.backends.iptables.names import OWN_TABLES
-from narthex.proxy.backends.iptables.rules import Rules, XtablesRules, differing
-from narthex.proxy.backends.iptables.script import written_again
 from narthex.testing.simulation.time import VirtualLoop
-from narthex.testing.simulation.writes import KernelWrite, empty_rules, kernel_writes
+from narthex.testing.simulation.writes import (
+    KernelWrite,
+    empty_rules,
+    kernel_writes,
+    lacking_parts,
+    parts_again,
+    touched_parts,
+)
 
 _GLANCE_SHARE = 0.05
 """Duration of a glance at touched chains, as a share of that of a read-back."""
@@ -87,7 +91,7 @@ class SimulatedKernel:
         """Put rules in force in one write."""
         self.generation += is_notified
         self.transactions += writer is not None
-        touched = _touched(self.rules.get(family), rules)
+        touched = touched_parts(self.rules.get(family), rules)
         if rules is None:
             self.rules.pop(family, None)
         else:
@@ -148,14 +152,11 @@ class SimulatedTarget(Target[Any, Any]):
     def lacking(self, rules: Any, touched: Set[TouchedPart]) -> Set[TouchedPart]:
         """Return the touched chains that have too few rules."""
         self._kernel.loop.pass_time(_GLANCE_SHARE * self._faults.read_seconds)
-        have = self._kernel.rules.get(self._family)
-        if not isinstance(rules, XtablesRules) or not isinstance(have, XtablesRules):
-            return frozenset()
-        return {part for part in touched if len(_chain(have, part)) < len(_chain(rules, part))}
+        return lacking_parts(self._kernel.rules.get(self._family), rules, touched)
 
     def damage(self, rules: Any, touched: Set[TouchedPart] | None) -> Any:
         """Return changes that write the touched chains again, in mode iptables."""
-        return written_again(rules, touched) if touched and isinstance(rules, XtablesRules) else None
+        return parts_again(rules, touched)
 
     def apply(self, changes: Any) -> None:
         """Make the changes, with the faults that the schedule draws. Raises ApplyError, ProcessCrash."""
@@ -263,17 +264,3 @@ class SimulatedMonitor:
         known = self._touched.get(family, frozenset())
         self._touched[family] = None if touched is None or known is None else known | touched
         self._notice()
-
-
-def _touched(before: Any, after: Any) -> frozenset[TouchedPart] | None:
-    """Return the chains that differ, in mode iptables; None if anything may differ."""
-    if not isinstance(before, XtablesRules) or not isinstance(after, XtablesRules):
-        return None
-    jumps = differing(before.jumps, after.jumps)
-    chains = {(table, name) for table in OWN_TABLES for name in differing(before.chains[table], after.chains[table])}
-    return frozenset(TouchedPart(*place) for place in jumps | chains)
-
-
-def _chain(rules: XtablesRules, part: TouchedPart) -> Rules:
-    chains = rules.chains.get(part.table)
-    return chains.get(part.chain, ()) if chains is not None else ()

@@ -6,7 +6,7 @@ write refers to. The order is that of the Targets in `narthex.proxy.kernel`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,11 +14,12 @@ import msgspec
 from immutables import Map
 
 from narthex.model import IPFamily
-from narthex.netfilter.ast import Goto, Jump
+from narthex.netfilter.ast import Goto, Jump, TouchedPart
 from narthex.netfilter.ipvs import VirtualServer
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables.names import OWN_TABLES
-from narthex.proxy.backends.iptables.rules import Rules, XtablesChanges, XtablesRules
+from narthex.proxy.backends.iptables.rules import Rules, XtablesChanges, XtablesRules, differing
+from narthex.proxy.backends.iptables.script import written_again
 from narthex.proxy.backends.ipvs.rules import IpvsChanges, IpvsRules, RealChanges, diff, patch
 from narthex.proxy.backends.nftables.changes import NftChanges
 from narthex.proxy.backends.userspace.rules import RelayListener, UserspaceChanges, UserspaceRules
@@ -109,6 +110,30 @@ def _check_targets(written: Mapping[str, Rules], chains: Mapping[str, Rules]) ->
             for each in rule.expressions:
                 if isinstance(each, Jump | Goto) and each.chain not in chains:
                     raise KeyError(each.chain)
+
+
+def touched_parts(before: Any, after: Any) -> frozenset[TouchedPart] | None:
+    """Return the chains that differ, in mode iptables; None if anything may differ."""
+    if not isinstance(before, XtablesRules) or not isinstance(after, XtablesRules):
+        return None
+    chains = {(table, name) for table in OWN_TABLES for name in differing(before.chains[table], after.chains[table])}
+    return frozenset(TouchedPart(*place) for place in chains | differing(before.jumps, after.jumps))
+
+
+def lacking_parts(have: Any, desired: Any, touched: Set[TouchedPart]) -> frozenset[TouchedPart]:
+    """Return the touched chains that have too few rules, in mode iptables."""
+    if not isinstance(have, XtablesRules) or not isinstance(desired, XtablesRules):
+        return frozenset()
+    return frozenset(part for part in touched if _rule_count(have, part) < _rule_count(desired, part))
+
+
+def _rule_count(rules: XtablesRules, part: TouchedPart) -> int:
+    return len(rules.chains[part.table].get(part.chain, ()))
+
+
+def parts_again(rules: Any, touched: Set[TouchedPart] | None) -> XtablesChanges | None:
+    """Return the changes that write the touched chains again, in mode iptables; None if a reading is needed."""
+    return written_again(rules, touched) if touched and isinstance(rules, XtablesRules) else None
 
 
 # ---- ipvs ----------------------------------------------------------------------------------------------------------
