@@ -16,7 +16,7 @@ from narthex.proxy.program.loop import Proxy
 from narthex.proxy.program.schedule import SyncPeriods
 from narthex.proxy.program.sync import FamilySync
 from narthex.testing.build import CONFIG, NODE, endpoint, endpoint_slice, service
-from narthex.testing.fakes import FakeBackend, FakeClock, FakeInbox, FakeRules, FakeTarget
+from narthex.testing.fakes import FakeBackend, FakeChanges, FakeClock, FakeInbox, FakeRules, FakeTarget
 
 WEB = service("shop/web", "10.110.0.1", "fd6e::1")
 WEB_SLICE = endpoint_slice("shop/web", endpoint("10.64.1.5"))
@@ -26,8 +26,17 @@ CART_SLICE = endpoint_slice("shop/cart", endpoint("10.64.1.6"))
 THE_NODE = Node(name=NODE, internal_ips=("10.20.0.11",))
 
 
+class Announcements(RulePoller):
+    """Names the parts that others touched."""
+
+    parts: frozenset[TouchedPart] | None = None
+
+    def touched(self, family: IPFamily) -> frozenset[TouchedPart] | None:  # noqa: ARG002
+        return self.parts
+
+
 class Bench:
-    """A proxy with everything around it faked. `touched`: what others touched, as the monitor says."""
+    """A proxy with everything around it faked."""
 
     def __init__(
         self,
@@ -36,11 +45,10 @@ class Bench:
         minimum: float = 0.0,
         rules: FakeRules | None = None,
         watched: bool = False,
-        target: type[FakeTarget] = FakeTarget,
+        target: type[FakeTarget[FakeRules, FakeChanges]] = FakeTarget,
     ) -> None:
         self.clock = FakeClock()
         self.others = 0
-        self.touched: frozenset[TouchedPart] | None = None
         self.inbox = FakeInbox(THE_NODE, *objects)
         backend = FakeBackend()
         self.targets = {family: target(backend, FakeRules(), rules) for family in families}
@@ -48,9 +56,8 @@ class Bench:
             FamilySync(family, Planner(CONFIG, family), backend, self.targets[family], self.clock)
             for family in families
         ]
-        self.foreign = RulePoller(self.generation, families) if watched else None
+        self.foreign = Announcements(self.generation, families) if watched else None
         if self.foreign:
-            self.foreign.touched = lambda _: self.touched
             for sync in syncs:
                 sync._target = AnnouncedTarget(sync._target, self.foreign, lambda _: 1)
         self.proxy = Proxy(

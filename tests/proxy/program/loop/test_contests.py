@@ -23,7 +23,7 @@ def in_contest(*objects):
     bench = Bench(*objects, families=[IPFamily.IPV4], watched=True, target=PartTarget)
     target = bench.targets[IPFamily.IPV4]
     bench.run_for(1)
-    bench.touched = frozenset((TouchedPart("fake", WEB_LINE[0]),))
+    bench.foreign.parts = frozenset((TouchedPart("fake", WEB_LINE[0]),))
     for _ in range(300):
         if WEB_LINE in target.rules.lines:
             target.rules = FakeRules(tuple({**bench.kernel, WEB_LINE[0]: "another program's"}.items()))
@@ -50,7 +50,7 @@ def test_in_a_contest_a_reading_follows_if_touched_rules_are_merely_others():
     bench, target = in_contest(WEB, WEB_SLICE, CART, CART_SLICE)
     cart = "10.110.0.2:80/TCP"
     reads = target.reads
-    bench.touched |= {TouchedPart("fake", cart)}
+    bench.foreign.parts |= {TouchedPart("fake", cart)}
     target.rules = FakeRules(((WEB_LINE[0], "yet another"),))
     bench.others += 1
     bench.run_for(2)
