@@ -21,7 +21,7 @@ table ip6 kube-proxy {
 	comment "rules for kube-proxy"
 	set cluster-ips {
 		type ipv6_addr
-		elements = { fd00:96::50, fd00:96::60 }
+		elements = { fd00:96::50, fd00:96::60, fd00:96::70, fd00:96::80 }
 	}
 	set nodeport-ips {
 		type ipv6_addr
@@ -29,7 +29,7 @@ table ip6 kube-proxy {
 	}
 	map no-endpoint-services {
 		type ipv6_addr . inet_proto . inet_service : verdict
-		elements = { fd00:96::60 . udp . 53 comment "dns/cache:dns" : drop, fd00:96::60 . tcp . 53 comment "dns/cache" : goto reject-chain }
+		elements = { fd00:96::60 . udp . 53 comment "dns/cache:dns" : drop, fd00:96::60 . tcp . 53 comment "dns/cache" : goto reject-chain, fd00:96::70 . sctp . 80 comment "shop/web-2" : goto reject-chain, fd00:1b::7 . sctp . 80 comment "shop/web-2" : goto reject-chain }
 	}
 	map no-endpoint-nodeports {
 		type inet_proto . inet_service : verdict
@@ -41,7 +41,7 @@ table ip6 kube-proxy {
 	}
 	map service-ips {
 		type ipv6_addr . inet_proto . inet_service : verdict
-		elements = { fd00:96::50 . tcp . 80 : goto service-CSFNDQHX-shop/web/tcp/http, fd00:96::50 . tcp . 443 : goto service-MSFNDQHX-shop/web/tcp/https }
+		elements = { fd00:96::50 . tcp . 80 : goto service-CSFNDQHX-shop/web/tcp/http, fd00:96::50 . tcp . 443 : goto service-MSFNDQHX-shop/web/tcp/https, fd00:96::80 . tcp . 80 : goto service-LSFNDQHX-shop/late/tcp/http }
 	}
 	chain reject-chain {
 		reject
@@ -161,7 +161,6 @@ def asked(text: str, source: str, destination: str, *own: str) -> tuple[PacketPa
         ("[fd00::11]:30090/tcp", "local-policy", "shop/late:http has no endpoint on it", "shop/late:http"),
         ("[fd00:1b::7]:80/sctp", "source-range", "drop fd00:c::9 because of shop/web-2's source ranges", "shop/web-2"),
         ("[fd00:96::50]:81/tcp", "port-not-served", "Service shop/web (fd00:96::50) has no port 81/tcp", ""),
-        ("[fd00:96::60]:81/tcp", "port-not-served", "Service dns/cache (fd00:96::60) has no port 81/tcp", ""),
         ("[fd00:96::99]:80/tcp", "no-such-service", "no Service has the address fd00:96::99", ""),
     ],
 )
@@ -172,6 +171,14 @@ def test_maps_and_chain_names_of_nftables_state_the_cause(
     assert [(each.cause.id, each.certain) for each in found if each.explains] == [(cause, True)]
     assert words in found[0].sentence
     assert path.service == service
+
+
+def test_a_port_that_a_service_with_policy_local_lacks_is_certain_only_if_no_line_is_missing() -> None:
+    """Without its line, kube-proxy's drop of another port reads as a refusal."""
+    path, found = asked(NFTABLES, "fd00:c::9", "[fd00:96::60]:81/tcp")
+    assert [(each.cause.id, each.certain) for each in found] == [("port-not-served", False)]
+    assert "Service dns/cache (fd00:96::60) has no port 81/tcp" in found[0].sentence
+    assert "no element for another port of fd00:96::60 is missing" in str(path.tree)
 
 
 def test_an_unserved_port_is_answered_with_the_ports_that_are() -> None:

@@ -180,8 +180,8 @@ def test_the_agents_of_the_nodes_have_done_the_work(web):
         _, body = status.get(node.namespace, status.METRICS_PORT, "/metrics")
         pattern = rb'narthex_cni_requests_total\{command="ADD",outcome="ok",plugin="(\w+)"\} (\S+)'
         counted += sum(float(count) for _, count in re.findall(pattern, body))
-    # Two plugins for each pod.
-    assert counted == 24
+    # One plugin for each pod: none has a host port.
+    assert counted == 12
 
 
 def test_host_ports_and_what_is_left_of_pods_that_go(tmp_path):

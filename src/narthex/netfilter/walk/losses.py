@@ -371,7 +371,8 @@ def _is_own(chain: str, rule: ast.Rule) -> bool:
     if chain in _CHECKS:
         return bool(maps_of([rule.expressions]))
     if chain == CLUSTER_IPS_CHECK:
-        return _asks(rule, CLUSTER_IPS)
+        # The second rule drops packets for the rest of the network of Services.
+        return _asks(rule, CLUSTER_IPS) or _has_any(rule, ast.DropPacket)
     if chain == "services":
         return bool(maps_of([rule.expressions])) or _marks(rule)
     if chain == "masquerading":
