@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Collection
 
 from narthex.lab.controllers.ingress.routing import IngressTarget
-from narthex.lab.server.forward import Upstream
+from narthex.lab.server.forward import ServerConnection
 
 _IDLE_SECONDS = 60.0
 """Time for which a connection waits, as ingress-nginx's `upstream-keepalive-timeout`."""
@@ -22,10 +22,10 @@ class IdleConnections:
     """Idle connections by server. All methods are called in the thread of the event loop."""
 
     def __init__(self) -> None:
-        self._held: dict[IngressTarget, deque[tuple[Upstream, asyncio.TimerHandle]]] = {}
+        self._held: dict[IngressTarget, deque[tuple[ServerConnection, asyncio.TimerHandle]]] = {}
         self._count = 0
 
-    def take(self, target: IngressTarget) -> Upstream | None:
+    def take(self, target: IngressTarget) -> ServerConnection | None:
         """Return a connection that the server has not closed, the latest first; None without one."""
         while held := self._held.get(target):
             upstream = self._remove(target, held)
@@ -34,7 +34,7 @@ class IdleConnections:
             upstream.writer.transport.abort()
         return None
 
-    def keep(self, target: IngressTarget, upstream: Upstream) -> None:
+    def keep(self, target: IngressTarget, upstream: ServerConnection) -> None:
         """Keep a connection, or close it if there are too many."""
         if self._count >= _MOST:
             upstream.writer.transport.abort()
@@ -51,7 +51,9 @@ class IdleConnections:
                 upstream = self._remove(target, held)
                 upstream.writer.transport.abort()
 
-    def _remove(self, target: IngressTarget, held: deque[tuple[Upstream, asyncio.TimerHandle]]) -> Upstream:
+    def _remove(
+        self, target: IngressTarget, held: deque[tuple[ServerConnection, asyncio.TimerHandle]]
+    ) -> ServerConnection:
         upstream, timer = held.pop()
         timer.cancel()
         self._count -= 1
@@ -59,7 +61,7 @@ class IdleConnections:
             del self._held[target]
         return upstream
 
-    def _expire(self, target: IngressTarget, upstream: Upstream) -> None:
+    def _expire(self, target: IngressTarget, upstream: ServerConnection) -> None:
         held = self._held[target]
         index = next(number for number, (each, _) in enumerate(held) if each is upstream)
         # The one to remove is the last.

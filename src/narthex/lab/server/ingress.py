@@ -18,7 +18,7 @@ from narthex.lab.controllers.ingress.routing import IngressBackend, IngressCerti
 from narthex.lab.server import certificate
 from narthex.lab.server.forward import (
     ForwardedRequest,
-    Upstream,
+    ServerConnection,
     UpstreamError,
     UpstreamTimeout,
     connect,
@@ -130,7 +130,7 @@ class IngressServer:
         await _respond(connection, 502, why)
 
     async def _reuse(
-        self, connection: HttpConnection, forwarded: ForwardedRequest, target: IngressTarget, upstream: Upstream
+        self, connection: HttpConnection, forwarded: ForwardedRequest, target: IngressTarget, upstream: ServerConnection
     ) -> bool:
         """Send a request on a connection that was kept; return False if the server has closed it. Raises UpstreamTimeout."""
         try:
@@ -142,7 +142,7 @@ class IngressServer:
         return True
 
     async def _exchange(
-        self, connection: HttpConnection, forwarded: ForwardedRequest, target: IngressTarget, upstream: Upstream
+        self, connection: HttpConnection, forwarded: ForwardedRequest, target: IngressTarget, upstream: ServerConnection
     ) -> None:
         """Send a request and its response, and keep the server's connection. Raises UpstreamError before anything is answered."""
         if await forward(connection, forwarded, upstream, seconds=_RESPONSE_SECONDS, keep=True):
