@@ -21,7 +21,7 @@ CNI_PACKAGES := /usr/lib/cni/bridge:containernetworking-plugins podman:podman ru
 
 SPREAD := -n 4 --maxschedchunk 24
 
-.PHONY: help setup system demo test fuzz soak cnifaults cluster lint unit kernel bench clean
+.PHONY: help setup system demo test fuzz soak cnifaults cluster cluster-programs lint unit kernel bench clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -83,11 +83,13 @@ CLUSTER_PACKAGES := containerd:containerd runc:runc podman:podman debootstrap:de
 
 # Options beyond: CLUSTER='--rate 100 --operation drain', see `python -m tests.cluster --help`.
 cluster: PACKAGES += $(CLUSTER_PACKAGES)
-cluster: setup  ## Try deploy/ on three nodes with real kubelets; CONTROL_PLANE=DIR KUBELET=PATH, [CONTAINERD=DIR KUBE_PROXY=PATH E2E=PATH AGNHOST=PATH]
-	@[ -n "$(CONTROL_PLANE)" ] && [ -n "$(KUBELET)" ] || { echo "give CONTROL_PLANE=DIR, with etcd and a control plane's programs, and KUBELET=PATH"; exit 2; }
-	$(SUDO) env PYTHONPATH=. timeout 7200 $(BIN)/python -m tests.cluster --control-plane $(CONTROL_PLANE) --kubelet $(KUBELET) \
+cluster: cluster-programs setup  ## Try deploy/ on three nodes with real kubelets; CONTROL_PLANE=DIR KUBELET=PATH, [CONTAINERD=DIR KUBE_PROXY=PATH E2E=PATH AGNHOST=PATH]
+	@$(SUDO) env PYTHONPATH=. timeout 7200 $(BIN)/python -m tests.cluster --control-plane $(CONTROL_PLANE) --kubelet $(KUBELET) \
 	  $(if $(CONTAINERD),--containerd $(CONTAINERD)) $(if $(KUBE_PROXY),--kube-proxy $(KUBE_PROXY)) \
 	  $(if $(E2E),--e2e $(E2E)) $(if $(AGNHOST),--agnhost $(AGNHOST)) $(CLUSTER)
+
+cluster-programs:
+	@[ -n "$(CONTROL_PLANE)" ] && [ -n "$(KUBELET)" ] || { echo "give CONTROL_PLANE=DIR, with etcd and a control plane's programs, and KUBELET=PATH"; exit 2; }
 
 lint: $(BIN)/.installed-tests  ## Check style, types, imports, and terms
 	$(BIN)/ruff check src tests scripts benchmarks examples

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from narthex.cli.cleanup import CleanupDocument
-from narthex.cli.cni import CniGcDocument, CniInstallDocument
+from narthex.cli.cni import CniGcDocument, CniInstallDocument, CniUninstallDocument
 from narthex.cli.lab.conformance import LabConformanceDocument
 from narthex.cli.lab.faults import FaultDocument, FaultEndDocument, FaultKillDocument
 from narthex.cli.lab.history import RecordDocument
@@ -50,6 +50,7 @@ DOCUMENTS = (
     CleanupDocument,
     CniGcDocument,
     CniInstallDocument,
+    CniUninstallDocument,
     LabUpDocument,
     LabStateDocument,
     LabStatusDocument,

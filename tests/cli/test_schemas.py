@@ -80,6 +80,7 @@ def words(tmp_path: Path) -> dict[str, list[str]]:
         "bundle": ["--dry-run"],
         "render": [*objects, "--node", "node-1"],
         "cni-install": ["cni", "install", "--bin-dir", str(tmp_path / "bin")],
+        "cni-uninstall": ["cni", "uninstall", "--bin-dir", str(tmp_path / "bin")],
         "cni-gc": ["cni", "gc", "--dry-run", "--state-dir", str(tmp_path / "state"), "--data-dir", str(tmp_path)],
     }
 
@@ -93,7 +94,7 @@ def wrong(document: dict[str, object]) -> list[str]:
 @pytest.mark.parametrize(
     "name",
     ["trace", "trace of a bundle", "trace to nothing", "check", "diff", "diff of modes", "top", "migrate", "plan", "lb-why",
-     "bundle", "render", "cni-gc", "cni-install"],
+     "bundle", "render", "cni-gc", "cni-install", "cni-uninstall"],
 )  # fmt: skip
 def test_what_commands_print_fits(words: dict[str, list[str]], name: str) -> None:
     kind = name.partition(" ")[0]

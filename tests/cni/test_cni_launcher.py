@@ -3,12 +3,15 @@
 import ast
 import importlib.util
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from narthex.cli import main
 from narthex.cni.program import install as install_module
 from narthex.cni.program import launcher
 from narthex.cni.program.install import BUNDLE, BUNDLED, LAUNCHER, install, launcher_text, program
@@ -184,15 +187,43 @@ def test_what_the_plugins_load_at_once_is_in_the_bundle():
     assert set(done.stdout.split()) <= set(BUNDLED)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"plugins": [', "the network configuration cannot be read"),
+        ("{}", "name"),
+        ('{"name": "n", "plugins": []}', "plugins: must be a list with one plugin or more"),
+        ('{"name": "n", "plugins": [{}]}', "plugins[0].type: must name a plugin"),
+    ],
+)
+def test_a_configuration_that_no_runtime_could_read_is_not_installed(tmp_path, text, said):
+    file, networks = tmp_path / "given.conflist", tmp_path / "net.d"
+    file.write_text(text)
+    words = [
+        "cni",
+        "install",
+        "--bin-dir",
+        str(tmp_path / "bin"),
+        "--conf-dir",
+        str(networks),
+        "--conf-file",
+        str(file),
+    ]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1
+    assert str(file) in done.output and said in done.output
+    assert not networks.exists() and not (tmp_path / "bin").exists()
+
+
 def test_self_contained_plugins_bring_their_python_along(tmp_path):
     """They start a shell and a copy of the interpreter, and of another installation they leave nothing."""
     place = {"socket": str(tmp_path / "none"), "state": str(tmp_path / "state"), "subnets": ()}
-    directory, networks = tmp_path / "bin", tmp_path / "net.d"
+    directory, networks = tmp_path / "the plugins' programs", tmp_path / "net.d"
     text = b'{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "flannel"}]}\n'
     (directory / install_module.PYTHONS / "older").mkdir(parents=True)
     install(directory, networks, **place, self_contained=True, configuration=text)
     (python,) = [each for each in (directory / install_module.PYTHONS).iterdir() if each.is_dir()]
-    words = (directory / "bridge").read_text().split()
+    words = shlex.split((directory / "bridge").read_text(), comments=False)
     assert words[:3] == ["#!/bin/sh", "exec", words[2]]
     used = {word for word in words if word.startswith(str(tmp_path))}
     assert all(Path(word).is_relative_to(directory) for word in used) and f"{python}/bin/python3" in used

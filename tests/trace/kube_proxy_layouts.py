@@ -327,6 +327,53 @@ def _option(rule: str, name: str, dashes: str = "--") -> str:
     return found[1] if found else ""
 
 
+BASE_CHAINS = """\
+    chain filter-prerouting-pre-dnat {
+        type filter hook prerouting priority dstnat - 10; policy accept;
+        ct state new jump firewall-check
+    }
+
+    chain filter-output-pre-dnat {
+        type filter hook output priority dstnat - 10; policy accept;
+        ct state new jump firewall-check
+    }
+
+    chain filter-input {
+        type filter hook input priority filter; policy accept;
+        ct state new jump nodeport-endpoints-check
+        ct state new jump service-endpoints-check
+    }
+
+    chain filter-forward {
+        type filter hook forward priority filter; policy accept;
+        ct state new jump service-endpoints-check
+        ct state new jump cluster-ips-check
+    }
+
+    chain filter-output {
+        type filter hook output priority filter; policy accept;
+        ct state new jump service-endpoints-check
+        ct state new jump cluster-ips-check
+    }
+
+    chain nat-prerouting {
+        type nat hook prerouting priority dstnat; policy accept;
+        jump services
+    }
+
+    chain nat-output {
+        type nat hook output priority -100; policy accept;
+        jump services
+    }
+
+    chain nat-postrouting {
+        type nat hook postrouting priority srcnat; policy accept;
+        jump masquerading
+    }
+
+"""
+"""The chains of mode nftables that are bound to hooks."""
+
 _NFTABLES = """table ip kube-proxy {
     comment "rules for kube-proxy"
 
@@ -374,49 +421,9 @@ _NFTABLES = """table ip kube-proxy {
         elements = { tcp . 30080 : goto external-AAAAAAAA-shop/web/tcp/http }
     }
 
-    chain filter-prerouting-pre-dnat {
-        type filter hook prerouting priority dstnat - 10; policy accept;
-        ct state new jump firewall-check
-    }
-
-    chain filter-output-pre-dnat {
-        type filter hook output priority dstnat - 10; policy accept;
-        ct state new jump firewall-check
-    }
-
-    chain filter-input {
-        type filter hook input priority filter; policy accept;
-        ct state new jump nodeport-endpoints-check
-        ct state new jump service-endpoints-check
-    }
-
-    chain filter-forward {
-        type filter hook forward priority filter; policy accept;
-        ct state new jump service-endpoints-check
-        ct state new jump cluster-ips-check
-    }
-
-    chain filter-output {
-        type filter hook output priority filter; policy accept;
-        ct state new jump service-endpoints-check
-        ct state new jump cluster-ips-check
-    }
-
-    chain nat-prerouting {
-        type nat hook prerouting priority dstnat; policy accept;
-        jump services
-    }
-
-    chain nat-output {
-        type nat hook output priority -100; policy accept;
-        jump services
-    }
-
-    chain nat-postrouting {
-        type nat hook postrouting priority srcnat; policy accept;
-        jump masquerading
-    }
-
+"""
+_NFTABLES += BASE_CHAINS
+_NFTABLES += """\
     chain services {
         ip daddr . meta l4proto . th dport vmap @service-ips
         ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports
@@ -498,7 +505,8 @@ _NFTABLES = """table ip kube-proxy {
         meta l4proto udp dnat to 10.244.1.3:53
     }
 }
-""".replace("    ", "\t")
+"""
+_NFTABLES = _NFTABLES.replace("    ", "\t")
 
 
 def nftables() -> str:

@@ -26,6 +26,14 @@ class CniInstallDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="k
     """Empty if none was requested, or one existed."""
 
 
+class CniUninstallDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cni-uninstall"):
+    """What `narthex cni uninstall -o json` prints."""
+
+    version: Literal[1] = 1
+    removed: tuple[str, ...]
+    """Files, in the order of their removal."""
+
+
 class CniGcDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cni-gc"):
     """What `narthex cni gc -o json` prints: what was left behind, and has been removed."""
 
@@ -99,15 +107,10 @@ def install(
     An existing configuration is kept.
     """
     from narthex.cni.program.install import install as install_plugins
-    from narthex.model.values import packed_network
 
+    configuration = _configuration_of(conf_file) if conf_file is not None else b""
+    _check_subnets(subnets)
     try:
-        for subnet in subnets:
-            given = packed_network(subnet)
-            if given.address != given.first:
-                raise ValueError(f"{subnet} has host bits set")
-        if len({":" in subnet for subnet in subnets}) != len(subnets):
-            raise ValueError(f"{' and '.join(subnets)} are of one IP family: give one of each")
         done = install_plugins(
             bin_dir,
             conf_dir,
@@ -116,15 +119,41 @@ def install(
             subnets=subnets,
             masquerade=masquerade,
             self_contained=self_contained,
-            configuration=conf_file.read_bytes() if conf_file else b"",
+            configuration=configuration,
         )
-    except ValueError as error:
-        raise click.ClickException(f"--subnet: {error}") from None
     except OSError as error:
         raise click.ClickException(f"cannot install: {error}") from None
     files = [*done.programs, *filter(None, [done.configuration])]
     document = CniInstallDocument(programs=done.programs, configuration=done.configuration)
     print_document(document, output, lambda: "".join(f"wrote {file}\n" for file in files))
+
+
+def _configuration_of(file: Path) -> bytes:
+    """Return the text of a network configuration, which container runtimes can read. Ends the command otherwise."""
+    from narthex.cni.errors import CniError
+    from narthex.cni.program.runtime import read_network
+
+    try:
+        text = file.read_bytes()
+        read_network(text)
+    except (CniError, OSError) as error:
+        raise click.ClickException(f"--conf-file {file}: {error}") from None
+    return text
+
+
+def _check_subnets(subnets: tuple[str, ...]) -> None:
+    """End the command unless the subnets are networks of different IP families."""
+    from narthex.model.values import packed_network
+
+    try:
+        for subnet in subnets:
+            given = packed_network(subnet)
+            if given.address != given.first:
+                raise ValueError(f"{subnet} has host bits set")
+    except ValueError as error:
+        raise click.ClickException(f"--subnet: {error}") from None
+    if len({":" in subnet for subnet in subnets}) != len(subnets):
+        raise click.ClickException(f"--subnet: {' and '.join(subnets)} are of one IP family: give one of each")
 
 
 @command.command("uninstall")
@@ -138,18 +167,20 @@ def install(
 @click.option(
     "--conf-dir", type=click.Path(path_type=Path), help="Directory of the configuration; without it, it stays."
 )
-def uninstall(bin_dir: Path, conf_dir: Path | None) -> None:
+@output_option
+def uninstall(bin_dir: Path, conf_dir: Path | None, output: str) -> None:
     """Remove what `narthex cni install` has written: the configuration, and the plugins.
 
     Pods keep their networks, but they can only be removed with plugins of the same names. Others' programs stay.
     """
-    from narthex.cni.program import install
+    from narthex.cni.program.install import uninstall as uninstall_plugins
 
     try:
-        removed = install.uninstall(bin_dir, conf_dir)
+        removed = uninstall_plugins(bin_dir, conf_dir)
     except OSError as error:
         raise click.ClickException(f"cannot uninstall: {error}") from None
-    click.echo("".join(f"removed {file}\n" for file in removed), nl=False)
+    document = CniUninstallDocument(removed=removed)
+    print_document(document, output, lambda: "".join(f"removed {file}\n" for file in removed))
 
 
 @command.command("gc")

@@ -82,9 +82,9 @@ def removal_patch(type_: str) -> dict[str, Any]:
     return {"status": {"conditions": [{"type": type_, "$patch": "delete"}]}}
 
 
-def service_path(service: Service) -> str:
+def service_path(key: NamespacedName) -> str:
     """Return the API path of a Service."""
-    return f"/api/v1/namespaces/{service.namespace}/services/{service.name}"
+    return f"/api/v1/namespaces/{key.namespace}/services/{key.name}"
 
 
 EventReason = Literal["IPAllocated", "AllocationFailed", "ClearAssignment", "ForeignStatus", "AddressKept"]

@@ -82,6 +82,18 @@ def test_each_index_completes_once():
     assert "Complete" in conditions(world)
 
 
+@pytest.mark.parametrize("listed", ["²", "-", "0-", "9" * 5000, "0-" + "9" * 5000, "٣", "x,0"])
+def test_a_strange_list_of_completed_indexes_stops_no_controller(listed):
+    world = World()
+    made = world.put(job(completions=2, parallelism=2, completionMode="Indexed"))
+    world.registry.update("Job", {**made, "status": {"completedIndexes": listed}}, subresource="status")
+    world.settle()
+    while active(world):
+        end(world, active(world)[0])
+    world.run_pods()
+    assert "Complete" in conditions(world)
+
+
 def test_a_work_queue_ends_with_its_pods():
     world = World()
     world.put(job(parallelism=3))

@@ -6,6 +6,7 @@ Where the rest of the text shows the loss, the answer is unknown; where nothing 
 from __future__ import annotations
 
 import pytest
+from tests.trace.kube_proxy_layouts import BASE_CHAINS
 
 from narthex.model import Snapshot
 from narthex.trace.model import Fate, PathLeaf
@@ -71,49 +72,9 @@ table ip kube-proxy {
 			tcp . 30082 : goto external-AAAAAAAA-shop/web/tcp/http }
 	}
 
-	chain filter-prerouting-pre-dnat {
-		type filter hook prerouting priority dstnat - 10; policy accept;
-		ct state new jump firewall-check
-	}
-
-	chain filter-output-pre-dnat {
-		type filter hook output priority dstnat - 10; policy accept;
-		ct state new jump firewall-check
-	}
-
-	chain filter-input {
-		type filter hook input priority filter; policy accept;
-		ct state new jump nodeport-endpoints-check
-		ct state new jump service-endpoints-check
-	}
-
-	chain filter-forward {
-		type filter hook forward priority filter; policy accept;
-		ct state new jump service-endpoints-check
-		ct state new jump cluster-ips-check
-	}
-
-	chain filter-output {
-		type filter hook output priority filter; policy accept;
-		ct state new jump service-endpoints-check
-		ct state new jump cluster-ips-check
-	}
-
-	chain nat-prerouting {
-		type nat hook prerouting priority dstnat; policy accept;
-		jump services
-	}
-
-	chain nat-output {
-		type nat hook output priority dstnat; policy accept;
-		jump services
-	}
-
-	chain nat-postrouting {
-		type nat hook postrouting priority srcnat; policy accept;
-		jump masquerading
-	}
-
+"""
+TEXT += BASE_CHAINS
+TEXT += """\
 	chain services {
 		ip daddr @cluster-ips ip saddr != 10.244.0.0/16 meta mark set meta mark | 0x00004000
 		ip daddr . meta l4proto . th dport vmap @service-ips
@@ -287,3 +248,28 @@ def test_elements_that_fit_together_lack_nothing() -> None:
         for leaf in leaves(whole, source, to):
             assert leaf.end.fate is not Fate.UNKNOWN, to
             assert all(any(words in each for words in allowed) for each in leaf.end.supposing), (to, leaf.end.supposing)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        "chain local-x__/x/y/z {\n\t\tdnat to 10.244.1.5:8080\n\t}",
+        "chain service-a/b/c/d/e {\n\t\tdnat to 10.244.1.5\n\t}",
+        "chain endpoint-/// {\n\t\tdnat to 10.244.1.5:8080\n\t}",
+        "map firewall-ips {\n\t\ttype ipv4_addr : verdict\n\t\telements = { 192.0.2.8 : drop }\n\t}",
+        "map no-endpoint-services {\n\t\ttype inet_service : verdict\n\t\telements = { 80 : drop }\n\t}",
+        "map no-endpoint-nodeports {\n\t\ttype ipv4_addr : verdict\n\t\telements = { 192.0.2.8 : drop, 192.0.2.9 : drop }\n\t}",
+        "set hairpin-connections {\n\t\ttype inet_service\n\t\telements = { 80 }\n\t}",
+        "set cluster-ips {\n\t\ttype inet_service\n\t\telements = { 80, 81-90 }\n\t}",
+    ],
+)
+def test_names_and_elements_that_kube_proxy_does_not_write(strange: str) -> None:
+    """Anybody can write a table of this name. The trace still answers."""
+    kind, name, *_ = strange.split()
+    begin = TEXT.find(f"{kind} {name} {{")
+    text = TEXT.replace("\tset cluster-ips", f"\t{strange}\n\n\tset cluster-ips", 1)
+    if begin >= 0:
+        text = TEXT[:begin] + strange + TEXT[TEXT.index("\n\t}", begin) + 3 :]
+    known = cluster(text)
+    for each in ASKED:
+        assert leaves(known, *each)

@@ -12,7 +12,7 @@ from narthex.cli.lab import name_argument, name_option, report_lab_errors
 from narthex.cli.options import output_option, with_options
 from narthex.cli.output import print_document
 from narthex.lab.faults import FaultKind, InjectedFault
-from narthex.lab.program.labs import read, request
+from narthex.lab.program import labs
 from narthex.model.duration import duration
 from narthex.runtime.logs import printable
 
@@ -139,7 +139,7 @@ def kill(target: str, name: str, output: str) -> None:
 @report_lab_errors
 def list_faults(name: str, output: str) -> None:
     """List active faults."""
-    active = read(name).faults
+    active = labs.read(name).faults
     now = time.time()
     lines = [printable(f"{each.number}  {each.text(now)}") + "\n" for each in active]
     print_document(active, output, lambda: "".join(lines) or "There are no active faults.\n")
@@ -168,4 +168,4 @@ def _start(
 
 
 def _send(name: str, content: dict[str, Any]) -> dict[str, Any]:
-    return request(name, {"fault": content})
+    return labs.request(name, {"fault": content})

@@ -13,7 +13,7 @@ import msgspec
 from narthex.cli.lab import name_argument, name_option, report_lab_errors
 from narthex.cli.options import output_option
 from narthex.cli.output import print_document
-from narthex.lab.program.labs import request
+from narthex.lab.program import labs
 from narthex.runtime.logs import printable
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def record(file: Path | None, end: bool, name: str, output: str) -> None:
     if end is (file is not None):
         raise click.UsageError("give FILE to start a recording, or --end")
     content = {"end": True} if file is None else {"begin": str(file.absolute())}
-    reply = request(name, {"record": content})
+    reply = labs.request(name, {"record": content})
     ended = f"{reply['path']} is complete."
     started = f"Recording to {reply['path']}; `narthex lab record --end{name_argument(name)}` ends it."
     print_document(RecordDocument(path=reply["path"]), output, lambda: printable(ended if end else started) + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import marshal
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -88,7 +89,7 @@ def install(
         text = program(str(at / LAUNCHER))
         if python:
             replace_file(at / PYTHONS / plugin, text.encode(), 0o644)
-            text = f'#!/bin/sh\nexec {python} -ISE {at / PYTHONS / plugin} "$@"\n'
+            text = f'#!/bin/sh\nexec {python} -ISE {shlex.quote(str(at / PYTHONS / plugin))} "$@"\n'
         replace_file(at / plugin, text.encode(), 0o755)
     written = ""
     if conf_dir is not None:
@@ -116,14 +117,13 @@ def uninstall(bin_dir: Path, conf_dir: Path | None) -> tuple[str, ...]:
 
 
 def _own_interpreter(directory: Path) -> str:
-    """Return the start of the command that runs an interpreter in `directory`, copied unless it is there. Raises OSError."""
+    """Return the start of the shell command that runs an interpreter in `directory`, copied unless it is there. Raises OSError."""
     version = hashlib.sha256(f"{narthex.__version__} {sys.version}".encode()).hexdigest()[:12]
     place, complete = directory / version, directory / version / "command"
     if not complete.exists():
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        command = copy_interpreter(place)
-        complete.write_text(command)
+        complete.write_text(shlex.join(copy_interpreter(place)))
     for other in directory.iterdir():
         if other.is_dir() and other != place:
             shutil.rmtree(other, ignore_errors=True)

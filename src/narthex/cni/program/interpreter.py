@@ -27,7 +27,7 @@ class InterpreterError(OSError):
     """The running interpreter cannot be copied; the message says why."""
 
 
-def copy_interpreter(directory: Path) -> str:
+def copy_interpreter(directory: Path) -> tuple[str, ...]:
     """Copy the running interpreter into a new directory, and return the start of the command that runs it there.
 
     Raises InterpreterError if it cannot be copied, and OSError.
@@ -51,7 +51,8 @@ def copy_interpreter(directory: Path) -> str:
             f"{executable} is not linked dynamically by one loader, but by {sorted(loaders)}: use Debian's Python"
         )
     (loader,) = loaders
-    return f"{directory}/lib/{loader} --inhibit-cache --library-path {directory}/lib {directory}/bin/python3"
+    libraries = f"{directory}/lib"
+    return f"{libraries}/{loader}", "--inhibit-cache", "--library-path", libraries, f"{directory}/bin/python3"
 
 
 def _libraries(file: Path) -> list[Path]:

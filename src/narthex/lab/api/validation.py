@@ -333,12 +333,11 @@ def _job_spec(at: str, spec: Raw) -> Iterator[FieldError]:
     modes = ("NonIndexed", "Indexed")
     yield from one_of(f"{at}.completionMode", spec.get("completionMode"), modes, optional=True)
     completions = spec.get("completions")
-    if spec.get("completionMode") != "Indexed":
-        pass
-    elif completions is None:
-        yield required(f"{at}.completions", "when completion mode is Indexed")
-    elif completions > MOST_INDEXES:
-        yield bad(f"{at}.completions", completions, f"must be less than or equal to {MOST_INDEXES}")
+    if spec.get("completionMode") == "Indexed":
+        if completions is None:
+            yield required(f"{at}.completions", "when completion mode is Indexed")
+        elif completions > MOST_INDEXES:
+            yield bad(f"{at}.completions", completions, f"must be less than or equal to {MOST_INDEXES}")
     restart = ((spec.get("template") or {}).get("spec") or {}).get("restartPolicy")
     if restart in ("Always", "", None):
         yield required(f"{at}.template.spec.restartPolicy", 'valid values: "OnFailure", "Never"')

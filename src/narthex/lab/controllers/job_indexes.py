@@ -20,8 +20,7 @@ def is_indexed(job: Object) -> bool:
 
 def index_of(pod: Object) -> int:
     """Return the index of a pod, -1 if it has none."""
-    text = str((pod["metadata"].get("annotations") or {}).get(INDEX, ""))
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MOST_INDEXES)) else -1
+    return _index(str((pod["metadata"].get("annotations") or {}).get(INDEX, "")))
 
 
 def completed_indexes(job: Object) -> set[int]:
@@ -30,9 +29,15 @@ def completed_indexes(job: Object) -> set[int]:
     found: set[int] = set()
     for part in str(status_of(job).get("completedIndexes") or "").split(","):
         first, _, last = part.partition("-")
-        if first.isdigit() and (last or first).isdigit():
-            found.update(range(int(first), min(int(last or first) + 1, most)))
+        ends = _index(first), _index(last or first)
+        if min(ends) >= 0:
+            found.update(range(ends[0], min(ends[1] + 1, most)))
     return found
+
+
+def _index(text: str) -> int:
+    """Return the index that a text names, -1 for other texts."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MOST_INDEXES)) else -1
 
 
 def index_text(indexes: Collection[int]) -> str:

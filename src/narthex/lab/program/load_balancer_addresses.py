@@ -105,9 +105,9 @@ def allocate_addresses(
 def patches(service: Service) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield path and merge patch of each write that a changed Service needs."""
     version = ""
-    yield service_path(service), _unversioned(pool_patch(pool_of(service), version))
+    yield service_path(service.key), _unversioned(pool_patch(pool_of(service), version))
     addresses = tuple(entry.ip for entry in service.ingress)
-    yield f"{service_path(service)}/status", _unversioned(status_patch(addresses, version))
+    yield f"{service_path(service.key)}/status", _unversioned(status_patch(addresses, version))
 
 
 def _unversioned(patch: dict[str, Any]) -> dict[str, Any]:

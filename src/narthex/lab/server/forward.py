@@ -45,8 +45,8 @@ class UpstreamTimeout(UpstreamError):
     """A server that does not begin to answer in time."""
 
 
-class ServerConnection(NamedTuple):
-    """A connection to a server."""
+class TargetConnection(NamedTuple):
+    """A connection to the server that requests are forwarded to."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -85,23 +85,23 @@ def passed_on(headers: Headers) -> Iterator[tuple[str, str]]:
     return ((name, value) for name, value in headers.items() if name not in _OWN)
 
 
-async def connect(dial: Callable[[], socket.socket], *, tls: bool) -> ServerConnection:
+async def connect(dial: Callable[[], socket.socket], *, tls: bool) -> TargetConnection:
     """Connect in a thread of its own. Raises OSError, and what `dial` raises."""
     sock = await asyncio.get_running_loop().run_in_executor(DIALERS, dial)
     if not tls:
-        return ServerConnection(*await asyncio.open_connection(sock=sock))
+        return TargetConnection(*await asyncio.open_connection(sock=sock))
     # As upstream: certificates of pods are not verified.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     opened = asyncio.open_connection(sock=sock, ssl=context, server_hostname="", ssl_handshake_timeout=DIAL_SECONDS)
-    return ServerConnection(*await opened)
+    return TargetConnection(*await opened)
 
 
 async def forward(
     connection: HttpConnection,
     request: ForwardedRequest,
-    upstream: ServerConnection,
+    upstream: TargetConnection,
     rewriter: ResponseRewriter | None = None,
     seconds: float | None = None,
     keep: bool = False,
@@ -126,7 +126,7 @@ async def forward(
 async def _exchange(
     connection: HttpConnection,
     request: ForwardedRequest,
-    upstream: ServerConnection,
+    upstream: TargetConnection,
     rewriter: ResponseRewriter | None,
     seconds: float | None,
     keep: bool,
@@ -202,7 +202,7 @@ def _answered(response: h11.Response, rewriter: ResponseRewriter | None) -> Iter
             yield key, text
 
 
-async def _pipe(connection: HttpConnection, request: ForwardedRequest, upstream: ServerConnection) -> None:
+async def _pipe(connection: HttpConnection, request: ForwardedRequest, upstream: TargetConnection) -> None:
     """Pass bytes on in both directions until one side ends."""
     reader, writer = upstream
     fields = [*request.framed, ("Connection", "Upgrade"), ("Upgrade", request.upgrade)]

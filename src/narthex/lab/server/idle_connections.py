@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Collection
 
 from narthex.lab.controllers.ingress.routing import IngressTarget
-from narthex.lab.server.forward import ServerConnection
+from narthex.lab.server.forward import TargetConnection
 
 _IDLE_SECONDS = 60.0
 """Time for which a connection waits, as ingress-nginx's `upstream-keepalive-timeout`."""
@@ -22,10 +22,10 @@ class IdleConnections:
     """Idle connections by server. All methods are called in the thread of the event loop."""
 
     def __init__(self) -> None:
-        self._held: dict[IngressTarget, deque[tuple[ServerConnection, asyncio.TimerHandle]]] = {}
+        self._held: dict[IngressTarget, deque[tuple[TargetConnection, asyncio.TimerHandle]]] = {}
         self._count = 0
 
-    def take(self, target: IngressTarget) -> ServerConnection | None:
+    def take(self, target: IngressTarget) -> TargetConnection | None:
         """Return a connection that the server has not closed, the latest first; None without one."""
         while held := self._held.get(target):
             upstream = self._remove(target, held)
@@ -34,7 +34,7 @@ class IdleConnections:
             upstream.writer.transport.abort()
         return None
 
-    def keep(self, target: IngressTarget, upstream: ServerConnection) -> None:
+    def keep(self, target: IngressTarget, upstream: TargetConnection) -> None:
         """Keep a connection, or close it if there are too many."""
         if self._count >= _MOST:
             upstream.writer.transport.abort()
@@ -52,8 +52,8 @@ class IdleConnections:
                 upstream.writer.transport.abort()
 
     def _remove(
-        self, target: IngressTarget, held: deque[tuple[ServerConnection, asyncio.TimerHandle]]
-    ) -> ServerConnection:
+        self, target: IngressTarget, held: deque[tuple[TargetConnection, asyncio.TimerHandle]]
+    ) -> TargetConnection:
         upstream, timer = held.pop()
         timer.cancel()
         self._count -= 1
@@ -61,7 +61,7 @@ class IdleConnections:
             del self._held[target]
         return upstream
 
-    def _expire(self, target: IngressTarget, upstream: ServerConnection) -> None:
+    def _expire(self, target: IngressTarget, upstream: TargetConnection) -> None:
         held = self._held[target]
         index = next(number for number, (each, _) in enumerate(held) if each is upstream)
         # The one to remove is the last.

@@ -18,7 +18,7 @@ from narthex.lab.controllers.ingress.routing import IngressBackend, IngressCerti
 from narthex.lab.server import certificate
 from narthex.lab.server.forward import (
     ForwardedRequest,
-    ServerConnection,
+    TargetConnection,
     UpstreamError,
     UpstreamTimeout,
     connect,
@@ -26,6 +26,7 @@ from narthex.lab.server.forward import (
     passed_on,
 )
 from narthex.lab.server.idle_connections import IdleConnections
+from narthex.runtime.connection_slots import SlotLimits
 from narthex.runtime.http import HttpRequest
 from narthex.runtime.http.connection import HttpConnection, HttpLimits, MalformedRequest
 from narthex.runtime.http.server import HttpServer
@@ -33,8 +34,7 @@ from narthex.runtime.logs import LOGGER
 
 _LIMITS = HttpLimits(head=64 * 1024, body=16 * 1024 * 1024)
 """A request is passed on as a whole, so its body is held in memory."""
-_SLOTS = 1024, 512
-"""Connections of the port, and of one client."""
+_SLOTS = SlotLimits(port=1024, client=512)
 """Tests come from one address, `outside`."""
 _TRIES = 3
 """Servers that a request tries before the client gets an error."""
@@ -130,7 +130,7 @@ class IngressServer:
         await _respond(connection, 502, why)
 
     async def _reuse(
-        self, connection: HttpConnection, forwarded: ForwardedRequest, target: IngressTarget, upstream: ServerConnection
+        self, connection: HttpConnection, forwarded: ForwardedRequest, target: IngressTarget, upstream: TargetConnection
     ) -> bool:
         """Send a request on a connection that was kept; return False if the server has closed it. Raises UpstreamTimeout."""
         try:
@@ -142,7 +142,7 @@ class IngressServer:
         return True
 
     async def _exchange(
-        self, connection: HttpConnection, forwarded: ForwardedRequest, target: IngressTarget, upstream: ServerConnection
+        self, connection: HttpConnection, forwarded: ForwardedRequest, target: IngressTarget, upstream: TargetConnection
     ) -> None:
         """Send a request and its response, and keep the server's connection. Raises UpstreamError before anything is answered."""
         if await forward(connection, forwarded, upstream, seconds=_RESPONSE_SECONDS, keep=True):

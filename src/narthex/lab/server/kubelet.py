@@ -19,6 +19,7 @@ from narthex.lab.server.pods import PodRuntime
 from narthex.lab.server.server import LIMITS, api_request
 from narthex.lab.topology import LabNode
 from narthex.linux.namespaces import in_namespace
+from narthex.runtime.connection_slots import SlotLimits
 from narthex.runtime.http.connection import HttpConnection, MalformedRequest
 from narthex.runtime.http.server import HttpServer, listen_tcp
 
@@ -44,7 +45,7 @@ class KubeletServer:
             with in_namespace(node.namespace):
                 sock = listen_tcp("::", KUBELET_PORT, both_families=True)
             serve = partial(self._serve, node=node.name)
-            self._http.serve(sock, _connection, serve, (_CONNECTIONS, _CONNECTIONS), context)
+            self._http.serve(sock, _connection, serve, SlotLimits(_CONNECTIONS, _CONNECTIONS), context)
 
     async def _serve(self, connection: HttpConnection, node: str) -> None:
         try:

@@ -30,6 +30,7 @@ from narthex.lab.server.metrics import PATH as METRICS_PATH
 from narthex.lab.server.metrics import RequestMetrics
 from narthex.lab.server.pod_requests import serve_from_pod
 from narthex.lab.server.pods import PodRuntime
+from narthex.runtime.connection_slots import SlotLimits
 from narthex.runtime.http import HttpRequest
 from narthex.runtime.http.connection import HttpConnection, HttpLimits, MalformedRequest
 from narthex.runtime.http.server import HttpServer
@@ -112,7 +113,7 @@ class ApiServer:
         sock.listen(128)
         port = int(sock.getsockname()[1])
         self._ports[port] = sock
-        self._http.serve(sock, self.connection_type, self._serve, (_CONNECTIONS, _CONNECTIONS), tls)
+        self._http.serve(sock, self.connection_type, self._serve, SlotLimits(_CONNECTIONS, _CONNECTIONS), tls)
         return port
 
     def silence(self, port: int) -> None:

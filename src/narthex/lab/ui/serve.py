@@ -15,6 +15,7 @@ import msgspec
 
 from narthex.lab.ui.board import Board
 from narthex.lab.ui.path import Tracer, path
+from narthex.runtime.connection_slots import SlotLimits
 from narthex.runtime.http import ChunkedResponse, HttpRequest, HttpResponse, SlowResponse
 from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.process import StartError, ended_by_signal
@@ -42,7 +43,7 @@ def page(board: Board, trace: Tracer, port: int = 0) -> Iterator[str]:
     token = secrets.token_urlsafe(24)
     server = HttpServer("page")
     board.begin()
-    server.open(sock, PageResponder(board, trace, port, token), _SECONDS, (_CONNECTIONS, _CONNECTIONS))
+    server.open(sock, PageResponder(board, trace, port, token), _SECONDS, SlotLimits(_CONNECTIONS, _CONNECTIONS))
     try:
         yield f"http://127.0.0.1:{port}/?token={token}"
     finally:

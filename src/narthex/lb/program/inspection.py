@@ -227,7 +227,8 @@ def _named(snapshot: Snapshot, text: str) -> NamespacedName:
     if not slash and len(same) == 1:
         return next(each for each in snapshot.services if each.name == name)
     hint = f"; there is {', '.join(same)}" if same else ""
-    raise WhyError(f"there is no Service {key}{hint}: name it as NAMESPACE/NAME")
+    advice = "" if slash else ": name it as NAMESPACE/NAME"
+    raise WhyError(f"there is no Service {key}{hint}{advice}")
 
 
 def _notes(found: ClusterInspection, key: NamespacedName, states: States, *, asked: bool) -> list[str]:

@@ -119,7 +119,7 @@ class StatusWriter:
         `allowance` returns the seconds for which writing is allowed. `taken` is called when the server has accepted the status,
         whatever happens to the annotation.
         """
-        path, version = service_path(service), service.resource_version
+        path, version = service_path(service.key), service.resource_version
         try:
             if changes.status is not None:
                 stored = self._patch(path, changes.status, "status", allowance)
@@ -274,7 +274,9 @@ class ConditionWriter:
                     return
                 # A Service that was deleted has no condition either.
                 with contextlib.suppress(NotFoundError):
-                    await writer.patch(_path(key), removal_patch(CONDITION), kind="strategic", subresource="status")
+                    await writer.patch(
+                        service_path(key), removal_patch(CONDITION), kind="strategic", subresource="status"
+                    )
                     self.writes += 1
                     await asyncio.sleep(_PAUSE_SECONDS)
                 del self._written[key]
@@ -292,7 +294,7 @@ class ConditionWriter:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _write(self, writer: ApiWriter, key: NamespacedName, condition: ServiceCondition) -> None:
-        path = _path(key)
+        path = service_path(key)
         patch = condition_patch(condition, self._today().strftime("%Y-%m-%dT%H:%M:%SZ"))
         entry = patch["status"]["conditions"][0]
         there = _there(await writer.get(path), condition.type)
@@ -302,10 +304,6 @@ class ConditionWriter:
             entry["lastTransitionTime"] = there["lastTransitionTime"]
         await writer.patch(path, patch, kind="strategic", subresource="status")
         self.writes += 1
-
-
-def _path(key: NamespacedName) -> str:
-    return f"/api/v1/namespaces/{key.namespace}/services/{key.name}"
 
 
 def _there(service: Mapping[str, Any], type_: str) -> dict[str, Any]:

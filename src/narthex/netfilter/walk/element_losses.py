@@ -25,6 +25,16 @@ _NO_ENDPOINTS = "no-endpoint-services"
 _NO_NODE_PORTS = "no-endpoint-nodeports"
 _NODE_PORTS = "service-nodeports"
 _FIREWALL = "firewall-ips"
+_KEY_PARTS = {
+    CLUSTER_IPS: 1,
+    SERVICE_IPS: 3,
+    HAIRPINS: 4,
+    _NO_ENDPOINTS: 3,
+    _NO_NODE_PORTS: 2,
+    _NODE_PORTS: 2,
+    _FIREWALL: 3,
+}
+"""Number of values in a key. Anybody can write sets of these names with other keys, which show nothing."""
 
 
 class _Endpoint(NamedTuple):
@@ -65,9 +75,11 @@ class ElementSigns:
             yield from self._local_policies()
 
     def _set(self, name: str) -> ast.Set | None:
-        """Return a set or map of which all elements of the text are known."""
+        """Return a set or map of kube-proxy's of which all elements of the text are known."""
         found = self._table.sets.get(name)
-        return None if found is None or found.unsupported or () in found.elements else found
+        if found is None or found.unsupported or () in found.elements or len(found.key) != _KEY_PARTS[name]:
+            return None
+        return found
 
     def _lost_cluster_ip(self) -> str:
         """Return a cluster IP that no map has, or that the set of cluster IPs lacks."""
@@ -133,11 +145,12 @@ class ElementSigns:
 
     @cached_property
     def _endpoints(self) -> set[_Endpoint]:
-        """The endpoints of all chains."""
+        """The endpoints of all chains that are named as kube-proxy names those of a Service port."""
+        named = ((name, _port_of(name).split("/")) for name in self._names)
         return {
-            _Endpoint(each.address, each.port or 0, _port_of(name).split("/")[2], name.startswith("local-"))
-            for name in self._names
-            if name.count("/") > 2
+            _Endpoint(each.address, each.port or 0, words[2], name.startswith("local-"))
+            for name, words in named
+            if len(words) == 4
             for each in rewrites(self._table.chains[name])
         }
 

@@ -216,8 +216,7 @@ class HookWalk:
         refused = disposition in (Disposition.DROPPED, Disposition.REJECTED)
         if not branch.unsure:
             # What a Service's chain has not sent on is refused because of what no rule of that chain matches.
-            may_lack = self._index.may_lack(branch.daddr, branch.dport, own=self.local(branch.daddr))
-            if self._is_new and (branch.stranded or not refused) and may_lack:
+            if self._is_new and (branch.stranded or not refused) and self._may_lack(branch):
                 to = join_port(branch.daddr, branch.dport) if branch.dport else branch.daddr
                 branch.suppose(f"no rule for {to} is missing from the input")
             return False
@@ -227,6 +226,10 @@ class HookWalk:
             branch.suppose(f"{branch.unsure}; it is assumed not to act on the packet")
             return False
         return True
+
+    def _may_lack(self, branch: Branch) -> bool:
+        """Return True if the input may lack a rule for the destination of a branch, though nothing shows it."""
+        return self._index.may_lack(branch.daddr, branch.dport, own=self.local(branch.daddr))
 
     @property
     def asked_links(self) -> frozenset[str]:

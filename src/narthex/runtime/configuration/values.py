@@ -219,12 +219,12 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def detection_cidrs(self) -> tuple[str, ...] | None:
         """The networks by which pods are recognized; None if `detectLocalMode` does not ask for `clusterCIDR`."""
-        return {"ClusterCIDR": self.cluster_cidrs}.get(self.detect_local_mode)
+        return self.cluster_cidrs if self.detect_local_mode == "ClusterCIDR" else None
 
     @property
     def relay_range(self) -> str | None:
         """`portRange`; None in modes without a relay."""
-        return {"userspace": self.port_range}.get(self.mode)
+        return self.port_range if self.mode == "userspace" else None
 
     def rules_section(self, mode: str) -> ModeConfiguration:
         """Return the section with the masquerade settings of a mode; ipvs and userspace use `iptables` (row 27.12)."""

@@ -83,7 +83,11 @@ class HttpServer:
         self._failures = LimitedLog(LOGGER.error, self.later, FAILURE_LINES, LOG_SECONDS)
 
     def open(
-        self, sock: socket.socket, responder: Responder, seconds: float = 0.0, limits: tuple[int, int] = SlotLimits()
+        self,
+        sock: socket.socket,
+        responder: Responder,
+        seconds: float = 0.0,
+        limits: SlotLimits = SlotLimits(),  # noqa: B008 - immutable
     ) -> None:
         """Answer one request per connection at a listening socket, which the server owns from now on.
 
@@ -109,17 +113,16 @@ class HttpServer:
         sock: socket.socket,
         connect: Callable[[asyncio.StreamReader, asyncio.StreamWriter], HttpConnection],
         handle: Callable[[HttpConnection], Awaitable[None]],
-        limits: tuple[int, int] = SlotLimits(),
+        limits: SlotLimits = SlotLimits(),  # noqa: B008 - immutable
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Serve connections at a listening socket, which the server owns from now on.
 
         `connect` makes the object for each connection, which `handle` then serves. The connection is reset when `handle`
-        returns without having closed it. `limits` are those of SlotLimits: connections of the port, and of one client. When
-        one is reached, the connection that has been silent longest is closed.
+        returns without having closed it. When a limit is reached, the connection that has been silent longest is closed.
         """
         sock.setblocking(False)
-        self.call(lambda: self._open(_Listener(sock, SlotLimits(*limits), connect, handle, tls)))
+        self.call(lambda: self._open(_Listener(sock, limits, connect, handle, tls)))
 
     def close(self, sock: socket.socket) -> None:
         """Stop listening and return once the port is free. Open connections stay. Not to be called in the server's thread."""

@@ -45,6 +45,7 @@ class EthernetSegment:
         self.nodes = {name: number for number, name in enumerate(nodes, 1)}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._servers = EchoEndpoints()
+        self._serving = contextlib.ExitStack()
 
     def ns(self, name: str) -> str:
         """Return the name of the namespace of a node, of the client, or of the switch (`link`)."""
@@ -54,7 +55,7 @@ class EthernetSegment:
         self.manifests.mkdir()
         (self.directory / "key").write_text(KEY + "\n")
         try:
-            self._servers.__enter__()
+            self._serving.enter_context(self._servers)
             self._build()
         except BaseException:
             self.__exit__()
@@ -64,7 +65,7 @@ class EthernetSegment:
     def __exit__(self, *_: object) -> None:
         for name in list(self.processes):
             self.kill(name)
-        self._servers.__exit__()
+        self._serving.close()
         for name in ("link", CLIENT, *self.nodes):
             if namespace_exists(self.ns(name)):
                 delete_namespace(self.ns(name))

@@ -12,29 +12,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from narthex.model import IPFamily, address_key, family_of, parsed_network
-from narthex.netfilter.ast import (
-    AddressType,
-    AnyOf,
-    Atom,
-    Chain,
-    Compare,
-    DnatMap,
-    Expression,
-    Field,
-    Goto,
-    InlineVerdictMap,
-    InSet,
-    IpvsMatch,
-    Jump,
-    Key,
-    MatchSet,
-    PortRange,
-    RandomGoto,
-    RandomMap,
-    RecentCheck,
-    Table,
-    VerdictMap,
-)
+from narthex.netfilter import ast
 from narthex.netfilter.lazy import base_chains
 from narthex.netfilter.walk.walk import Branch
 from narthex.trace.follow.departure import NodeEntry
@@ -267,7 +245,7 @@ class _Distinctions:
         exact = address if special or address in self._exact else ""
         return exact, self._networks.of(address), between
 
-    def _chain(self, table: Table, chain: Chain) -> None:
+    def _chain(self, table: ast.Table, chain: ast.Chain) -> None:
         todo = [chain.name]
         while todo:
             name = todo.pop()
@@ -278,57 +256,57 @@ class _Distinctions:
                 for expression in rule.expressions:
                     todo += self._expression(table, expression)
 
-    def _expression(self, table: Table, e: Expression) -> Iterator[str]:
+    def _expression(self, table: ast.Table, e: ast.Expression) -> Iterator[str]:
         """Record what an expression distinguishes, and yield the chains that it calls."""
-        if isinstance(e, (Jump, Goto)):
+        if isinstance(e, (ast.Jump, ast.Goto)):
             yield e.chain
-        elif isinstance(e, (Compare, PortRange)):
+        elif isinstance(e, (ast.Compare, ast.PortRange)):
             self._field(e)
-        elif isinstance(e, AddressType):
+        elif isinstance(e, ast.AddressType):
             self._types = True
-        elif isinstance(e, (InSet, VerdictMap, DnatMap)):
-            yield from self._set(table, e.name if isinstance(e, InSet) else e.map, e.key)
-        elif isinstance(e, MatchSet):
+        elif isinstance(e, (ast.InSet, ast.VerdictMap, ast.DnatMap)):
+            yield from self._set(table, e.name if isinstance(e, ast.InSet) else e.map, e.key)
+        elif isinstance(e, ast.MatchSet):
             ipset = self._rules.objects.sets.get(e.name)
             self._atoms(part for entry in (ipset.entries if ipset else ()) for part in entry.split(","))
-        elif isinstance(e, RecentCheck):
+        elif isinstance(e, ast.RecentCheck):
             self.lists.add(e.name)
-        elif isinstance(e, IpvsMatch):
+        elif isinstance(e, ast.IpvsMatch):
             self.original = True
             self._atoms(each for each in (e.address, e.port) if each is not None)
-        elif isinstance(e, AnyOf):
+        elif isinstance(e, ast.AnyOf):
             for each in (each for alternative in e.alternatives for each in alternative):
                 yield from self._expression(table, each)
-        elif isinstance(e, InlineVerdictMap):
+        elif isinstance(e, ast.InlineVerdictMap):
             for matches, verdict in e.arms:
                 for each in (*matches, verdict):
                     yield from self._expression(table, each)
-        elif isinstance(e, RandomGoto):
+        elif isinstance(e, ast.RandomGoto):
             yield from e.chains
-        elif isinstance(e, RandomMap):
+        elif isinstance(e, ast.RandomMap):
             for _, _, what in e.arms:
                 yield from self._expression(table, what)
 
-    def _field(self, e: Compare | PortRange) -> None:
-        self.original = self.original or e.field in (Field.ORIG_DADDR, Field.ORIG_DPORT)
-        if isinstance(e, PortRange):
+    def _field(self, e: ast.Compare | ast.PortRange) -> None:
+        self.original = self.original or e.field in (ast.Field.ORIG_DADDR, ast.Field.ORIG_DPORT)
+        if isinstance(e, ast.PortRange):
             self.ports.ranges.add((e.first, e.last))
-        elif e.field in (Field.DADDR, Field.ORIG_DADDR, Field.DPORT, Field.ORIG_DPORT):
+        elif e.field in (ast.Field.DADDR, ast.Field.ORIG_DADDR, ast.Field.DPORT, ast.Field.ORIG_DPORT):
             self._atoms(e.values)
 
-    def _set(self, table: Table, name: str, key: Key) -> Iterator[str]:
+    def _set(self, table: ast.Table, name: str, key: ast.Key) -> Iterator[str]:
         held = table.sets.get(name)
         if held is None:
             return
         if held.dynamic:
             self.lists.add(name)
-        self.original = self.original or Field.ORIG_DADDR in key or Field.ORIG_DPORT in key
+        self.original = self.original or ast.Field.ORIG_DADDR in key or ast.Field.ORIG_DPORT in key
         self._atoms(part for element in held.elements for part in element)
         for data in held.elements.values():
-            if isinstance(data, (Jump, Goto)):
+            if isinstance(data, (ast.Jump, ast.Goto)):
                 yield data.chain
 
-    def _atoms(self, values: Iterable[Atom]) -> None:
+    def _atoms(self, values: Iterable[ast.Atom]) -> None:
         """Record addresses, networks, ranges, and ports; other words (protocols, links) are no destinations."""
         for value in values:
             text = str(value).rpartition(":")[2] if isinstance(value, str) and value.count(":") == 1 else str(value)
