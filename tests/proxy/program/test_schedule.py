@@ -73,9 +73,9 @@ def test_looks_at_what_another_program_wrote_take_a_quarter_of_the_time(every):
     assert 1 <= looks <= CONTEST_BACKOFF.longest / (4 * seconds) + 1
 
 
-@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("inconclusive", [False, True])
 @pytest.mark.parametrize("seconds", [0.01, 0.3, 2.0])
-def test_glances_take_at_most_half_of_the_time_and_looks_come_in_the_end(seconds, partial):
+def test_checks_of_parts_take_at_most_half_of_the_time_and_looks_come_in_the_end(seconds, inconclusive):
     """Another program removes rules of a chain all the time."""
     schedule, spent, looks = FamilySchedule(None, LookBudget()), [], 0
     repaired(schedule, 0.5, seconds, 15)
@@ -84,7 +84,7 @@ def test_glances_take_at_most_half_of_the_time_and_looks_come_in_the_end(seconds
         now += 0.1
         schedule.suspect(frozenset((TouchedPart("nat", "KUBE-SERVICES"),)), PERIODS)
         look = schedule.look(now)
-        glance = look is Look.MISSING_PARTS
+        parts_only = look is Look.MISSING_PARTS
         looks += look is Look.MISSING
         if look is not Look.NOTHING:
             spent.append(seconds)
@@ -93,9 +93,9 @@ def test_glances_take_at_most_half_of_the_time_and_looks_come_in_the_end(seconds
                 family=IPFamily.IPV4,
                 plan=plan(),
                 first=False,
-                drift=glance,
-                glance=glance,
-                partial=glance and partial,
+                drift=parts_only,
+                parts_only=parts_only,
+                inconclusive=parts_only and inconclusive,
                 seconds={"read": seconds},
                 changes=True,
             )
@@ -103,7 +103,7 @@ def test_glances_take_at_most_half_of_the_time_and_looks_come_in_the_end(seconds
             schedule.settled_at = math.inf
     assert sum(spent) <= 0.55 * (now - began)
     assert len(spent) >= (now - began) / (2 * max(LONGEST_DEFERRAL, 4 * seconds))
-    assert bool(looks) is partial
+    assert bool(looks) is inconclusive
 
 
 @pytest.mark.parametrize(("every", "seconds"), [(2.6, 0.01), (6.5, 1.2), (60.0, 4.0)])

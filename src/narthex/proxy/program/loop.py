@@ -216,7 +216,7 @@ class Proxy:
         began = self._clock.now()
         look = half.look(began)
         try:
-            touched = half.touched if look is Look.ALL else half.fresh
+            touched = half.touched if look is Look.ALL else half.unchecked
             done = half.sync.sync(snapshot, half.waiting, look=look, touched=touched)
         except Exception as error:
             half.failed(self._clock.now(), self._periods)

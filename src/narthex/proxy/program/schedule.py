@@ -31,8 +31,8 @@ It is for rules that the other program wrote. A user misses rules that it only r
 """
 LOOK_SHARE, VAIN_LOOK_SHARE = 0.5, 0.25
 """Share of the time for looks and repairs while another program competes; the second after a look that found nothing missing."""
-GLANCE_SHARE = 0.25
-"""Share of the time for glances at touched parts, out of `LOOK_SHARE`, so that a look at everything comes in the end."""
+PARTS_SHARE = 0.25
+"""Share of the time for checks of touched parts only, out of `LOOK_SHARE`, so that a look at everything comes in the end."""
 SELDOM = 10
 """Factor of the read-back period if the kernel sends notifications."""
 
@@ -84,9 +84,9 @@ class FamilySchedule:
         """Repairs since another program began to compete for our rules; 0: none does."""
         self.settled_at = -math.inf
         """The next repair must not start before, unless rules are missing."""
-        self.fresh: frozenset[TouchedPart] = frozenset()
-        """What others touched in a contest. It may lack rules, so a glance at it need not wait until `settled_at`."""
-        self.glance_at = -math.inf
+        self.unchecked: frozenset[TouchedPart] = frozenset()
+        """What others touched in a contest. It may lack rules, so its check need not wait until `settled_at`."""
+        self.parts_check_at = -math.inf
         """It must not start before this time."""
         self.may_miss = False
         """The same holds for all rules."""
@@ -101,8 +101,8 @@ class FamilySchedule:
         """Return when the kernel must be read."""
         if not self.suspicious:
             return self.read_anyway
-        glance = self.glance_at if self.fresh else math.inf
-        return min(self.settled_at, glance, self.look_at if self.may_miss else math.inf)
+        parts = self.parts_check_at if self.unchecked else math.inf
+        return min(self.settled_at, parts, self.look_at if self.may_miss else math.inf)
 
     def look(self, now: float) -> Look:
         """Return what a sync that starts now looks for in the kernel."""
@@ -135,7 +135,7 @@ class FamilySchedule:
             self.touched = None if self.touched is None or touched is None else self.touched | touched
         self.suspicious = True
         if self.contests and touched:
-            self.fresh |= touched
+            self.unchecked |= touched
         elif self.contests:
             self.may_miss = True
 
@@ -148,12 +148,12 @@ class FamilySchedule:
         """Note a successful sync that ended at `now`."""
         self._ended(now, periods, snapshot)
         if "read" in done.seconds:
-            self.fresh, self.may_miss = frozenset(), done.partial or (done.glance and self.may_miss)
+            self.unchecked, self.may_miss = frozenset(), done.inconclusive or (done.parts_only and self.may_miss)
             self.suspicious = done.deferred or self.may_miss
             if not self.may_miss:
                 self.touched = None
-            if done.glance:
-                self.glance_at = now + max(LONGEST_DEFERRAL, done.total / GLANCE_SHARE - done.total)
+            if done.parts_only:
+                self.parts_check_at = now + max(LONGEST_DEFERRAL, done.total / PARTS_SHARE - done.total)
                 self.look_at = max(self.look_at, now) + done.total / LOOK_SHARE
             elif self.contests:
                 share = VAIN_LOOK_SHARE if done.deferred else LOOK_SHARE
@@ -162,7 +162,7 @@ class FamilySchedule:
             self.read_anyway = now + max(periods.sync, share) * (SELDOM if periods.watched else 1)
             if done.drift:
                 self._repaired(now, max(CONTEST_SECONDS, CONTEST_SHARE * done.total))
-            elif not (done.first or done.deferred or done.glance):
+            elif not (done.first or done.deferred or done.parts_only):
                 # Others change what stands next to our rules; a storm of that must not take all of the processor.
                 wait = min(max(done.seconds["read"], SHORTEST_DEFERRAL), LONGEST_DEFERRAL)
                 self.settled_at = max(self.settled_at, now + wait)

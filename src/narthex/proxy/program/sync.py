@@ -62,10 +62,10 @@ class SyncResult(msgspec.Struct, frozen=True, kw_only=True):
     """The drift was that rules were missing; looked at only when repairs of other drift had to wait."""
     deferred: bool = False
     """Others had changed our rules, all Services kept theirs, and the repair waits."""
-    glance: bool = False
+    parts_only: bool = False
     """Only the touched parts were checked, and only for rules that are missing."""
-    partial: bool = False
-    """A glance: some of these parts lacked nothing, and may hold other rules in the place of ours."""
+    inconclusive: bool = False
+    """With `parts_only`: some parts lacked nothing, so that they may hold other rules in the place of ours."""
     doubted_until: float | None = None
     """Nothing was written: the kernel has Services, and the plan has none. It takes effect at this time of the clock."""
 
@@ -116,7 +116,7 @@ class FamilySync(Generic[R, C]):
         """False: the planner may have missed a change, so it looks at everything."""
         self._deferred = self._lost = False
         """Others changed our rules, and the repair waits; others only removed rules."""
-        self._glance = self._partial = False
+        self._parts_only = self._inconclusive = False
         """As in the result of the present sync."""
         self._doubt = doubt
         self._doubted_until = math.inf
@@ -154,7 +154,7 @@ class FamilySync(Generic[R, C]):
         anything is written again.
         """
         self._seconds = {}
-        self._lost = self._glance = self._partial = False
+        self._lost = self._parts_only = self._inconclusive = False
         try:
             return self._sync(snapshot, changed, look, touched)
         except BaseException:
@@ -167,8 +167,8 @@ class FamilySync(Generic[R, C]):
             self._look()
         elif look is not Look.NOTHING and (self._deferred or not self._is_unchanged()):
             repair = self._repair(touched) if look is Look.ALL else self._restore(touched or frozenset())
-            self._glance = look is Look.MISSING_PARTS or (look is Look.MISSING and repair is not None)
-            drift = bool(repair) if repair is not None or self._glance else self._look(look is Look.MISSING)
+            self._parts_only = look is Look.MISSING_PARTS or (look is Look.MISSING and repair is not None)
+            drift = bool(repair) if repair is not None or self._parts_only else self._look(look is Look.MISSING)
             unsure = drift and repair is None
         plan = self._plan(snapshot, changed)
         last = self.plan
@@ -215,13 +215,13 @@ class FamilySync(Generic[R, C]):
 
     def _restore(self, touched: Set[TouchedPart]) -> C | None:
         """Repair those of the touched parts that lack rules. Return the changes; None if the target finds none."""
-        self._partial = True
+        self._inconclusive = True
         if self.rules is None or not touched:
             return None
         with self._timed("read"):
             lacking = self._target.lacking(self.rules, touched)
         repair = self._mend(self.rules, lacking) if lacking else None
-        self._lost, self._partial = bool(repair), not repair or lacking != touched
+        self._lost, self._inconclusive = bool(repair), not repair or lacking != touched
         return repair or None
 
     def _mend(self, rules: R, touched: Set[TouchedPart] | None) -> C | None:
@@ -279,8 +279,8 @@ class FamilySync(Generic[R, C]):
             changes=changes,
             lost=self._lost,
             deferred=self._deferred,
-            glance=self._glance,
-            partial=self._glance and self._partial,
+            parts_only=self._parts_only,
+            inconclusive=self._parts_only and self._inconclusive,
             doubted_until=doubted_until,
         )
 

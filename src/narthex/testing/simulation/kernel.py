@@ -23,8 +23,8 @@ from narthex.testing.simulation.writes import (
     touched_parts,
 )
 
-_GLANCE_SHARE = 0.05
-"""Duration of a glance at touched chains, as a share of that of a read-back."""
+_PARTS_CHECK_SHARE = 0.05
+"""Duration of a check of touched chains only, as a share of that of a read-back."""
 
 
 class ProcessCrash(BaseException):
@@ -151,7 +151,7 @@ class SimulatedTarget(Target[Any, Any]):
 
     def lacking(self, rules: Any, touched: Set[TouchedPart]) -> Set[TouchedPart]:
         """Return the touched chains that have too few rules."""
-        self._kernel.loop.pass_time(_GLANCE_SHARE * self._faults.read_seconds)
+        self._kernel.loop.pass_time(_PARTS_CHECK_SHARE * self._faults.read_seconds)
         return lacking_parts(self._kernel.rules.get(self._family), rules, touched)
 
     def damage(self, rules: Any, touched: Set[TouchedPart] | None) -> Any:
