@@ -19,7 +19,7 @@ WITNESS_PACKAGES := chromedriver:chromium-driver chromium:chromium kubectl:kuber
 # The reference plugins and a container runtime, which the tests of our CNI plugins stand beside.
 CNI_PACKAGES := /usr/lib/cni/bridge:containernetworking-plugins podman:podman runc:runc busybox:busybox-static
 
-SPREAD := -n 4 --maxschedchunk 24
+SPREAD := -n 5 --dist worksteal
 
 .PHONY: help setup system demo test fuzz soak cnifaults cluster cluster-programs lint unit kernel bench clean
 
@@ -52,8 +52,9 @@ $(BIN)/.installed $(BIN)/.installed-tests: pyproject.toml
 demo: system $(BIN)/.installed  ## Run the main job: a Service on a network of two nodes, answered from pods
 	@$(SUDO) $(BIN)/python scripts/demo.py
 
-# Many tests wait for the kernel, so there are more processes than processors. The first run only compiles the modules that all
-# of them import. The checks of style and types run beside the tests; their output follows that of the tests if they fail.
+# Many tests wait for the kernel, so there are more processes than processors. A process that has no tests left takes some of
+# another's. The first run only compiles the modules that all of them import. The checks of style and types run beside the tests;
+# their output follows that of the tests if they fail.
 test: PACKAGES += $(UML_PACKAGES) $(CNI_PACKAGES) $(WITNESS_PACKAGES)
 test: setup  ## Pass all tests, the kernel's among them
 	@$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 || true
