@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from narthex.lb.announce import AddressElection, AnnouncementReason
+from narthex.lb.election import AddressElection, AnnouncementReason
 from narthex.lb.heartbeat import PeerState
 from narthex.lb.service_status import ServiceCondition
 

@@ -9,8 +9,8 @@ from narthex.dns.message import wire
 from narthex.dns.message.query import DnsClient, parse_query
 from narthex.dns.program.metrics import resolver_metrics
 from narthex.dns.program.serve import draw_secrets
-from narthex.dns.server import forwarder as upstreams
 from narthex.dns.server import plugin_chain as resolvers
+from narthex.dns.server import queries_in_flight as upstreams
 from narthex.dns.server.counters import ResolverCounts
 from narthex.dns.server.event_loop import EventLoop
 from narthex.dns.server.plugin_chain import PluginChain, tls_file_error

@@ -14,7 +14,7 @@ from narthex.dns.message import query as question
 from narthex.dns.message.query import parse_query
 from narthex.dns.server.counters import UpstreamCounter
 from narthex.dns.server.event_loop import EventLoop
-from narthex.dns.server.forwarder import Forwarder, tls_context
+from narthex.dns.server.queries_in_flight import Forwarder, tls_context
 
 CERTIFICATES = Path(__file__).parents[2] / "kube/certificates"
 AUTHORITY = str(CERTIFICATES / "ca.pem")

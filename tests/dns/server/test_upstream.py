@@ -12,11 +12,11 @@ from narthex.dns.message import query as question
 from narthex.dns.message.response import header_response
 from narthex.dns.message.wire import SERVFAIL
 from narthex.dns.plugins import forward
-from narthex.dns.server import exchange as exchanges
-from narthex.dns.server import forwarder as upstreams
+from narthex.dns.server import queries_in_flight as upstreams
+from narthex.dns.server import upstream_exchange as exchanges
 from narthex.dns.server.counters import UpstreamCounter
 from narthex.dns.server.event_loop import EventLoop
-from narthex.dns.server.forwarder import Forwarder
+from narthex.dns.server.queries_in_flight import Forwarder
 
 LONG = 60.0
 """Seconds after which a test fails that waits for something."""

@@ -6,9 +6,9 @@ from functools import cache
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from narthex.lb.announce import AnnouncementReason, ElectionInput, NodeAnnouncerState, elect
+from narthex.lb.election import AnnouncementReason, ElectionInput, NodeAnnouncerState, elect
+from narthex.lb.handover import AddressOwnership, PeerClaims
 from narthex.lb.heartbeat import HeartbeatPayload, Membership, PeerState
-from narthex.lb.ownership import AddressOwnership, PeerClaims
 from narthex.model.objects import IPAddressPool
 from narthex.testing.build import endpoint, endpoint_slice, node, service, snapshot
 

@@ -8,7 +8,7 @@ import pytest
 
 from narthex.kube.access import Access
 from narthex.lb import l2, why
-from narthex.lb.announce import ElectionInput, NodeAnnouncerState, elect
+from narthex.lb.election import ElectionInput, NodeAnnouncerState, elect
 from narthex.lb.heartbeat import Membership
 from narthex.lb.kernel.packets import HostLink
 from narthex.lb.program.announcer import metrics, status

@@ -21,7 +21,7 @@ from narthex.cni import request as requests
 from narthex.cni.errors import CniError
 from narthex.cni.kernel.records import STATE
 from narthex.cni.program import ipam as addresses
-from narthex.cni.program import masquerade, pods, portmap, run
+from narthex.cni.program import masquerade, pod_interfaces, portmap, run
 from narthex.cni.program.node import NodeContext
 from narthex.linux.nfnetlink import NfNetlink
 from narthex.linux.setns import namespace_identity, own_namespace_identity
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 # Import these at start-up instead of in the first request.
-LOADED = (addresses, pods, portmap)
+LOADED = (addresses, pod_interfaces, portmap)
 
 SOCKET = "/run/narthex/cni.sock"
 _MOST = (1 << 20) + (1 << 16)

@@ -13,7 +13,7 @@ from narthex.cni.kernel.tables import PodTable
 from narthex.cni.plugins import masquerade as masquerade_plugin
 from narthex.cni.plugins import portmap as portmap_plugin
 from narthex.cni.plugins.host_local import DATA_DIR
-from narthex.cni.program import masquerade, pods, portmap
+from narthex.cni.program import masquerade, pod_interfaces, portmap
 from narthex.cni.program.elements import ElementKind, remove_orphans, remove_unused
 from narthex.cni.program.ipam import IpamLeases
 from narthex.cni.program.node import NodeContext
@@ -99,7 +99,7 @@ class _Collector:
         with self._node.exclusive(locks.PODS, attachment):
             if not self._is_gone(attachment, names):
                 return
-            pods.remove_link(self._node, attachment, names)
+            pod_interfaces.remove_link(self._node, attachment, names)
             masquerade.close(self._node, attachment)
         with self._node.exclusive(locks.PORTS, attachment):
             if self._is_gone(attachment, names):

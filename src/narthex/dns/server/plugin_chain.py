@@ -20,7 +20,7 @@ from narthex.dns.plugins.errors import ErrorLog
 from narthex.dns.plugins.hosts import HostsPlugin
 from narthex.dns.server.counters import CacheCounts, ResolverCounts, UpstreamCounter, UpstreamCounts
 from narthex.dns.server.event_loop import RESOLV_CONF_INTERVAL, EventLoop, EventTimer, FollowedFile
-from narthex.dns.server.forwarder import Forwarder, ForwardOutcome, tls_context
+from narthex.dns.server.queries_in_flight import Forwarder, ForwardOutcome, tls_context
 from narthex.dns.server.resolv_conf import upstreams_of_file
 from narthex.dns.server.tls import server_tls_context
 from narthex.model.lines import without_long_lines_of

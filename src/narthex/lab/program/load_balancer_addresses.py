@@ -16,7 +16,7 @@ import msgspec
 from narthex.lab import topology
 from narthex.lab.topology import LabNode
 from narthex.lb.allocate import AllocationInput, allocate
-from narthex.lb.announce import announced_addresses
+from narthex.lb.election import announced_addresses
 from narthex.lb.pools import (
     AddressRange,
     Pools,

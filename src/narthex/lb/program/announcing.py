@@ -16,10 +16,10 @@ import msgspec
 from immutables import Map
 
 from narthex.lb import l2, why
-from narthex.lb.announce import AddressElection, AddressElector, ElectionInput, NodeAnnouncerState
+from narthex.lb.election import AddressElection, AddressElector, ElectionInput, NodeAnnouncerState
+from narthex.lb.handover import AddressOwnership, OwnershipChanges, PeerClaims
 from narthex.lb.heartbeat import Datagram, HeartbeatPayload, Membership, PeerLink, PeerState
 from narthex.lb.kernel.packets import HostLink, RawLinkTransport
-from narthex.lb.ownership import AddressOwnership, OwnershipChanges, PeerClaims
 from narthex.lb.schedule import AnnouncementSchedule
 from narthex.lb.service_status import ServiceCondition
 from narthex.linux.failpoints import (

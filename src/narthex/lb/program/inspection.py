@@ -19,7 +19,7 @@ from narthex.kube.manifests import ManifestSource
 from narthex.kube.resources import L2_ADVERTISEMENTS, LISTED_SLICES, of_an_allocator
 from narthex.lb import why
 from narthex.lb.allocate import AllocationInput, allocate
-from narthex.lb.announce import ElectionInput, NodeAnnouncerState, announced_addresses, elect
+from narthex.lb.election import ElectionInput, NodeAnnouncerState, announced_addresses, elect
 from narthex.lb.heartbeat import PeerState
 from narthex.lb.pools import Pools, PoolUse, namespace_labels, reserved_addresses, usage, validate_pools
 from narthex.lb.program.announcer import PATH

@@ -3,7 +3,7 @@
 An older iptables or nft prints rules of a newer one without the parts that it does not know: an endpoint chain without DNAT,
 a `RETURN` for all packets in KUBE-POSTROUTING, a rule for a Service without its port. kube-proxy, in every version since
 1.12, never writes such a rule. It gets an `Undecoded`, so that no conclusion is drawn from it. (Rules that are missing as a
-whole are the business of `netfilter.walk.completion`.)
+whole are the business of `netfilter.walk.assumed_rules`.)
 """
 
 from __future__ import annotations

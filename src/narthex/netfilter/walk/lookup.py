@@ -10,7 +10,7 @@ from narthex.model import IPFamily, address_key, family_of, network
 from narthex.netfilter.ast import Atom, Chain, Compare, ElementData, ElementKey, Field, Rule, Ruleset, Set, Table
 from narthex.netfilter.ipset import IpSet
 from narthex.netfilter.lazy import base_chains
-from narthex.netfilter.walk.completion import complete
+from narthex.netfilter.walk.assumed_rules import complete
 from narthex.netfilter.walk.losses import LossSigns
 from narthex.netfilter.walk.state import ALL_PRIORITIES, PriorityRange
 

@@ -13,7 +13,7 @@ from narthex.model import WalkStep as Met
 from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.walk.state import ALL_PRIORITIES, KernelObjects, PriorityRange
 from narthex.netfilter.walk.walk import Branch, BranchEnd, HookPoint, HookWalk
-from narthex.trace.follow.assume import AskedFacts
+from narthex.trace.follow.unknown_facts import AskedFacts
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import FATES, Fate, Header, NearMiss, PathEnd, PathStep, PossibleEnd, rule_step
 

@@ -9,7 +9,6 @@ import msgspec
 
 from narthex.model import family_of
 from narthex.netfilter.describe import one_of
-from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption, possible_end
 from narthex.trace.follow.bridges import entry_over, hairpin_refusal, is_here
 from narthex.trace.follow.crossing import cross, leaving
 from narthex.trace.follow.departure import CREATED_HERE, Departure, NodeEntry, Onward, Stop
@@ -24,6 +23,7 @@ from narthex.trace.follow.steps import (
     view_step,
 )
 from narthex.trace.follow.traversal import NatBinding, NodeTraversal, TraversalExit
+from narthex.trace.follow.unknown_facts import NOTHING, AskedFacts, Assumption, possible_end
 from narthex.trace.follow.views import ClusterMap, NodeView, bridge_calls_rules
 from narthex.trace.model import (
     Alternative,

@@ -20,9 +20,9 @@ from narthex.netfilter.walk.state import (
     HookPoint,
     PriorityRange,
 )
-from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption
 from narthex.trace.follow.hooks import NodeHooks, PartialPath, Steps
 from narthex.trace.follow.routing import RouteDecision, RouteQuery, check_source, forwards, localnet, look_up
+from narthex.trace.follow.unknown_facts import NOTHING, AskedFacts, Assumption
 from narthex.trace.follow.views import NextHop, NodeView, TrackedConnection
 from narthex.trace.model import Fate, Header, PathEnd, PathStep, Stage
 

@@ -28,7 +28,7 @@ from narthex.trace.program.places import (
 )
 
 if TYPE_CHECKING:
-    from narthex.lb.announce import NodeAnnouncerState
+    from narthex.lb.election import NodeAnnouncerState
 
 
 def _relay_table(dump: WalkInput, family: IPFamily) -> Any:
@@ -155,7 +155,7 @@ def _case(
 
 def _announced(inputs: NodeInputs, address: str, known: Mapping[str, NodeAnnouncerState] | None) -> tuple[str, ...]:
     """Return which node announces a load balancer's address, and why; empty for other addresses."""
-    from narthex.lb.announce import ElectionInput, NodeAnnouncerState, elect
+    from narthex.lb.election import ElectionInput, NodeAnnouncerState, elect
 
     if not inputs.snapshot.address_pools:
         return ()

@@ -16,12 +16,12 @@ from narthex.netfilter.dump.read import DumpError
 from narthex.netfilter.walk.losses import LossSigns, exact_destinations
 from narthex.trace.causes.proxies import PROXY_TABLES
 from narthex.trace.follow.ask import next_command
-from narthex.trace.follow.assume import NOTHING, AskedFacts, Assumption, doubt_sender, follow_all
 from narthex.trace.follow.bridges import entry_from
 from narthex.trace.follow.departure import CREATED_HERE, NodeEntry
 from narthex.trace.follow.path import PathFollower
 from narthex.trace.follow.routing import RouteQuery, look_up
 from narthex.trace.follow.steps import view_step
+from narthex.trace.follow.unknown_facts import NOTHING, AskedFacts, Assumption, doubt_sender, follow_all
 from narthex.trace.follow.views import ClusterMap, Impairment, NodeView
 from narthex.trace.model import Header, PacketPath, Party, PathBranch, PathStep, Stage, branch_steps, branch_tree
 from narthex.trace.names import AddressName, AddressNames, service_of_steps

@@ -4,7 +4,7 @@ from hashlib import sha256
 
 import pytest
 
-from narthex.lb.announce import EXCLUDE, AnnouncementReason, ElectionInput, NodeAnnouncerState, elect, rank
+from narthex.lb.election import EXCLUDE, AnnouncementReason, ElectionInput, NodeAnnouncerState, elect, rank
 from narthex.lb.heartbeat import PeerState
 from narthex.model.objects import IPAddressPool, L2Advertisement, LoadBalancerIngress, Node
 from narthex.model.selector import Requirement

@@ -1,7 +1,7 @@
 """Election of the node that announces each load balancer address, with a reason for every node (rows A1-A5, A9, A10).
 
 All announcers compute the election independently from the same objects and the same membership, and reach the same result:
-among the eligible nodes, the first in the order of the SHA-256 of node name and first Service address. `lb/ownership.py`
+among the eligible nodes, the first in the order of the SHA-256 of node name and first Service address. `lb/handover.py`
 handles nodes whose views differ temporarily; `lb/l2.py` encodes the announcements.
 """
 

@@ -1,4 +1,4 @@
-"""Forwards queries to the upstreams of one `forward`: plugins/forward.py decides, exchange.py sends.
+"""Forwards queries to the upstreams of one `forward`: plugins/forward.py decides, upstream_exchange.py sends.
 
 Of equal queries in flight only one is sent. After a failure, an upstream is checked until it answers again.
 """
@@ -26,7 +26,7 @@ from narthex.dns.plugins.forward import (
 )
 from narthex.dns.server.counters import UpstreamCounter
 from narthex.dns.server.event_loop import EventLoop
-from narthex.dns.server.exchange import NOT_UNDERSTOOD, ExchangeOutcome, UpstreamExchange
+from narthex.dns.server.upstream_exchange import NOT_UNDERSTOOD, ExchangeOutcome, UpstreamExchange
 
 CHECK_TIMEOUT = 1.0
 """Seconds that an upstream has to answer a health check."""

@@ -2,8 +2,8 @@
 
 import pytest
 
-from narthex.lb.announce import AddressElection, AnnouncementReason, NodeEligibility, rank
-from narthex.lb.ownership import CONFLICT_SECONDS, HANDOVER_SECONDS, AddressOwnership, PeerClaims
+from narthex.lb.election import AddressElection, AnnouncementReason, NodeEligibility, rank
+from narthex.lb.handover import CONFLICT_SECONDS, HANDOVER_SECONDS, AddressOwnership, PeerClaims
 from narthex.lb.schedule import ANNOUNCE_AFTER, PROBE_AFTER, PROBE_EVERY, AnnouncementSchedule
 
 IP = "192.0.2.7"

@@ -1,6 +1,6 @@
 """Which addresses this announcer answers for while views differ and nodes change: make before break.
 
-`lb/announce.py` elects the node. A node that loses an address answers until the elected one announces it in its
+`lb/election.py` elects the node. A node that loses an address answers until the elected one announces it in its
 heartbeats, so no request goes unanswered. Two nodes that both consider themselves elected resolve it quickly by the order
 that both compute. A node publishes every address that it answers for (`lb/heartbeat.py`).
 """
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from narthex.lb.announce import AddressElection, rank
+from narthex.lb.election import AddressElection, rank
 
 HANDOVER_SECONDS = 3.0
 """How long a node that is no longer eligible waits for its successor."""
