@@ -73,6 +73,12 @@ class OwnedTables:
                 self._free()
                 raise
 
+    def run(self, text: str) -> None:
+        """Run commands, which may change the tables. Raises NftError."""
+        with _one_at_a_time:
+            if self._context is not None:
+                _run(self._context, text)
+
     def close(self) -> None:
         """Remove the tables. May be called again."""
         with _one_at_a_time:

@@ -1,11 +1,15 @@
 """Node-local DNS, on the kernel: its addresses, untracked questions, and the DNS Service when it is gone."""
 
+import contextlib
 import os
+import select
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,12 +25,14 @@ from narthex.testing.load import until
 
 pytestmark = pytest.mark.kernel
 
+LIMIT = 120.0
 SOURCE = Path(__file__).parents[3] / "src"
 ADDRESSES = ["169.254.20.10", "10.96.0.10", "fd6e::a"]
 HOLDER = f"""
 import sys, time
 from narthex.dns.program.node_local import NodeLocalLink
 held = NodeLocalLink({ADDRESSES!r})
+held.attract()
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -45,6 +51,10 @@ def there(node):
     """What is left of it."""
     links = run(["ip", "-br", "address"], namespace=node)
     return NODE_LOCAL_DNS_LINK in links, TABLE in run(["nft", "list", "tables"], namespace=node)
+
+
+def rules(node, chain):
+    return run(["nft", "list", "chain", "ip", TABLE, chain], namespace=node)
 
 
 def test_it_goes_with_its_process(node):
@@ -77,7 +87,12 @@ def test_one_at_a_time_and_again(node):
         finally:
             held.close()
             held.close()
-        NodeLocalLink(ADDRESSES[:1]).close()
+        again = NodeLocalLink(ADDRESSES[:1])
+        again.attract()
+        again.release()
+        assert "notrack" not in "".join(rules(node, chain) for chain in ("prerouting", "output"))
+        assert "notrack" in rules(node, "replies")
+        again.close()
     assert there(node) == (False, False)
 
 
@@ -108,9 +123,10 @@ CONFIGURATION = [
 class DnsNode(SmallCluster):
     """A node that answers for names itself, with a DNS Service whose endpoint is a pod."""
 
-    def start(self, *flags):
+    def start(self, *flags, dns=True):
         config = self.manifests.parent / "config.yaml"
-        config.write_text(yaml.safe_dump_all([{**CONFIGURATION[0], "mode": self.mode}, CONFIGURATION[1]]))
+        own = {**CONFIGURATION[1], "parts": {"proxy": True, "dns": dns}}
+        config.write_text(yaml.safe_dump_all([{**CONFIGURATION[0], "mode": self.mode}, own]))
         argv = [sys.executable, "-m", "narthex", "node", "--manifests", str(self.manifests), "--config", str(config)]
         with self.log_path.open("wb") as log, in_namespace(self.world.node):
             self.process = subprocess.Popen(
@@ -119,6 +135,11 @@ class DnsNode(SmallCluster):
                 env={**os.environ, "PYTHONPATH": str(SOURCE)},
             )
         return self
+
+    def terminate(self):
+        """End the process as a kubelet does."""
+        self.process.terminate()
+        self.process.wait(LIMIT)
 
     def asked(self, address, name="web.shop.svc.cluster.local", kind=1, patience=2.0):
         """The response to a pod's question, None when none comes within `patience` seconds."""
@@ -179,6 +200,95 @@ def cluster(tmp_path, request):
         finally:
             made.kill()
             refuser.close(made)
+
+
+class Queries:
+    """Steady queries of a pod while the block runs, each second one from the same socket."""
+
+    def __init__(self, cluster, per_second=400):
+        self._namespace = cluster.world.namespace(CALLERS)
+        self._rest = 1 / per_second
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.sent = 0
+        self.failed = []
+        """Errors, and the numbers of queries without an answer."""
+        self.answers = Counter()
+        """Answers by RCODE: the node's 0, the endpoint's 5."""
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stopping.set()
+        self._thread.join(LIMIT)
+        assert not self._thread.is_alive()
+
+    def _run(self):
+        waiting, poll = {}, select.poll()
+        with contextlib.ExitStack() as stack, in_namespace(self._namespace):
+            same = self._socket(stack, poll)
+            due = time.monotonic()
+            while not self._stopping.is_set():
+                sock = same if self.sent % 2 else self._socket(stack, poll)
+                waiting[self.sent & 0xFFFF] = sock
+                head = struct.pack(">HHHHHH", self.sent & 0xFFFF, 0x0100, 1, 0, 0, 0)
+                self._try(sock.send, head + b"\3web\4shop\3svc\7cluster\5local\0\0\1\0\1")
+                self.sent += 1
+                due = max(due + self._rest, time.monotonic() - 0.5)
+                self._receive(waiting, poll, same, due)
+            end = time.monotonic() + LIMIT / 4
+            while waiting and time.monotonic() < end:
+                self._receive(waiting, poll, same, time.monotonic() + 0.1)
+        self.failed += sorted(waiting)
+
+    def _socket(self, stack, poll):
+        sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        sock.setblocking(False)
+        sock.bind((POD[4], 0))
+        sock.connect((DNS_IP, 53))
+        poll.register(sock, select.POLLIN)
+        return sock
+
+    def _try(self, do, *arguments):
+        try:
+            return do(*arguments)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            self.failed.append(str(error))
+            return None
+
+    def _receive(self, waiting, poll, same, until_then):
+        while True:
+            ready = poll.poll(max(0.0, until_then - time.monotonic()) * 1000)
+            for number, _ in ready:
+                one = next((sock for sock in (same, *waiting.values()) if sock.fileno() == number), None)
+                packet = self._try(one.recv, 4096) if one is not None else None
+                if packet is not None:
+                    self.answers[packet[3] & 0xF] += 1
+                    waiting.pop(struct.unpack_from(">H", packet)[0], None)
+                if one is not same:
+                    poll.unregister(number)
+            if time.monotonic() >= until_then:
+                return
+
+
+@pytest.mark.parametrize("cluster", ["nftables"], indirect=True)
+def test_no_query_is_lost_when_the_node_starts_ends_and_is_replaced(cluster):
+    cluster.start(dns=False)
+    cluster.wait(lambda: (cluster.asked(DNS_IP) or b"\0" * 12)[3] & 0xF == 5, "an answer of the endpoint")
+    cluster.terminate()
+    with Queries(cluster) as queries:
+        for _ in range(2):
+            before = queries.answers[0]
+            cluster.start()
+            cluster.wait(lambda: queries.answers[0] > before + 200, "answers of the node")  # noqa: B023
+            cluster.terminate()
+    assert queries.failed == []
+    assert queries.answers[0] >= 400 and queries.answers[5] > 0
+    print(f"{queries.sent} queries, {queries.answers}")
 
 
 @pytest.mark.row("S21")

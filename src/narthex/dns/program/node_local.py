@@ -15,7 +15,7 @@ import fcntl
 import ipaddress
 import os
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,7 +29,7 @@ from narthex.linux.libnftables import NftError, NftMissingError, OwnedTables
 from narthex.linux.netlink import NetlinkError
 from narthex.linux.privileges import allow_many_files
 from narthex.linux.rtnetlink import RtNetlink
-from narthex.model import FAMILIES, address, family_of
+from narthex.model import FAMILIES, IPFamily, address, family_of
 from narthex.model.links import NODE_LOCAL_DNS_LINK, AddAddress, SetUp
 from narthex.model.values import Network, packed_address
 from narthex.runtime.configuration.values import DnsConfiguration
@@ -52,11 +52,22 @@ def notrack_tables(addresses: Sequence[str], ports: Collection[int] = (53,)) -> 
 
     Raises ValueError for an invalid address.
     """
+    return "".join(_table(family.nft, chosen, sorted(ports)) for family, chosen in _by_family(addresses))
+
+
+def release_commands(addresses: Sequence[str]) -> str:
+    """Return nft commands after which queries are tracked again, but not the replies to earlier ones."""
+    chains = ("prerouting", "output")
     return "".join(
-        _table(family.nft, chosen, sorted(ports))
-        for family in FAMILIES
-        if (chosen := sorted({address(each) for each in addresses if family_of(each) is family}))
+        f"flush chain {family.nft} {TABLE} {chain}\n" for family, _ in _by_family(addresses) for chain in chains
     )
+
+
+def _by_family(addresses: Sequence[str]) -> Iterator[tuple[IPFamily, list[str]]]:
+    for family in FAMILIES:
+        chosen = sorted({address(each) for each in addresses if family_of(each) is family})
+        if chosen:
+            yield family, chosen
 
 
 def _table(ip: str, addresses: list[str], ports: list[int]) -> str:
@@ -66,7 +77,8 @@ def _table(ip: str, addresses: list[str], ports: list[int]) -> str:
     return (
         f"table {ip} {TABLE} {{\n\tflags owner\n"
         f"\tchain prerouting {{\n\t\ttype filter hook prerouting priority raw;\n\t\t{to}\n\t}}\n"
-        f"\tchain output {{\n\t\ttype filter hook output priority raw;\n\t\t{to}\n\t\t{back}\n\t}}\n}}\n"
+        f"\tchain output {{\n\t\ttype filter hook output priority raw;\n\t\t{to}\n\t}}\n"
+        f"\tchain replies {{\n\t\ttype filter hook output priority raw;\n\t\t{back}\n\t}}\n}}\n"
     )
 
 
@@ -82,19 +94,38 @@ class NodeLocalLink:
     """
 
     def __init__(self, addresses: Sequence[str], ports: Collection[int] = (53,)) -> None:
-        """Create interface, addresses, and rules. Raises NodeLocalLinkError after removing all of them again."""
+        """Create interface and addresses. Raises NodeLocalLinkError after removing all of them again.
+
+        Queries to addresses of Services still go to the endpoints, until `attract`.
+        """
+        self._addresses, self._ports = tuple(addresses), tuple(ports)
         self._tables: OwnedTables | None = None
         self._file = _create_link()
         try:
-            self._tables = OwnedTables(notrack_tables(addresses, ports))
             _add_addresses(addresses)
-        except (NftError, NftMissingError) as error:
-            self.close()
-            message = f"rules that exempt DNS from connection tracking could not be loaded: {error}"
-            raise NodeLocalLinkError(message) from error
         except (NetlinkError, OSError) as error:
             self.close()
             raise NodeLocalLinkError(f"link {NODE_LOCAL_DNS_LINK}: {error}") from error
+
+    def attract(self) -> None:
+        """Load the rules with which queries come to this node. Raises NodeLocalLinkError."""
+        try:
+            self._tables = OwnedTables(notrack_tables(self._addresses, self._ports))
+        except (NftError, NftMissingError) as error:
+            message = f"rules that exempt DNS from connection tracking could not be loaded: {error}"
+            raise NodeLocalLinkError(message) from error
+
+    def release(self) -> None:
+        """Let new queries go to the endpoints of Services again; replies to earlier ones still leave.
+
+        Without the rule for replies, each would make an entry that sends the client's next queries to this node.
+        """
+        if self._tables is None:
+            return
+        try:
+            self._tables.run(release_commands(self._addresses))
+        except NftError as error:
+            LOGGER.warning("queries come to this node until its DNS server has ended: %s", error)
 
     def close(self) -> None:
         """Remove interface and rules. Idempotent."""
@@ -160,7 +191,12 @@ class NodeLocalDns:
         except NodeLocalLinkError as error:
             raise StartError(str(error)) from error
         try:
-            self._server.run()
+            if link is None:
+                self._server.run()
+            else:
+                self._server.run(link.attract, link.release)
+        except NodeLocalLinkError as error:
+            raise StartError(str(error)) from error
         finally:
             if link is not None:
                 link.close()

@@ -56,6 +56,8 @@ MAX_WORKERS = 4
 """Limit of the default number; each takes memory, and one answers a hundred thousand queries per second."""
 Reread = Callable[[], tuple[ServerBlock, ...] | None]
 """Returns the server blocks if they have changed, and logs errors."""
+_DRAIN_SECONDS = 1.0
+"""Time for queries that have arrived before they were sent elsewhere, and for upstream servers to answer them."""
 _CHECK_INTERVAL = 1.0
 """Seconds between two checks of the workers."""
 
@@ -118,6 +120,8 @@ class DnsServer:
         """Times of the start with incomplete lists, the next check of the workers, and that of the Corefile."""
         self._terminating = False
         self._opened = False
+        self._on_open: Callable[[], None] | None = None
+        self._on_stop: Callable[[], None] | None = None
         self._started = self._clock.wall()
 
     @property
@@ -126,8 +130,13 @@ class DnsServer:
         workers = self._workers
         return self._opened and workers is not None and bool(workers.pids) and not self._readiness().missing
 
-    def run(self) -> None:
-        """Serve until `stop`. Raises ListenError."""
+    def run(self, on_open: Callable[[], None] | None = None, on_stop: Callable[[], None] | None = None) -> None:
+        """Serve until `stop`. Raises ListenError, and what the callbacks raise.
+
+        `on_open` is called once queries are answered, to attract them, and `on_stop` at the end, to send them elsewhere; queries are
+        answered for a moment longer.
+        """
+        self._on_open, self._on_stop = on_open, on_stop
         try:
             self._begin(self._settings.blocks)
             self._endpoints.open(self._settings.blocks)
@@ -190,6 +199,9 @@ class DnsServer:
     def _shut_down(self) -> None:
         self._terminating = True
         lameduck = max((block.health.lameduck for block in self._blocks if block.health), default=0.0)
+        if self._on_stop is not None and self._opened:
+            self._on_stop()
+            lameduck = max(lameduck, _DRAIN_SECONDS)
         until = self._clock.now() + lameduck
         while (left := until - self._clock.now()) > 0:
             # The source's thread still processes changes.
@@ -235,6 +247,8 @@ class DnsServer:
         assert self._workers is not None
         self._workers.open()
         self._opened = True
+        if self._on_open is not None:
+            self._on_open()
         # The objects of the initial lists stay, so the garbage collector need not traverse them.
         gc.freeze()
         gc.enable()
