@@ -24,6 +24,8 @@ class Wire:
     def __init__(self, *names, keys=None):
         self.now = 100.0
         self.cut = set()
+        self.kernels = set()
+        """Nodes whose kernels answer probes."""
         self.sent = []
         self.members = {}
         self.runs = 0
@@ -55,8 +57,11 @@ class Wire:
             self.now += step
             for name, member in list(self.members.items()):
                 self.deliver(name, member.due(self.now))
-            for member in self.members.values():
+            for name, member in self.members.items():
                 member.tick(self.now)
+                for address in member.probes(self.now):
+                    if address in self.kernels and not self.parted(name, address):
+                        member.answered(address, self.now)
 
     def alive(self, name):
         return set(self.members[name].alive)
@@ -91,6 +96,68 @@ def test_a_node_that_answers_for_a_dead_announcer_is_not_gone():
     assert wire.alive("a") == {"b"} and wire.members["a"].lost(wire.now) == set()
     wire.run(4)
     assert wire.members["a"].lost(wire.now) == {"c"}
+
+
+def test_a_silent_process_whose_kernel_answers_has_more_time_but_not_forever():
+    wire = Wire("a", "b", "c")
+    wire.kernels = {"c"}
+    wire.run(2)
+    silent = wire.stop("c")
+    wire.run(TIMES.timeout * (TIMES.patience - 1))
+    assert wire.alive("a") == {"b", "c"} and wire.alive("b") == {"a", "c"}
+    wire.members["c"] = silent
+    wire.run(1)
+    assert wire.alive("a") == {"b", "c"} and wire.members["a"].counts.lost == 0
+    wire.stop("c")
+    wire.run(TIMES.timeout * TIMES.patience + 0.1)
+    assert wire.alive("a") == {"b"} and wire.members["a"].counts.lost == 1
+
+
+@pytest.mark.parametrize("ends", ["with its kernel", "and its port is closed"])
+def test_one_whose_process_was_silent_before_it_died_is_lost_within_a_second(ends):
+    wire = Wire("a", "b", "c")
+    wire.kernels = {"c"}
+    wire.run(2)
+    wire.stop("c")
+    wire.run(TIMES.timeout + 0.1)
+    assert wire.alive("a") == {"b", "c"}
+    if ends == "with its kernel":
+        wire.kernels.clear()
+    else:
+        wire.members["a"].refused("c", wire.now)
+    wire.run(TIMES.timeout + 0.1)
+    assert wire.alive("a") == {"b"}
+
+
+def test_nobody_is_lost_before_its_kernel_had_time_to_answer():
+    wire = Wire("a", "b")
+    wire.run(2)
+    member = wire.members["a"]
+    # This node did not run for a while, and heard nothing.
+    wire.now += 10
+    assert member.tick(wire.now) == () and member.probes(wire.now) == ["b"]
+    wire.now += TIMES.interval / 2
+    assert member.tick(wire.now) == () and member.probes(wire.now) == []
+    wire.now += TIMES.interval
+    assert member.next_due() <= wire.now and member.tick(wire.now) == ("b",)
+
+
+def test_who_stood_still_for_a_moment_learns_from_its_peers_whether_it_was_missed():
+    for kernels, missed in (({"c"}, False), (set(), True)):
+        wire = Wire("a", "b", "c")
+        wire.kernels = kernels
+        wire.run(2)
+        still = wire.members.pop("c")
+        waiting = []
+        still_receive, still.receive = still.receive, lambda data, _, waiting=waiting: waiting.append(data) or []
+        wire.members["c"] = still
+        still_due, still.due = still.due, lambda _: []
+        wire.run(TIMES.timeout * 1.5)
+        still.receive, still.due = still_receive, still_due
+        for data in waiting:
+            still.receive(data, wire.now)
+        assert still.taken_over(TIMES.timeout * 1.5, wire.now) is missed
+        assert still.taken_over(TIMES.timeout * TIMES.patience + 1, wire.now)
 
 
 def test_a_refusal_alone_loses_nobody():

@@ -48,6 +48,8 @@ class HeartbeatTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Losses of a peer count for this long."""
     full_every: int = 20
     """Every n-th heartbeat carries the payload; the others only its version."""
+    patience: int = 3
+    """Number of timeouts that a silent peer has while its kernel answers probes: its process waits for a processor."""
 
     @property
     def timeout(self) -> float:
@@ -118,6 +120,13 @@ class Peer(msgspec.Struct, kw_only=True):
     timeout: float = math.inf
     refused: float = -math.inf
     """Time of the last ICMP port unreachable: the node is up, its announcer is not."""
+    probed: float = -math.inf
+    """Time of the first probe of the node's kernel since the last heartbeat."""
+    probe_at: float = -math.inf
+    answered: float = -math.inf
+    """Time of the last answer to a probe."""
+    unheard_since: float = -math.inf
+    """When it last reported that it does not hear this node."""
     losses: list[float] = []
     reported_losses: int = 0
     """How often the peer recently lost this node."""
@@ -272,12 +281,47 @@ class Membership:
     def next_due(self) -> float:
         """Return when `due` or `tick` must be called."""
         send = min((peer.send_at for peer in self.peers.values() if peer.address), default=math.inf)
-        return min(send, *(peer.heard + peer.timeout for peer in self.alive.values()), math.inf)
+        return min(send, *map(self._deadline, self.alive.values()), math.inf)
+
+    def _deadline(self, peer: Peer) -> float:
+        """Return when a live peer is lost unless it is heard. No peer is lost before its kernel had time to answer a probe."""
+        end = peer.heard + peer.timeout
+        if peer.refused > peer.heard:
+            return end
+        if peer.probed <= peer.heard:
+            return math.inf
+        last = peer.heard + peer.timeout * self.times.patience
+        return max(end, peer.probed + self.times.interval, min(peer.answered + peer.timeout, last))
+
+    def probes(self, now: float) -> list[str]:
+        """Return the addresses of nodes whose kernels must be probed: their announcers were silent for half a timeout."""
+        found = []
+        for peer in self.alive.values():
+            if now - peer.heard >= peer.timeout / 2 and now >= peer.probe_at:
+                peer.probed = now if peer.probed <= peer.heard else peer.probed
+                peer.probe_at = now + peer.timeout / 2
+                found.append(peer.address)
+        return found
+
+    def answered(self, address: str, now: float) -> None:
+        """Record that a node's kernel answered a probe. The answer can be forged, so it only delays a loss, within a limit."""
+        for peer in self.peers.values():
+            if peer.address == address:
+                peer.answered = now
+
+    def taken_over(self, seconds: float, now: float) -> bool:
+        """Return True if other nodes may have taken over during a suspension of this process that ended now.
+
+        All queued datagrams must have been received. Peers that have lost this node say so in their heartbeats.
+        """
+        if seconds <= self.times.timeout * self.times.patience:
+            return any(peer.unheard_since >= now for peer in self.peers.values())
+        return True
 
     def tick(self, now: float) -> tuple[str, ...]:
         """Return the peers that timed out since the last call. Pending datagrams must have been received before."""
         before = self.alive
-        lost = tuple(name for name, peer in before.items() if now - peer.heard >= peer.timeout)
+        lost = tuple(name for name, peer in before.items() if now >= self._deadline(peer))
         for name in lost:
             peer = self.peers[name]
             peer.state = PeerState.LOST
@@ -351,6 +395,8 @@ class Membership:
         if heartbeat.incarnation in peer.ended_incarnations or heartbeat.gone or not peer.address:
             self.counts.replayed += 1
             return []
+        if heartbeat.incarnation == peer.incarnation:
+            peer.unheard_since = now
         return [self._datagram(peer, now, echo=heartbeat.incarnation)]
 
     def _datagram(self, peer: Peer, now: float, *, echo: int | None = None, gone: bool = False) -> Datagram:

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from narthex.lb import l2
+from narthex.lb.kernel.heartbeats import HeartbeatSockets
 from narthex.linux.links import ip_batch
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
@@ -187,12 +188,32 @@ def test_a_process_that_stood_still_does_not_answer_for_what_others_have(going):
         rest = others(going, holder)
         until(lambda: any(going.address(each).get("answers") for each in rest), "the next", also=going.logs)
         assert going.ask() in rest
+        assert f"node {holder} is lost" in going.logs() and ", though its kernel answers" in going.logs()
     finally:
         os.kill(pid, signal.SIGCONT)
     until(lambda: "was suspended for" in going.logs(), "its own report", also=going.logs)
     until(lambda: len(going.holders()) == 1, "one holder", also=going.logs)
     last = the_holder(going)
     until(lambda: going.ask() == last, "one answer")
+
+
+def test_a_kernel_answers_for_its_closed_ports_and_a_probe_is_no_refusal(segment):
+    with in_namespace(segment.ns(CLIENT)):
+        sockets = HeartbeatSockets(7950)
+    seen = set()
+
+    def asked(address, do):
+        do()
+        seen.update(sockets.refusals())
+        return {probed for where, probed in seen if where == address}
+
+    try:
+        for address in ("192.0.2.1", "2001:db8::1"):
+            until(lambda: asked(address, lambda: sockets.probe(address)) == {True}, "the answer")  # noqa: B023
+            until(lambda: asked(address, lambda: sockets.send(address, b"x")) == {True, False}, "both")  # noqa: B023
+        assert list(sockets.received()) == []
+    finally:
+        sockets.close()
 
 
 def test_a_planned_end_loses_no_question(going):

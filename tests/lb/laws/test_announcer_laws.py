@@ -43,6 +43,7 @@ class Node:
     def turn(self, now):
         member = self.member
         member.tick(now)
+        member.probes(now)  # No kernel answers.
         if member.listening(now):
             return
         back = member.standing_back(now)

@@ -16,6 +16,9 @@ _ERROR = struct.Struct("=IB")
 """Start of `struct sock_extended_err`: errno, origin."""
 _RCVBUF = 1 << 20
 
+_PROBE_PORT = 9
+"""UDP port discard, which is closed on today's machines."""
+
 
 class HeartbeatSockets:
     """Sends and receives heartbeats on one port."""
@@ -63,8 +66,8 @@ class HeartbeatSockets:
                     # The error of an earlier datagram; `refusals` reports it.
                     continue
 
-    def refusals(self) -> Iterator[str]:
-        """Yield addresses that replied with ICMP port unreachable."""
+    def refusals(self) -> Iterator[tuple[str, bool]]:
+        """Yield addresses that replied with ICMP port unreachable, and whether to a probe."""
         for sock in self._sockets.values():
             for _ in range(_AT_ONCE):
                 try:
@@ -75,16 +78,20 @@ class HeartbeatSockets:
                     if level in (socket.IPPROTO_IP, socket.IPPROTO_IPV6) and len(error) >= _ERROR.size:
                         number, _ = _ERROR.unpack_from(error)
                         if number == errno.ECONNREFUSED and where:
-                            yield where[0]
+                            yield where[0], where[1] == _PROBE_PORT
 
-    def send(self, address: str, data: bytes) -> bool:
-        """Send one datagram; return False on failure."""
+    def probe(self, address: str) -> bool:
+        """Ask whether the kernel of a node answers: at a port without a listener, with ICMP port unreachable."""
+        return self.send(address, b"", _PROBE_PORT)
+
+    def send(self, address: str, data: bytes, port: int = 0) -> bool:
+        """Send one datagram, by default to the port of heartbeats; return False on failure."""
         sock = self._sockets.get(family_of(address))
         if sock is None:
             return False
         for _ in range(2):
             try:
-                sock.sendto(data, (address, self.port))
+                sock.sendto(data, (address, port or self.port))
             except OSError:
                 # The first failure may belong to an earlier datagram.
                 continue

@@ -170,6 +170,7 @@ class _AnnouncerLoop:
             Membership(node_name, int.from_bytes(os.urandom(8)) | 1, keys, clock.now()),
             self._transport,
             self._heartbeats.send,
+            self._heartbeats.probe,
             ignore_exclude_label=configuration.ignore_exclude_label,
         )
         self.feed = EventFeed(origin.source)
@@ -200,13 +201,13 @@ class _AnnouncerLoop:
 
     def _turn(self) -> float:
         """Do everything that is due; return the seconds until the next iteration."""
-        timeout = self.announcing.membership.times.timeout
+        membership = self.announcing.membership
         now = self._clock.now()
         with self._lock:
-            stood = self.announcing.membership.seconds_since_sent(now)
-            if stood > timeout:
-                self.announcing.resume_after_stall(now, stood)
+            stood = membership.seconds_since_sent(now)
             self._take_in(now)
+            if stood > membership.times.timeout and membership.taken_over(stood, now):
+                self.announcing.resume_after_stall(now, stood)
             self.announcing.turn(now)
             self.announcing.answer(now)
             if self._conditions is not None and now >= self._say_at:

@@ -51,10 +51,11 @@ class Announcer:
         membership: Membership,
         transport: RawLinkTransport,
         send: Callable[[str, bytes], object],
+        probe: Callable[[str], object] = lambda _: None,
         *,
         ignore_exclude_label: bool = False,
     ) -> None:
-        """Set up the announcer; `send` sends a heartbeat to an address."""
+        """Set up the announcer; `send` sends a heartbeat to an address, and `probe` asks whether its kernel answers."""
         self.node = node
         self.membership = membership
         self.ownership = AddressOwnership(node)
@@ -63,6 +64,7 @@ class Announcer:
         self.failovers = 0
         self._transport = transport
         self._send = send
+        self._send_probe = probe
         self._ignore_exclude_label = ignore_exclude_label
         self._store = Store()
         self._decider = AddressElector()
@@ -112,15 +114,15 @@ class Announcer:
             self._given = (*pools, *advertisements)
             self._pools = Map((each.key, each) for each in pools), Map((each.key, each) for each in advertisements)
 
-    def handle_heartbeats(self, datagrams: Sequence[bytes], refusals: Sequence[str], now: float) -> None:
-        """Process received datagrams, and addresses that replied with ICMP port unreachable."""
+    def handle_heartbeats(self, datagrams: Sequence[bytes], refusals: Sequence[tuple[str, bool]], now: float) -> None:
+        """Process received datagrams, and addresses that replied with ICMP port unreachable, with whether to a probe."""
         before = self.membership.alive.keys()
         for data in datagrams:
             self._dispatch(self.membership.receive(data, now))
         for name in self.membership.alive.keys() - before:
             self._peer_appeared(name)
-        for address in refusals:
-            self.membership.refused(address, now)
+        for address, probed in refusals:
+            (self.membership.answered if probed else self.membership.refused)(address, now)
         self._warn_about_rejected_heartbeats(now)
 
     def _peer_appeared(self, name: str) -> None:
@@ -169,14 +171,17 @@ class Announcer:
         lost = self.membership.tick(now)
         orphans = {address for name in lost for address in self.membership.peers[name].payload.held}
         for name in lost:
-            timeout = self.membership.peers[name].timeout
-            LOGGER.warning("announcer: node %s is lost: no heartbeat for %.2f s", name, timeout)
+            peer = self.membership.peers[name]
+            though = ", though its kernel answers" if max(peer.answered, peer.refused) > peer.heard else ""
+            LOGGER.warning("announcer: node %s is lost: no heartbeat for %.2f s%s", name, now - peer.heard, though)
         if self._store.snapshot.synced and not self.membership.listening(now):
             inputs = self._inputs(now)
             if inputs != self._elected_from or now >= self.ownership.next_due():
                 self._elect(now, orphans)
                 self._elected_from = inputs
         self._dispatch(self.membership.due(now))
+        for address in self.membership.probes(now):
+            self._send_probe(address)
         for address in self._repeats.announcements(now):
             failpoint(TAKEOVER_SENT)
             self._announce(address, now)
