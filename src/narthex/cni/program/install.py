@@ -38,7 +38,7 @@ BUNDLED = (
     *(f"narthex.cni.kernel.{name}" for name in ("files", "locks", "records", "tables")),
     "narthex.cni.program",
     *(f"narthex.cni.program.{name}" for name in ("delegate", "elements", "flannel", "ipam", "iptables", "masquerade")),
-    *(f"narthex.cni.program.{name}" for name in ("node", "pods", "portmap", "run")),
+    *(f"narthex.cni.program.{name}" for name in ("node", "pod_interfaces", "portmap", "run")),
     "narthex.linux",
     *(
         f"narthex.linux.{name}"
