@@ -105,11 +105,11 @@ def _add_delegate(node: NodeContext, request: CniRequest, made: CniRequest) -> M
 
 _STANDARD = {"ADD": "add", "DEL": "remove", "CHECK": "check", "GC": "collect", "STATUS": "status"}
 COMMAND_HANDLERS = {
-    "bridge": ("pods", _STANDARD | {"ADD": "add_bridge"}),
-    "ptp": ("pods", _STANDARD | {"ADD": "add_ptp"}),
+    "bridge": ("pod_interfaces", _STANDARD | {"ADD": "add_bridge"}),
+    "ptp": ("pod_interfaces", _STANDARD | {"ADD": "add_ptp"}),
     "portmap": ("portmap", _STANDARD),
     "host-local": ("ipam", _STANDARD),
-    "loopback": ("pods", {"ADD": "add_loopback", "DEL": "remove_loopback", "CHECK": "check_loopback"}),
+    "loopback": ("pod_interfaces", {"ADD": "add_loopback", "DEL": "remove_loopback", "CHECK": "check_loopback"}),
 }
 """For each plugin, the module and the functions of (node, request) for its commands; those for ADD return the result.
 
