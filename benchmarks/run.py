@@ -47,6 +47,7 @@ BENCHMARKS = (
     Benchmark("connect", "connect latency through a Service by size", ("nft",)),
     Benchmark("throughput", "bytes through a Service beside the direct path", ("nft",)),
     Benchmark("churn", "an hour of changes, sped up: processor and memory", ("nft",)),
+    Benchmark("node_memory", "a node with all parts and its DNS worker: resident memory", ("nft", "openssl")),
     Benchmark("memory_profile", "bytes for each Service and endpoint, by table"),
     Benchmark("userspace_relay", "the relay beside the direct path"),
     Benchmark("dns", "answers a second beside an echo loop and knot", ("dnsperf", "knotd")),

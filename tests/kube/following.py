@@ -49,11 +49,15 @@ class Following:
     def _run(self) -> None:
         try:
             for events in self.source.changes(self._stop):
-                for event in events:
-                    self.store.apply(event)
-                self.batches.append(events)
+                self._take(events)
+                del events
         except Exception as error:
             self.error = error
+
+    def _take(self, events: Any) -> None:
+        for event in events:
+            self.store.apply(event)
+        self.batches.append(events)
 
     @property
     def synced(self) -> bool:

@@ -1,5 +1,6 @@
 """The source against a server that speaks real HTTP, and breaks it."""
 
+import gc
 import random
 import time
 
@@ -14,6 +15,7 @@ from narthex.kube.snapshot import read_once
 from narthex.kube.source import KubeSource
 from narthex.kube.watch import Watch
 from narthex.lab.api.reads import ServerFeatures
+from narthex.model import Upsert
 from narthex.testing.apiserver import DropConnection, FaultyApiServer, Garble, Refuse, Silence
 from narthex.testing.build import NODE, endpoint, endpoint_slice, node, service
 
@@ -46,6 +48,20 @@ def test_lists_come_as_one_batch_and_changes_follow(server, streaming):
         server.delete(service("shop/web"))
         it.wait(lambda: it.services == ["shop/api"])
     assert it.source.problems == ()
+
+
+@BOTH
+def test_what_was_reported_is_not_kept_as_well(server, streaming):
+    def kept():
+        """Events that live on after their receiver has taken them, by the names of their objects."""
+        found = gc.get_objects()
+        return {each.object.name for each in found if isinstance(each, Upsert) and each.object.name.startswith("kept-")}
+
+    server.put(*(service(f"shop/kept-{number}", f"10.110.1.{number}") for number in range(1, 100)))
+    with following(server.url, streaming=streaming) as it:
+        it.wait(lambda: it.synced)
+        it.batches.clear()
+        it.wait(lambda: len(kept()) <= 1)
 
 
 @pytest.mark.row("1.3")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ssl
+import tracemalloc
 
 import httpx2
 import pytest
@@ -260,3 +261,28 @@ def test_closing_ends_what_is_being_read():
                 await anext(parts)
 
     asked(server, work)
+
+
+def test_a_watch_keeps_nothing_of_what_it_has_read():
+    """The first answer of a watch has all objects: what was read is freed while the next line is awaited."""
+    size = 1 << 20
+
+    async def watch(client):
+        async with client.stream("GET", "/watch") as response:
+            left, chunks = size, response.aiter_bytes()
+            while left:
+                left -= len(await anext(chunks))
+            following = asyncio.ensure_future(anext(chunks))
+            await asyncio.sleep(0.05)
+            kept, _ = tracemalloc.get_traced_memory()
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            return kept
+
+    asked(Server(CHUNKED + b"0\r\n\r\n"), read)
+    tracemalloc.start()
+    try:
+        kept = asked(Server(CHUNKED + b"%x\r\n%s\r\n" % (size, b"x" * size)), watch)
+        assert kept < size / 8
+    finally:
+        tracemalloc.stop()

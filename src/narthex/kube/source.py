@@ -113,6 +113,7 @@ class KubeSource:
             try:
                 while (events := runner.run(anext(batches, None))) is not None:
                     yield events
+                    del events
             finally:
                 runner.run(batches.aclose())
                 runner.run(api.aclose())
@@ -130,6 +131,7 @@ class KubeSource:
                 events = await self._next((stopping, *running), stop)
                 if not stop.is_set():
                     yield events
+                del events
         finally:
             for task in (stopping, *running):
                 task.cancel()
@@ -227,6 +229,8 @@ _TOLERANCE = 0.05
 """Seconds by which a request may be aborted too early; moving the timeout for each chunk costs more than decoding it.
 """
 
+_NOTHING = WatchStep()
+
 EventHandler = Callable[[Watch, tuple[Event, ...]], object]
 """Receives the events of a watch; none if only the state of the watch changed."""
 
@@ -250,15 +254,18 @@ class _Follower:
             step = self._watch.take(DeadlineReached(), self._now())
             while True:
                 self._publish(step)
-                if step.request is not None:
-                    step = await self._request(step.request)
+                # What has been published is not kept while the watch waits: after a list, this is all objects.
+                request = step.request
+                del step
+                if request is not None:
+                    step = await self._request(request)
                 else:
                     await asyncio.sleep(self._watch.wake_at - self._now())
                     step = self._watch.take(DeadlineReached(), self._now())
         finally:
             # The watch counts them as seen.
             if self._events:
-                self._publish(WatchStep())
+                self._publish(_NOTHING)
 
     def _publish(self, step: WatchStep) -> None:
         self._events.extend(step.events)
@@ -290,11 +297,11 @@ class _Follower:
             if step.over:
                 return step
             self._events.extend(step.events)
+            del chunk, lines, step
             # A streaming list is thousands of chunks of which nothing follows before the last.
             if self._events or seen != (counts.bookmarks, counts.lists):
                 seen = counts.bookmarks, counts.lists
-                events, self._events = tuple(self._events), []
-                self._tell(self._watch, events)
+                self._publish(_NOTHING)
             self._put_off(limit)
         return self._take(StreamEnded())
 

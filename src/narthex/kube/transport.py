@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+from asyncio import sslproto
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -22,6 +23,10 @@ _MOST_WAITING = 1024 * 1024
 """Bytes that may wait for their reader before the socket is paused."""
 _KEPT_SECONDS = 5.0
 """An idle connection is not reused after this; servers close theirs later."""
+
+_TLS_BUFFER_BYTES = 32 * 1024
+"""Buffer of each TLS connection, which is two records; asyncio takes 256 KiB, and a node has a dozen watches."""
+sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
 
 _Origin = tuple[str, str, int]
 
@@ -116,7 +121,8 @@ class _Connection(asyncio.Protocol):
         self.origin = origin
         self._open = open
         self.wire: asyncio.Transport
-        self._machine = h11.Connection(h11.CLIENT)
+        self._machine: h11.Connection | None = None
+        """While the head of a response is awaited."""
         self._came: list[bytes] = []
         self._size = 0
         self._ended = False
@@ -185,14 +191,16 @@ class _Connection(asyncio.Protocol):
 
     async def head(self) -> tuple[h11.Response, bytes]:
         """Return the head of the response and the bytes that followed it."""
+        machine, self._machine = self._machine, None
+        assert machine is not None
         while True:
-            event = self._machine.next_event()
+            event = machine.next_event()
             if isinstance(event, h11.Response):
-                return event, self._machine.trailing_data[0]
+                return event, machine.trailing_data[0]
             if event is h11.NEED_DATA:
                 if not (data := await self.read()):
                     raise httpx2.RemoteProtocolError("the server hung up without an answer")
-                self._machine.receive_data(data)
+                machine.receive_data(data)
 
     async def read(self) -> bytes:
         """Return all data that has arrived; empty at the end of the stream."""
@@ -239,7 +247,7 @@ class _Body(httpx2.AsyncByteStream):
             self._transport.done(self._connection, good=self._whole and self._lasting)
 
     async def _chunks(self) -> AsyncIterator[bytes]:
-        chunks, data = ChunkDecoder(), self._rest
+        chunks, data, self._rest = ChunkDecoder(), self._rest, b""
         while True:
             try:
                 part = chunks.feed(data)
@@ -250,6 +258,8 @@ class _Body(httpx2.AsyncByteStream):
             if chunks.ended:
                 self._whole = not chunks.beyond
                 return
+            # What was read is not kept while the next is awaited, which takes minutes in a watch.
+            data = part = b""
             if not (data := await self._more()):
                 raise httpx2.RemoteProtocolError("the connection ended before its answer was complete")
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from narthex.kube.source import Origin
+from narthex.linux.memory import return_freed_memory
 from narthex.node.parts import NodePart, NodeSupervisor
 from narthex.proxy.program.reload import ConfigurationFile
 from narthex.proxy.program.settings import ProxySettings
@@ -27,6 +28,7 @@ def serve_node(settings: ProxySettings, origin: Callable[[], Origin], file: Conf
 
     `origin` creates a new source for each run of a part. Raises StartError.
     """
+    return_freed_memory()
     work = NodeProgram(settings, origin)
     run_process(work, settings, work.status, origin().creator, file)
 

@@ -150,6 +150,8 @@ class EventFeed:
             try:
                 for events in self._source.changes(self._stop):
                     self._put(events)
+                    # The next batch may be hours away, and the first has all objects.
+                    del events
                     notice()
             except Exception as error:
                 # A fault here must not leave a proxy that is deaf and does not know it.

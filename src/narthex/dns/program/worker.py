@@ -36,6 +36,7 @@ from narthex.dns.server.resolv_conf import autopath_search_list
 from narthex.dns.server.tcp import TcpServer
 from narthex.dns.server.udp import UdpServer
 from narthex.dns.zone.zone import Zone
+from narthex.linux.memory import return_freed_memory
 from narthex.linux.module_process import frame
 from narthex.linux.privileges import go_first
 from narthex.runtime.connection_slots import ConnectionSlots
@@ -197,6 +198,7 @@ def main(argv: list[str]) -> None:
     # A signal to the whole process group also reaches the main process, whose end ends the worker.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    return_freed_memory()
     start_logging(sys.stderr)
     # The initial data leaves no garbage to collect.
     gc.disable()

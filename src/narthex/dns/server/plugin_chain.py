@@ -22,7 +22,6 @@ from narthex.dns.server.counters import CacheCounts, ResolverCounts, UpstreamCou
 from narthex.dns.server.event_loop import RESOLV_CONF_INTERVAL, EventLoop, EventTimer, FollowedFile
 from narthex.dns.server.queries_in_flight import Forwarder, ForwardOutcome, tls_context
 from narthex.dns.server.resolv_conf import upstreams_of_file
-from narthex.dns.server.tls import server_tls_context
 from narthex.model.lines import without_long_lines_of
 from narthex.runtime.logs import LimitedLog
 
@@ -42,6 +41,9 @@ def tls_file_error(block: ServerBlock) -> str | None:
             return f"{block.where}: forward {forward.zone}: tls: {error.strerror or error}"
     if block.tls is not None and block.transport != "dns":
         try:
+            # OpenSSL takes megabytes of each worker.
+            from narthex.dns.server.tls import server_tls_context
+
             server_tls_context(block.tls)
         except OSError as error:
             return f"{block.where}: tls: {block.tls.certificate}, {block.tls.key}: {error.strerror or error}"

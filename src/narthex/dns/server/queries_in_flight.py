@@ -5,9 +5,8 @@ Of equal queries in flight only one is sent. After a failure, an upstream is che
 
 from __future__ import annotations
 
-import secrets
-import ssl
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,7 +25,10 @@ from narthex.dns.plugins.forward import (
 )
 from narthex.dns.server.counters import UpstreamCounter
 from narthex.dns.server.event_loop import EventLoop
-from narthex.dns.server.upstream_exchange import NOT_UNDERSTOOD, ExchangeOutcome, UpstreamExchange
+from narthex.dns.server.upstream_exchange import NOT_UNDERSTOOD, RANDOM, ExchangeOutcome, UpstreamExchange
+
+if TYPE_CHECKING:
+    import ssl
 
 CHECK_TIMEOUT = 1.0
 """Seconds that an upstream has to answer a health check."""
@@ -55,7 +57,7 @@ class Forwarder:
     ) -> None:
         """Create the forwarder. Raises OSError (or ssl.SSLError, a subclass) if the TLS files cannot be used."""
         self.settings = settings
-        self.pool = UpstreamPool(settings, upstreams, secrets.randbelow)
+        self.pool = UpstreamPool(settings, upstreams, RANDOM.randrange)
         self._zone = names.wire(settings.zone).lower()
         self._excluded = names.lower_zones(settings.excluded)
         self._loop = loop
@@ -162,6 +164,9 @@ class Forwarder:
 
 def tls_context(tls: UpstreamTlsSettings) -> ssl.SSLContext:
     """Return the TLS settings of a client. Raises OSError if a file cannot be read or has invalid content."""
+    # Only upstreams over TLS need it, and OpenSSL takes five megabytes of a worker.
+    import ssl
+
     context = ssl.create_default_context(cafile=tls.authority or None)
     if tls.certificate:
         context.load_cert_chain(tls.certificate, tls.key)

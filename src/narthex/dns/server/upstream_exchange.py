@@ -8,16 +8,22 @@ counted, and the wait goes on.
 from __future__ import annotations
 
 import errno
-import secrets
 import socket
-import ssl
 from collections.abc import Callable
+from random import SystemRandom
+from typing import TYPE_CHECKING, cast
 
 from narthex.dns.corefile.settings import Upstream
 from narthex.dns.message.query import Transport, UpstreamQuery, count_letters, match_response, randomize_case
 from narthex.dns.message.response import MalformedResponseError, UpstreamResponse, parse_response
 from narthex.dns.server.counters import UpstreamCounter
 from narthex.dns.server.event_loop import EventLoop, EventTimer
+
+if TYPE_CHECKING:
+    import ssl
+
+RANDOM = SystemRandom()
+"""Numbers of the kernel, which cannot be guessed. `secrets` has the same, and loads OpenSSL, which is four megabytes of each worker."""
 
 MAX_SOCKETS = 2048
 """Limit of open sockets; further queries fail at once."""
@@ -65,8 +71,8 @@ class UpstreamExchange:
         name = query.name
         if self._lower_case_until.get(upstream, 0.0) < self.loop.now():
             self._lower_case_until.pop(upstream, None)
-            name = randomize_case(name, secrets.randbits(count_letters(name) + 1))
-        packet = query.packet(secrets.randbits(16), name)
+            name = randomize_case(name, RANDOM.getrandbits(count_letters(name) + 1))
+        packet = query.packet(RANDOM.getrandbits(16), name)
         if via == "udp" and upstream.transport == "dns":
             self.counter.connection(str(upstream), "udp", reused=False)
             _UdpQuery(self, upstream).send(packet, deadline, report)
@@ -290,7 +296,7 @@ class UpstreamConnection(_UpstreamSocket):
                     self._socket, server_hostname=name, do_handshake_on_connect=False
                 )
             except (OSError, ValueError) as failure:
-                self._finish(_reason(failure))
+                self._finish(_tls_reason(failure))
                 return
         self._proceed()
 
@@ -299,8 +305,8 @@ class UpstreamConnection(_UpstreamSocket):
         sock = self._socket
         assert sock is not None
         try:
-            if isinstance(sock, ssl.SSLSocket) and not self._ready:
-                sock.do_handshake()
+            if self.upstream.transport == "tls" and not self._ready:
+                cast("ssl.SSLSocket", sock).do_handshake()
             self._ready = True
             while self._out:
                 self._out = self._out[sock.send(self._out) :]
@@ -308,21 +314,33 @@ class UpstreamConnection(_UpstreamSocket):
                 self._in += received
                 if self._take_response():
                     return
-        except (BlockingIOError, ssl.SSLWantReadError):
-            self._exchange.loop.register(
-                sock.fileno(), self._proceed, self._proceed if self._out and self._ready else None
-            )
-            return
-        except ssl.SSLWantWriteError:
-            self._exchange.loop.register(sock.fileno(), None, self._proceed)
-            return
-        except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        except BlockingIOError:
+            self._await_data(sock)
+        except (ConnectionResetError, BrokenPipeError):
             self._finish(self.CLOSED)
-            return
         except OSError as error:
-            self._finish(_reason(error))
-            return
-        self._finish(self.CLOSED)
+            if self.upstream.transport == "tls":
+                self._interrupted_tls(sock, error)
+            else:
+                self._finish(_reason(error))
+        else:
+            self._finish(self.CLOSED)
+
+    def _await_data(self, sock: socket.socket) -> None:
+        self._exchange.loop.register(sock.fileno(), self._proceed, self._proceed if self._out and self._ready else None)
+
+    def _interrupted_tls(self, sock: socket.socket, error: OSError) -> None:
+        # Loaded with the exchange's context; workers without such upstreams do without it.
+        import ssl
+
+        if isinstance(error, ssl.SSLWantReadError):
+            self._await_data(sock)
+        elif isinstance(error, ssl.SSLWantWriteError):
+            self._exchange.loop.register(sock.fileno(), None, self._proceed)
+        elif isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            self._finish(self.CLOSED)
+        else:
+            self._finish(_tls_reason(error))
 
     def _take_response(self) -> bool:
         """Take the response if it is complete. Return True if the query is finished."""
@@ -360,9 +378,13 @@ class UpstreamConnection(_UpstreamSocket):
             report(response)
 
 
+def _tls_reason(error: Exception) -> str:
+    import ssl
+
+    return f"TLS: {error.reason or error}" if isinstance(error, ssl.SSLError) else _reason(error)
+
+
 def _reason(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {error.reason or error}"
     if isinstance(error, OSError) and error.errno:
         return errno.errorcode.get(error.errno, str(error.errno)).lower() + (
             f": {error.strerror}" if error.strerror else ""
