@@ -23,6 +23,9 @@ API_SERVICE_ADDRESS = "10.96.0.1"
 DOMAIN = "cluster.local"
 DNS_SERVICE = NamespacedName("kube-system", "kube-dns")
 DNS_LABELS = {"k8s-app": "kube-dns"}
+DNS_CONFIG = NamespacedName("kube-system", "coredns")
+"""The ConfigMap with the Corefile of the cluster DNS."""
+COREFILE = "Corefile"
 ADDRESSES = ("10.96.0.10", "fd00:10:96::a")
 """The tenth address of each Service range, by convention."""
 DNS_PORT = 53
@@ -178,7 +181,7 @@ def corefile() -> str:
     zones = f"{DOMAIN} in-addr.arpa ip6.arpa"
     return (
         f"{zones} {{\n    errors\n    kubernetes {zones} {{\n        pods insecure\n    }}\n"
-        "    prometheus :9353\n    loadbalance\n}\n"
+        "    prometheus :9353\n    reload 2s 1s\n    loadbalance\n}\n"
         ". {\n    errors\n    kubernetes .\n}\n"
     )
 

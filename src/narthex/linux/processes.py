@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,8 @@ import msgspec
 from narthex.linux.namespaces import namespace_path
 
 _PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
@@ -79,3 +82,14 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return stat.st_dev, stat.st_ino
+
+
+def die_with_parent(lives: Callable[[], bool]) -> None:
+    """Let the kernel kill this process when the thread that forked it ends. Raises OSError.
+
+    `lives` returns False if that has happened already; in a PID namespace of its own, a process cannot see its parent.
+    """
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl PDEATHSIG")
+    if not lives():
+        os._exit(1)

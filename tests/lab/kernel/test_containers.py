@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from narthex.lab.containers.container import JOBS, Containers, ContainerStartError
-from narthex.lab.containers.forks import ForkServer
 from narthex.lab.containers.log import LogReader
 from narthex.lab.containers.program import ExecSpec, ProgramSpec
 from narthex.lab.containers.root import BindMount
+from narthex.linux.forks import ForkServer
 from narthex.linux.namespaces import create_namespace, delete_namespace
 from narthex.linux.processes import processes_inside
 from narthex.testing.load import until

@@ -58,6 +58,22 @@ kind: Service
 metadata: {name: web, namespace: shop}
 spec: {ports: [{port: 80}]}
 """
+COREFILE = """\
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: coredns, namespace: kube-system}
+data:
+  Corefile: |
+    cluster.local in-addr.arpa ip6.arpa {
+        kubernetes cluster.local in-addr.arpa ip6.arpa
+        reload 2s 1s
+    }
+    acme.local {
+        hosts {
+            192.0.2.7 abc.acme.local
+        }
+    }
+"""
 MUSL = """
 #include <arpa/inet.h>
 #include <netdb.h>
@@ -87,7 +103,8 @@ def narthex(*words, check=True):
 
 
 class Lab:
-    def __init__(self):
+    def __init__(self, directory):
+        self.directory = directory
         state = json.loads(narthex("lab", "status", "--name", NAME, "-o", "json"))["state"]
         self.pods = [f"{pod['namespace']}/{pod['name']}" for pod in state["pods"]]
         self.addresses = sorted(address for pod in state["pods"] for address in pod["addresses"])
@@ -110,7 +127,7 @@ def lab(tmp_path_factory):
     (directory / "all.yaml").write_text(MANIFESTS)
     try:
         narthex("lab", "up", str(directory), "--nodes", "2", "--name", NAME)
-        yield Lab()
+        yield Lab(directory)
     finally:
         narthex("lab", "down", "--name", NAME)
 
@@ -179,6 +196,14 @@ def test_a_request_by_name_and_the_way_it_goes(lab):
     assert "redis-" in said
     told = narthex("trace", lab.pods[0], "redis.default:6379", "--lab", NAME)
     assert "redis.default.svc.cluster.local.: " in told and "plan and rules agree" in told
+
+
+def test_the_cluster_dns_follows_its_config_map(lab):
+    assert lab.inside("dig", "+short", "abc.acme.local").split() == []
+    (lab.directory / "dns.yaml").write_text(COREFILE)
+    for pod in range(2):
+        until(lambda: lab.inside("dig", "+short", "abc.acme.local", pod=pod).split() == ["192.0.2.7"], "the new zone")  # noqa: B023
+        assert lab.addresses_of("getent", "ahosts", "redis") == lab.service
 
 
 def test_a_node_that_does_not_answer_itself_asks_another(lab):

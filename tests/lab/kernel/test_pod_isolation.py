@@ -14,11 +14,11 @@ import pytest
 
 from narthex.lab.containers import root
 from narthex.lab.containers.container import JOBS, Containers, ContainerStartError
-from narthex.lab.containers.forks import ForkServer
 from narthex.lab.containers.log import LogReader
 from narthex.lab.containers.program import DEFAULT_CAPABILITIES, ExecSpec, ProgramSpec
 from narthex.lab.containers.root import BindMount
 from narthex.linux.capabilities import NUMBERS, bounding_set
+from narthex.linux.forks import ForkServer
 from narthex.linux.namespaces import create_namespace, delete_namespace
 from narthex.linux.processes import processes_inside
 from narthex.testing.load import until

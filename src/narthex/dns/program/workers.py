@@ -140,9 +140,7 @@ class WorkerPool:
                 continue
             if process is not None:
                 LOGGER.error(
-                    "DNS worker (process %d) ended with status %s; a new one starts",
-                    process.pid,
-                    process.program.returncode,
+                    "DNS worker (process %d) ended with status %s; a new one starts", process.pid, process.status
                 )
                 process.stop()
                 self.restarts += 1

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from narthex.lab.containers.forks import ForkServer
 from narthex.lab.containers.keeper import (
     KEEPER_REPORTS,
     KeeperReport,
@@ -21,6 +20,7 @@ from narthex.lab.containers.keeper import (
     keep_program,
 )
 from narthex.lab.containers.program import ExecSpec, ProgramSpec
+from narthex.linux.forks import ForkServer
 
 RUN, ENTER, PAUSE = "run", "enter", "pause"
 JOBS = {RUN: keep_program, ENTER: keep_entry, PAUSE: keep_pause}

@@ -24,13 +24,13 @@ from narthex.lab.containers.program import (
     ProgramSpec,
     become,
     become_exec,
-    die_with_parent,
     find_program,
     join_network,
     join_process,
     join_processes,
     unshare,
 )
+from narthex.linux.processes import die_with_parent
 
 _CHUNK = 64 * 1024
 

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import termios
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,7 +25,6 @@ from narthex.linux.namespaces import namespace_path
 from narthex.linux.setns import NEW_NETWORK, open_namespace, setns
 
 _NEW_MOUNTS, NEW_HOSTNAME, NEW_IPC, NEW_PROCESSES = 0x00020000, 0x04000000, 0x08000000, 0x20000000
-_PR_SET_PDEATHSIG = 1
 
 DEFAULT_CAPABILITIES = (
     *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "NET_RAW"),
@@ -81,16 +80,6 @@ def _check(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
-
-
-def die_with_parent(lives: Callable[[], bool]) -> None:
-    """Let the kernel kill this process when the thread that forked it ends.
-
-    `lives` returns False if that has happened already; in a PID namespace of its own, a process cannot see its parent.
-    """
-    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl PDEATHSIG")
-    if not lives():
-        os._exit(1)
 
 
 def unshare(what: int) -> None:

@@ -16,7 +16,6 @@ from narthex.lab.api.proxy_path import KUBELET_PORT
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.store import ObjectStore
 from narthex.lab.containers.container import Containers
-from narthex.lab.containers.forks import ForkServer
 from narthex.lab.controllers.controller_manager import ControllerManager, lab_controllers
 from narthex.lab.controllers.ingress.controller import IngressController
 from narthex.lab.controllers.node_lifecycle import EXTERNAL_NODE_GRACE_SECONDS, LEASES, NODE_GRACE_SECONDS
@@ -48,6 +47,7 @@ from narthex.lab.program.state import LabError, StateDirectory
 from narthex.lab.server.database import ObjectDatabase, UnreadableDatabase
 from narthex.lab.server.kubelet import KubeletServer
 from narthex.lab.topology import LabNode
+from narthex.linux.forks import ForkServer
 
 _HEARTBEATS_PER_GRACE = 4
 

@@ -76,11 +76,9 @@ def start_process(
 def create_lab_process(directory: StateDirectory, options: LabOptions, progress: Progress) -> LabProcess:
     """Create a lab in its new process. The fork server is created first, because its preloading takes longest."""
     # Imported after the fork, so that other commands start faster.
-    from narthex.lab.containers.container import JOBS
-    from narthex.lab.containers.forks import ForkServer
-    from narthex.lab.program.node_process import NODE, PROGRAM, preload, run_node, run_program
+    from narthex.lab.program.node_process import create_fork_server
 
-    forks = ForkServer({**JOBS, NODE: run_node, PROGRAM: run_program}, preload)
+    forks = create_fork_server()
     from narthex.lab.kubelet.program.images import Images
     from narthex.lab.program.lab_process import LabProcess
 

@@ -35,7 +35,6 @@ from narthex.kube.messages import prepare_decoders
 from narthex.lab import cluster, topology
 from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import ApiRequest, ApiResponse
-from narthex.lab.containers.forks import ForkServer
 from narthex.lab.controllers.namespace_objects import SERVICE_ACCOUNT, root_ca
 from narthex.lab.controllers.node_lifecycle import NOT_READY
 from narthex.lab.encode import encode
@@ -51,6 +50,7 @@ from narthex.lab.program.shared_registry import RegistrySnapshot
 from narthex.lab.program.state import LabError, LabState, ObjectGone, StateDirectory
 from narthex.lab.topology import NONE, LabNode
 from narthex.lb.released import ReleasedAddresses
+from narthex.linux.forks import ForkServer
 from narthex.linux.processes import identify_process
 from narthex.model import IPAddressPool, NamespacedName, Problem, Snapshot
 from narthex.model.backoff import Backoff
@@ -105,6 +105,7 @@ class LabProcess:
         self._reconciler = Reconciler(throttle=_THROTTLE, backoff=_BACKOFF)
         self._load_balancers = LoadBalancerAddresses(directory.name, members, self.request)
         self._published: LabState | None = None
+        self._corefile = cluster.corefile()
         self.state = _initial_state(self.parts, options, forks)
         self.faults = FaultRequests(
             self.parts, lambda: self.state, publish=self.publish, kill_node=self.kill, restart_node=self.restart
@@ -228,7 +229,7 @@ class LabProcess:
         return [
             *cluster.dns_service(parts.nodes),
             cluster.config_map("kube-proxy-config", {"config": proxy}),
-            cluster.config_map("coredns", {"Corefile": cluster.corefile()}),
+            cluster.config_map(cluster.DNS_CONFIG.name, {cluster.COREFILE: cluster.corefile()}),
         ]
 
     def close(self) -> None:
@@ -241,6 +242,7 @@ class LabProcess:
         with self._lock:
             self.parts.manifests.apply_changes()
             self._yield_to_user_dns()
+            self._mount_corefile()
             self._load_balancers.reconcile(self._read_objects(), balancing=self.state.balancing)
 
     def _read_objects(self) -> Snapshot:
@@ -258,6 +260,15 @@ class LabProcess:
                 # The Endpoints of the user's Service have the same name, but other labels.
                 if held is not None and held["metadata"].get("labels") == each["metadata"]["labels"]:
                     registry.delete(each["kind"], cluster.DNS_SERVICE.namespace, each["metadata"]["name"])
+
+    def _mount_corefile(self) -> None:
+        """Give the nodes the Corefile of the ConfigMap, as a kubelet does. They read it again if it has the plugin `reload`."""
+        with self.parts.registry.held() as registry:
+            found = registry.get("ConfigMap", *cluster.DNS_CONFIG) or {}
+        text = (found.get("data") or {}).get(cluster.COREFILE)
+        if text and text != self._corefile:
+            self._corefile = text
+            self.parts.directory.write_corefile(text)
 
     def request(self, method: str, path: str, body: Object, content_type: str = "application/json") -> Object:
         """Send a request to the API. Raises LabError with its error message, ObjectGone for 404."""

@@ -8,14 +8,14 @@ import os
 import runpy
 import socket
 import sys
-import threading
 from collections.abc import Sequence
 
 import msgspec
 
-from narthex.lab.containers.forks import PROCESS_EXITS, ForkServer
+from narthex.lab.containers.container import JOBS
 from narthex.lab.containers.program import join_network
-from narthex.linux.processes import ProcessIdentity, identify_process, kill_processes
+from narthex.linux import module_process
+from narthex.linux.forks import ForkedProcess, ForkServer, report_start
 from narthex.linux.run import with_package
 
 NODE, PROGRAM = "node", "node-program"
@@ -45,6 +45,8 @@ _PRELOADED = (
     "encodings.idna",
 )
 """Modules that every node loads."""
+_WORKERS = ("narthex.dns.program.worker", "narthex.proxy.relay.process")
+"""Modules that nodes start as processes of their own."""
 
 
 class NodeStartRequest(msgspec.Struct, frozen=True):
@@ -58,16 +60,17 @@ class NodeStartRequest(msgspec.Struct, frozen=True):
     """Arguments of `narthex node`, or the program and its arguments."""
 
 
-class _StartedMessage(msgspec.Struct, frozen=True):
-    pid: int
+_START_REQUESTS = msgspec.json.Decoder(NodeStartRequest)
 
 
-_START_REQUESTS, _STARTED = msgspec.json.Decoder(NodeStartRequest), msgspec.json.Decoder(_StartedMessage)
+def create_fork_server() -> ForkServer:
+    """Create the server that forks containers and the programs of nodes. The caller has one thread."""
+    return ForkServer({**JOBS, NODE: run_node, PROGRAM: run_program}, _preload)
 
 
-def preload() -> None:
+def _preload() -> None:
     """Import what nodes need, before the first one is forked."""
-    for module in _PRELOADED:
+    for module in (*_PRELOADED, *_WORKERS):
         importlib.import_module(module)
     importlib.import_module("narthex.kube.messages").prepare_decoders()
 
@@ -76,6 +79,7 @@ def run_node(control: socket.socket, message: bytes, files: Sequence[int]) -> No
     """Run `narthex node` in a forked process (a job of `ForkServer`)."""
     del files
     request = _begin(control, message)
+    module_process.preload(*_WORKERS)
     # A node restarts itself with these arguments when its configuration changes.
     sys.argv = ["narthex", "node", *request.arguments]
     sys.orig_argv = [sys.executable, "-P", "-m", *sys.argv]
@@ -100,7 +104,7 @@ def run_program(control: socket.socket, message: bytes, files: Sequence[int]) ->
 def _begin(control: socket.socket, message: bytes) -> NodeStartRequest:
     """Report the process, and enter the node."""
     request = _START_REQUESTS.decode(message)
-    control.sendall(msgspec.json.encode(_StartedMessage(os.getpid())) + b"\n")
+    report_start(control)
     redirect_to_log(request.log)
     join_network(request.namespace)
     os.chdir("/")
@@ -117,43 +121,9 @@ def redirect_to_log(path: str | os.PathLike[str]) -> None:
         os.close(handle)
 
 
-class NodeProcess:
+class NodeProcess(ForkedProcess):
     """A node's process, seen from the lab's process."""
 
-    def __init__(self, forks: ForkServer, message: NodeStartRequest, job: str = NODE) -> None:
+    def __init__(self, forks: ForkServer, request: NodeStartRequest, job: str = NODE) -> None:
         """Start the process. Raises OSError."""
-        self._control = forks.start(job, msgspec.json.encode(message))
-        self._lock = threading.Lock()
-        self._status: int | None = None
-        line = b""
-        while not line.endswith(b"\n") and (part := self._control.recv(1)):
-            line += part
-        self.identity: ProcessIdentity | None = None
-        try:
-            self.identity = identify_process(_STARTED.decode(line).pid)
-        except msgspec.DecodeError:
-            # The process ended before it sent the message.
-            self._status = _status(line)
-
-    def poll(self) -> int | None:
-        """Return the exit status, negative for a signal; None while it runs."""
-        with self._lock:
-            if self._status is None:
-                try:
-                    line = self._control.recv(4096, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    return None
-                except ConnectionError:
-                    line = b""
-                self._status = _status(line)
-            return self._status
-
-    def kill(self) -> None:
-        """Kill the process and wait for its end."""
-        if self.identity is not None:
-            kill_processes([self.identity])
-
-
-def _status(line: bytes) -> int:
-    """Return the exit status. The line is empty if the fork server has ended, too."""
-    return os.waitstatus_to_exitcode(PROCESS_EXITS.decode(line).ended) if line else -9
+        super().__init__(forks, job, msgspec.json.encode(request))

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from narthex.lab import cluster, topology
-from narthex.lab.containers.forks import ForkServer
 from narthex.lab.program.node_client import (
     BESIDE_HEALTH_PORT,
     BESIDE_METRICS_PORT,
@@ -27,6 +26,7 @@ from narthex.lab.program.node_process import PROGRAM, NodeProcess, NodeStartRequ
 from narthex.lab.program.options import LabOptions
 from narthex.lab.program.state import LabError, NodeRecord, StateDirectory, write_secret
 from narthex.lab.topology import LabNode
+from narthex.linux.forks import ForkServer
 from narthex.model.backoff import Backoff
 from narthex.proxy.kernel.dataplanes import DATAPLANES
 
@@ -64,7 +64,7 @@ class NodeProcesses:
         """Start all nodes. With `announce` they answer for load balancer addresses. Raises OSError."""
         if announce:
             write_secret(self._directory.announcer_key, f"{os.urandom(32).hex()}\n")
-        self._directory.corefile.write_text(cluster.corefile())
+        self._directory.write_corefile(cluster.corefile())
         if self._overlay != topology.NONE:
             conf = topology.net_conf(self._overlay, topology.CLUSTER_CIDRS)
             self._directory.net_conf.write_bytes(msgspec.json.format(msgspec.json.encode(conf)))

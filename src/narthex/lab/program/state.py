@@ -257,6 +257,10 @@ class StateDirectory:
         """Replace the state atomically."""
         replace_file(self._state, msgspec.json.format(msgspec.json.encode(state)))
 
+    def write_corefile(self, text: str) -> None:
+        """Replace the nodes' Corefile atomically."""
+        replace_file(self.corefile, text.encode())
+
     def lock(self) -> int | None:
         """Lock the lab; return a file descriptor to keep open, None if another process owns it. Raises FileNotFoundError."""
         handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

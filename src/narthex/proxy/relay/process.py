@@ -72,7 +72,7 @@ class RelayProcess:
         """Why the process has ended."""
         if self._silent:
             return f"it gave no answer within {_PATIENCE:g} s"
-        status = self._process.program.returncode or 0
+        status = self._process.status or 0
         return f"signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"exit status {status}"
 
     def ask(self, order: RelayOrder) -> RelayAnswer:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import selectors
 import signal
 import socket
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,12 +22,14 @@ from typing import NoReturn
 
 import msgspec
 
-from narthex.lab.containers.program import die_with_parent
+from narthex.linux.processes import ProcessIdentity, die_with_parent, identify_process, kill_processes
+from narthex.linux.run import TimeoutExpired
 
 ForkJob = Callable[[socket.socket, bytes, Sequence[int]], None]
 """Called with the socket to the requester, the order, and files. Its process ends when it returns."""
 
-_MOST_HANDLES = 8
+_MOST_HANDLES = 250
+"""Files of one job; Linux passes up to 253 in a message."""
 
 
 class ProcessExit(msgspec.Struct, frozen=True):
@@ -36,6 +40,13 @@ class ProcessExit(msgspec.Struct, frozen=True):
 
 
 PROCESS_EXITS = msgspec.json.Decoder(ProcessExit)
+
+
+class _ProcessStart(msgspec.Struct, frozen=True):
+    pid: int
+
+
+_STARTS = msgspec.json.Decoder(_ProcessStart)
 
 
 class ForkServer:
@@ -74,6 +85,63 @@ class ForkServer:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
+
+
+class ForkedProcess:
+    """The process of a job that calls `report_start`, seen from its requester. Thread-safe."""
+
+    def __init__(self, forks: ForkServer, job: str, order: bytes, files: Sequence[int] = ()) -> None:
+        """Start the job and wait until it reports. Raises OSError if the server is gone."""
+        self._control = forks.start(job, order, files)
+        self._lock = threading.Lock()
+        self._status: int | None = None
+        line = b""
+        while not line.endswith(b"\n") and (part := self._control.recv(1)):
+            line += part
+        self.identity: ProcessIdentity | None = None
+        try:
+            self.identity = identify_process(_STARTS.decode(line).pid)
+        except msgspec.DecodeError:
+            # The process ended before it sent the message.
+            self._status = _exit_status(line)
+
+    def poll(self) -> int | None:
+        """Return the exit status, negative for a signal; None while it runs."""
+        with self._lock:
+            if self._status is None:
+                try:
+                    line = self._control.recv(4096, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return None
+                except ConnectionError:
+                    line = b""
+                self._status = _exit_status(line)
+            return self._status
+
+    @property
+    def pid(self) -> int:
+        """Process ID; 0 if the process ended at once."""
+        return self.identity.pid if self.identity is not None else 0
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the end. Raises TimeoutExpired after so many seconds."""
+        if self.poll() is None and not select.select([self._control], [], [], timeout)[0]:
+            raise TimeoutExpired("a forked process", timeout or 0.0)
+
+    def kill(self) -> None:
+        """Kill the process and wait for its end."""
+        if self.identity is not None:
+            kill_processes([self.identity])
+
+
+def report_start(control: socket.socket) -> None:
+    """Send the number of this process to the requester, a ForkedProcess."""
+    control.sendall(msgspec.json.encode(_ProcessStart(os.getpid())) + b"\n")
+
+
+def _exit_status(line: bytes) -> int:
+    """Return the exit status. The line is empty if the fork server has ended, too."""
+    return os.waitstatus_to_exitcode(PROCESS_EXITS.decode(line).ended) if line else -signal.SIGKILL
 
 
 def _serve(requests: socket.socket, jobs: Mapping[str, ForkJob], prepare: Callable[[], None]) -> NoReturn:
