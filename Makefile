@@ -21,7 +21,7 @@ CNI_PACKAGES := /usr/lib/cni/bridge:containernetworking-plugins podman:podman ru
 
 SPREAD := -n 5 --dist worksteal
 
-.PHONY: help setup system demo test fuzz soak cnifaults cluster cluster-programs lint unit kernel bench clean
+.PHONY: help setup system demo test fuzz soak cnifaults howtos cluster cluster-programs lint unit kernel bench clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -79,6 +79,9 @@ cnifaults: PACKAGES += $(CNI_PACKAGES)
 cnifaults: setup  ## Make 1,000 racing CNI calls and kill plugins 200 times; `narthex cni gc` must find nothing then
 	$(SUDO) env NARTHEX_TEST_CNI_CALLS=1000 NARTHEX_TEST_CNI_KILLS=200 $(BIN)/python -m pytest -q -n 0 \
 	  tests/cni/kernel/test_cni_races.py tests/cni/kernel/test_cni_failpoints.py
+
+howtos: setup  ## Run all how-tos as written, in labs; CONTROL_PLANE=DIR: with an official control plane, too
+	$(SUDO) env NARTHEX_HOWTOS=1 $(if $(CONTROL_PLANE),NARTHEX_CONTROL_PLANE=$(CONTROL_PLANE)) $(BIN)/python -m pytest -q -n 0 tests/test_docs.py -k how_to
 
 CLUSTER_PACKAGES := containerd:containerd runc:runc podman:podman debootstrap:debootstrap busybox:busybox-static kubectl:kubernetes-client unshare:util-linux
 

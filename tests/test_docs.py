@@ -3,6 +3,8 @@
 In a block of kind `console`, `$` begins a command for anyone and `#` one for root; what follows is its output, where
 `...` stands for anything. Spaces at line ends do not count. `export NAME=VALUE` holds for what follows on the page. A last
 line `[exit status N]` says how the command ends when that is part of its answer.
+
+Commands in blocks of kind `sh` need a cluster: `tests/howtos.py` runs those of the how-tos.
 """
 
 import doctest
@@ -15,6 +17,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests import howtos
+from tests.howtos import shell_lines
+from tests.lab.kernel.lab_cluster import CONTROL_PLANES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
@@ -82,6 +87,46 @@ def test_commands_for_anyone(page):
 @pages(root=True)
 def test_commands_for_root(page):
     run_page(page)
+
+
+ALL_HOW_TOS = "NARTHEX_HOWTOS" in os.environ
+HOW_TOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
+
+
+def test_each_how_to_is_run_as_written():
+    assert [page.stem for page in HOW_TOS if shell_lines(page)] == sorted(howtos.PAGES)
+    for settings in howtos.PAGES.values():
+        assert [path for path in settings.elsewhere.values() if not (ROOT / path).exists()] == []
+
+
+def run_how_tos(tmp_path, control_plane, *, installs, all_pages=True):
+    chosen = [name for name, settings in howtos.PAGES.items() if settings.installs is installs]
+    chosen = [name for name in chosen if all_pages or name in howtos.QUICK]
+    # It ends with a node that is gone.
+    chosen.sort(key=lambda name: name == "break-things")
+    if control_plane:
+        chosen = [name for name in chosen if name != "record-and-replay"]
+    failed = []
+    with howtos.cluster_for(installs=installs, control_plane=control_plane, directory=tmp_path) as cluster:
+        for name in chosen:
+            try:
+                howtos.PageRun(cluster, name, tmp_path / name).run()
+            except AssertionError as error:
+                failed.append(str(error))
+    assert failed == [], "\n\n".join(failed)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("control_plane", CONTROL_PLANES)
+def test_how_tos_as_written(tmp_path, control_plane):
+    run_how_tos(tmp_path, CONTROL_PLANES[control_plane], installs=False, all_pages=ALL_HOW_TOS)
+
+
+@pytest.mark.kernel
+@pytest.mark.skipif(not ALL_HOW_TOS, reason="takes minutes: make howtos")
+@pytest.mark.parametrize("control_plane", CONTROL_PLANES)
+def test_how_tos_that_install_it_as_written(tmp_path, control_plane):
+    run_how_tos(tmp_path, CONTROL_PLANES[control_plane], installs=True)
 
 
 def test_links_lead_somewhere():

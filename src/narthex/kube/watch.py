@@ -62,6 +62,9 @@ PAGE_OBJECTS = 500
 _ANY, _NEWEST = "0", ""
 """Versions to list at: what the server has at hand; what is true now, which costs it more."""
 _HINTS = {401: "; check the credentials", 403: "; what a proxy needs is in deploy/rbac.yaml"}
+_KUBELET = 'User "system:node:'
+"""Part of the messages to kubelets' accounts. The Node authorizer never lets them list these objects."""
+_KUBELET_HINT = "; this is a kubelet's account: use the credentials of the proxy on this node (docs/howto/check-a-node.md)"
 _SOME_OBJECTS = 2
 """A list that had at least this many objects is not believed to be empty."""
 _WORKED_SECONDS = 0.5
@@ -385,7 +388,7 @@ class Watch:
         if code in (403, 404) and self.resource.optional:
             return self._absent(code, now)
         what = f"{code} {status.reason or ''}".strip() + (f": {quoted(status.message)}" if status.message else "")
-        what += _HINTS.get(code, "")
+        what += _KUBELET_HINT if code == 403 and _KUBELET in (status.message or "") else _HINTS.get(code, "")
         # A watch that was refused for a while may be asked for again.
         relist = self._phase is not _Phase.WATCHING or code in (400, 404, 422)
         after = retry_after if retry_after is not None else status.retry_after

@@ -1,5 +1,6 @@
 """Silent connections, refused requests, and the delay before the next one."""
 
+import msgspec
 import pytest
 from tests.kube.watch.steps import GONE, LOST, TOO_LARGE, bookmark, cidr, failure, line, listing, page, watching
 
@@ -136,6 +137,17 @@ def test_a_refused_list_is_asked_for_again_later(code):
     assert str(code) in table.watch.trouble.message
     table(DeadlineReached(), after=1.0)
     assert not table.asked.lines
+
+
+@pytest.mark.parametrize(
+    ("account", "hint"),
+    [("system:node:node-1", "credentials of the proxy"), ("system:serviceaccount:shop:me", "deploy/rbac.yaml")],
+)
+def test_what_to_do_about_missing_rights_depends_on_the_account(account, hint):
+    table = listing(resource=ENDPOINT_SLICES)
+    said = f'endpointslices.discovery.k8s.io is forbidden: User "{account}" cannot list resource "endpointslices"'
+    table(RequestRefused(403, msgspec.json.encode({"code": 403, "reason": "Forbidden", "message": said}), None))
+    assert hint in table.watch.trouble.message
 
 
 def test_retry_after_is_kept_to():

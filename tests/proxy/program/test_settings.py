@@ -1,10 +1,13 @@
 """Flags and file, and which of them counts."""
 
+from pathlib import Path
+
 import pytest
 
 from narthex.model.net import FAMILIES, IPFamily
 from narthex.proxy.program.settings import SettingsError, family_warnings, settings
 
+CONFIGURATIONS = Path(__file__).parents[1] / "configurations"
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
 
@@ -58,6 +61,39 @@ def test_flags_alone():
     assert (told.periods.minimum, told.periods.sync) == (0.1, 5.0)
     assert told.healthz == ("::1", 1234)
     assert told.bind_address_hard_fail
+
+
+TOOLS = {
+    # The mode is kubeadm's default, which is empty.
+    "kubeadm": ({}, CONFIGURATIONS / "kubeadm.yaml", "nftables", "10.244.0.0/16", None),
+    "kind": ({}, CONFIGURATIONS / "kind.yaml", "iptables", "10.244.0.0/16", 0),
+    # k3s runs the proxy with flags.
+    "k3s": (
+        {
+            "clusterCIDR": "10.42.0.0/16",
+            "conntrack": {"maxPerCore": 0, "tcpCloseWaitTimeout": "0s", "tcpEstablishedTimeout": "0s"},
+            "healthzBindAddress": "127.0.0.1",
+            "mode": "iptables",
+        },
+        None,
+        "iptables",
+        "10.42.0.0/16",
+        0,
+    ),
+}
+"""Flags and files as tools that set clusters up make them: with mode, ranges, and conntrack.maxPerCore."""
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_clusters_of_other_tools(tool):
+    flags, path, mode, cidrs, per_core = TOOLS[tool]
+    told = of(flags, path, host="Node-1")
+    assert (told.mode, told.node.node_name, told.node.cluster_cidrs) == (mode, "node-1", (cidrs,))
+    assert told.node.detect_local_mode == "ClusterCIDR"
+    assert told.node.node_port_addresses == (("primary",) if tool == "kubeadm" else None)
+    assert told.healthz == ("127.0.0.1" if tool == "k3s" else "0.0.0.0", 10256)
+    assert told.warnings == ()
+    assert per_core is None or told.conntrack.max_per_core == per_core
 
 
 def test_the_file_alone(file):

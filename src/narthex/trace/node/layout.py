@@ -208,6 +208,8 @@ fi
 """
 _TAIL = """
 tar -C "$work" -cf - @ROOT@ | gzip -c
+# Some terminals never say that the script is complete (kubectl debug -i): the shell would wait for more of it.
+exit
 """
 
 
