@@ -64,7 +64,9 @@ _ANY, _NEWEST = "0", ""
 _HINTS = {401: "; check the credentials", 403: "; what a proxy needs is in deploy/rbac.yaml"}
 _KUBELET = 'User "system:node:'
 """Part of the messages to kubelets' accounts. The Node authorizer never lets them list these objects."""
-_KUBELET_HINT = "; this is a kubelet's account: use the credentials of the proxy on this node (docs/howto/check-a-node.md)"
+_KUBELET_HINT = (
+    "; this is a kubelet's account: use the credentials of the proxy on this node (docs/howto/check-a-node.md)"
+)
 _SOME_OBJECTS = 2
 """A list that had at least this many objects is not believed to be empty."""
 _WORKED_SECONDS = 0.5
