@@ -14,6 +14,7 @@ import click
 from tests.cluster import workloads
 from tests.cluster.cluster import Cluster, running
 from tests.cluster.conformance import run_conformance
+from tests.cluster.families import INDEXES, IPV4
 from tests.cluster.images import ImageBuilder
 from tests.cluster.installation import COMPONENTS, IMAGE, ROOT, Installation
 from tests.cluster.operations import OPERATIONS, Trial
@@ -53,6 +54,7 @@ STEPS = ("smoke", "operations", "conformance")
     "--focus", default="", help="Regular expression of the suite's tests. Default: [sig-network] Conformance."
 )
 @click.option("--mode", default="nftables", show_default=True)
+@click.option("--families", type=click.Choice(list(INDEXES)), default=IPV4, show_default=True)
 @click.option("--json", "report", type=_FILE, help="Write the results.")
 def main(
     image: Path | None,
@@ -65,6 +67,7 @@ def main(
     chosen: tuple[str, ...],
     focus: str,
     mode: str,
+    families: str,
     report: Path | None,
     **paths: Path | None,
 ) -> None:
@@ -77,7 +80,7 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results = Results()
     try:
-        with running(name, programs, nodes, _say) as cluster:
+        with running(name, programs, nodes, _say, families) as cluster:
             installation = _prepare(cluster, results, mode, image, next_image, build_option)
             _run(installation, results, steps or STEPS, chosen, rate, focus, build_option)
     except (LabError, CommandError, OSError) as error:
@@ -151,7 +154,7 @@ def _run(
     options: tuple[str, ...],
 ) -> None:
     cluster = installation.cluster
-    cluster.apply(*workloads.basics(TAG), *workloads.pool())
+    cluster.apply(*workloads.basics(TAG, cluster.families), *workloads.pool(cluster.families))
     cluster.kubectl("-n", workloads.NAMESPACE, "rollout", "status", "deployment/web", "--timeout=120s")
     if "smoke" in steps:
         for name, check in Smoke(cluster).checks():

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import control_groups, files, images
+from tests.cluster.families import API_ADDRESSES, DNS_ADDRESSES, IPV4, IPV6, SERVER_ADDRESSES, Families
 from tests.cluster.programs import ClusterPrograms
 
 from narthex.lab import topology
-from narthex.lab.program.api_server import kubeconfig
-from narthex.lab.program.control_plane import CONTROLLER_MANAGER, ControlPlane
+from narthex.lab.program.api_server import NAMES, kubeconfig
+from narthex.lab.program.control_plane import API_SERVER, CONTROLLER_MANAGER, ControlPlane
 from narthex.lab.program.network import make_network
 from narthex.lab.program.state import LABS, LabError, StateDirectory, write_secret
+from narthex.lab.server import certificate
 from narthex.lab.topology import LabNode
 from narthex.linux.namespaces import delete_namespace, namespace_names
 from narthex.linux.processes import kill_processes, processes_inside
@@ -37,32 +39,40 @@ class ClusterControlPlane(ControlPlane):
     """The lab's, which also knows the kubelets by their own accounts, and gives nodes their pods' ranges."""
 
     node_tokens: dict[str, str]
-    dual_stack = False
+    families: Families
 
     def make_certificate(self) -> None:
         """Create certificates, keys, and tokens, those of the kubelets as well."""
         super().make_certificate()
+        addresses = [address for node in self._nodes for address in node.addresses]
+        made = certificate.make([*NAMES, *API_ADDRESSES, *SERVER_ADDRESSES, *addresses])
+        self._directory.certificate.write_text(made.certificate)
+        write_secret(self._directory.key, made.key)
         self.node_tokens = {node.name: os.urandom(24).hex() for node in self._nodes}
         tokens = self._directory.control_plane.tokens
         lines = [f'{token},system:node:{node},{node},"system:nodes"\n' for node, token in self.node_tokens.items()]
         write_secret(tokens, tokens.read_text() + "".join(lines))
 
     def _arguments(self, name: str) -> Iterable[str]:
-        if name != CONTROLLER_MANAGER:
-            return super()._arguments(name)
-        four, six = topology.CLUSTER_CIDRS
-        return (
-            *super()._arguments(name),
-            "--allocate-node-cidrs=true",
-            f"--cluster-cidr={f'{four},{six}' if self.dual_stack else four}",
-        )
+        usual = tuple(super()._arguments(name))
+        if name == API_SERVER and self.families.name == IPV6:
+            # The last one counts.
+            ranges = f"--service-cluster-ip-range={topology.SERVICE_CIDRS[1]}"
+            return (*usual, "--bind-address=::", f"--advertise-address={API_ADDRESSES[1]}", ranges)
+        if name == CONTROLLER_MANAGER:
+            ranges = ",".join(self.families.of(topology.CLUSTER_CIDRS))
+            return (*usual, "--allocate-node-cidrs=true", f"--cluster-cidr={ranges}")
+        return usual
 
 
 class Cluster:
     """One cluster; `running` starts and removes it."""
 
-    def __init__(self, name: str, programs: ClusterPrograms, nodes: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, programs: ClusterPrograms, nodes: int, say: Callable[[str], None], families: Families
+    ) -> None:
         self.name = name
+        self.families = families
         self.programs = programs
         self.say = say
         self.directory = StateDirectory(name)
@@ -70,6 +80,7 @@ class Cluster:
         self.nodes = topology.nodes(name, nodes)
         self.kubeconfig = self.directory.kubeconfig
         self._plane = ClusterControlPlane(self.directory, programs.control_plane, self.nodes, lambda: None, say)
+        self._plane.families = families
         self._processes: dict[str, StartedProgram[bytes]] = {}
 
     def start(self) -> None:
@@ -77,6 +88,11 @@ class Cluster:
         self.disk.mkdir()
         self.directory.logs.mkdir(parents=True)
         make_network(self.name, self.nodes, topology.VXLAN)
+        fabric = topology.fabric_namespace(self.name)
+        run(["ip", "address", "add", f"{API_ADDRESSES[1]}/128", "dev", "underlay", "nodad"], namespace=fabric)
+        for node in self.nodes:
+            for command in self.families.without_others():
+                run(["ip", *command.split()], namespace=node.namespace)
         self._plane.make_certificate()
         self._plane.start()
         threading.Thread(target=self._plane.run, daemon=True).start()
@@ -92,7 +108,8 @@ class Cluster:
         # The range is known beforehand, since the API server's route to the node's pods has it.
         index = self.nodes.index(node)
         labels = {"kubernetes.io/hostname": node.name, "topology.kubernetes.io/zone": f"zone-{index % 3}"}
-        spec = {"podCIDR": node.pod_cidrs[0], "podCIDRs": [node.pod_cidrs[0]]}
+        ranges = self.families.of(node.pod_cidrs)
+        spec = {"podCIDR": ranges[0], "podCIDRs": ranges}
         self.apply(
             {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name, "labels": labels}, "spec": spec}
         )
@@ -112,10 +129,10 @@ class Cluster:
             link.symlink_to(path)
         (place / _KUBELET_LOG).unlink(missing_ok=True)
         paths = self.directory
-        server = f"https://{topology.API_ADDRESS}:{topology.API_PORT}"
+        server = f"https://{self.families.api_server}"
         token = self._plane.node_tokens[node.name]
         write_secret(own / "kubeconfig", kubeconfig(self.name, server, paths.certificate, token))
-        (own / "kubelet.json").write_text(json.dumps(files.kubelet_configuration()))
+        (own / "kubelet.json").write_text(json.dumps(files.kubelet_configuration(DNS_ADDRESSES[self.families.first])))
         (own / "containerd.toml").write_text(files.CONTAINERD)
         (own / "resolv.conf").write_text("nameserver 192.0.2.53\n")
         shutil.copy(paths.certificate, own / "tls.crt")
@@ -125,7 +142,7 @@ class Cluster:
         (place / "controllers").write_text(" ".join(control_groups.controllers()))
         enter = "".join(f"echo 0 > {each}/cgroup.procs; " for each in groups)
         isolated = "unshare --mount --pid --uts --ipc --cgroup --fork --kill-child --propagation private"
-        script = f"{enter}exec setpriv --pdeathsig KILL {isolated} sh {_HERE}/node.sh {place} {node.name} {node.addresses[0]}"
+        script = f"{enter}exec setpriv --pdeathsig KILL {isolated} sh {_HERE}/node.sh {place} {node.name} {','.join(self.families.of(node.addresses))}"
         output = os.open(self.directory.logs / f"{node.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._processes[node.name] = start_program(["sh", "-c", script], namespace=node.namespace, output=output)
@@ -223,9 +240,11 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running(name: str, programs: ClusterPrograms, nodes: int, say: Callable[[str], None]) -> Iterator[Cluster]:
+def running(
+    name: str, programs: ClusterPrograms, nodes: int, say: Callable[[str], None], families: str = IPV4
+) -> Iterator[Cluster]:
     """Run a cluster that has no network of pods yet. Nothing is left afterwards."""
-    cluster = Cluster(name, programs, nodes, say)
+    cluster = Cluster(name, programs, nodes, say, Families(families))
     LABS.mkdir(parents=True, exist_ok=True)
     lock = DISK / f"narthex-{name}.lock"
     handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -3,7 +3,6 @@
 import json
 import os
 import queue
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -11,7 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.images import SUITE_PROGRAMS, ImageBuilder
+from tests.cluster.families import DUAL_STACK
+from tests.cluster.files import PAUSE_IMAGE
+from tests.cluster.images import ImageBuilder, write_suite_context
 
 from narthex.lab import topology
 from narthex.lab.conformance import DEFAULT_FOCUS
@@ -23,6 +24,8 @@ _NAME = "narthex.example/suite:1"
 _PROCESSES = 3
 SKIP = r"\[Feature:|\[Serial\]|\[Slow\]|\[Disruptive\]|SCTP|NetworkPolicy"
 """What the default focus does not choose anyway; for another one."""
+_DUAL_STACK = r"\[Feature:IPv6DualStack\]"
+_SKIP_DUAL_STACK = r"\[Serial\]|\[Slow\]|\[Disruptive\]|SCTP|NetworkPolicy"
 
 
 def run_conformance(cluster: Cluster, builder: ImageBuilder, focus: str) -> Iterator[tuple[str, str, float]]:
@@ -32,7 +35,10 @@ def run_conformance(cluster: Cluster, builder: ImageBuilder, focus: str) -> Iter
     directory = cluster.disk / "suite"
     directory.mkdir()
     _load_images(cluster, builder)
-    suite = Suite(programs.e2e, directory, focus or DEFAULT_FOCUS, SKIP if focus else "")
+    skip = SKIP if focus else ""
+    if not focus and cluster.families.name == DUAL_STACK:
+        focus, skip = f"{DEFAULT_FOCUS}|{_DUAL_STACK}", _SKIP_DUAL_STACK
+    suite = Suite(programs.e2e, directory, focus or DEFAULT_FOCUS, skip)
     options: Any = SimpleNamespace(processes=_PROCESSES, lab=SimpleNamespace(nodes=len(cluster.nodes)))
     lab: Any = SimpleNamespace(name=cluster.name, outside=topology.outside_namespace(cluster.name))
     reached = _Run(suite, suite.choose(), options, lab)
@@ -60,11 +66,7 @@ def _load_images(cluster: Cluster, builder: ImageBuilder) -> None:
     programs = cluster.programs
     assert programs.e2e is not None and programs.agnhost is not None
     context = cluster.disk / "suite-image"
-    context.mkdir()
-    shutil.copy(programs.agnhost, context / "agnhost")
-    (context / "agnhost").chmod(0o755)
-    (context / "Containerfile").write_text(SUITE_PROGRAMS)
-    archive = builder.build(_NAME, context / "Containerfile", context)
+    archive = builder.build(_NAME, write_suite_context(programs.agnhost, context), context)
     registries = context / "registries.yaml"
     registries.write_text(json.dumps(REGISTRIES))
     environment = {**os.environ, "KUBE_TEST_REPO_LIST": str(registries)}
@@ -74,8 +76,10 @@ def _load_images(cluster: Cluster, builder: ImageBuilder) -> None:
     kinds = tuple(
         f"{REGISTRIES['promoterE2eRegistry']}/{kind}:" for kind in ("agnhost", "busybox", "glibc-dns-testing")
     )
-    names = sorted(name for name in listed.stdout.split() if name.startswith(kinds))
+    names = listed.stdout.split()
+    tags = {name: _NAME for name in names if name.startswith(kinds)}
+    tags |= {name: PAUSE_IMAGE for name in names if name.startswith(f"{REGISTRIES['gcRegistry']}/pause:")}
     cluster.load_image(archive)
     for node in cluster.nodes:
-        for name in names:
-            cluster.inside(node, "ctr", "-n", "k8s.io", "images", "tag", _NAME, name)
+        for name, image in sorted(tags.items()):
+            cluster.inside(node, "ctr", "-n", "k8s.io", "images", "tag", image, name)

@@ -3,7 +3,6 @@
 from typing import Any
 
 DOMAIN = "cluster.local"
-DNS_ADDRESS = "10.96.0.10"
 PAUSE_IMAGE = "narthex.example/pause:1"
 """Of the containers that hold the namespaces of pods."""
 _LEAST_FREE = "1%"
@@ -44,13 +43,15 @@ SystemdCgroup = false
 """Versions 1.6 to 2 read it."""
 
 
-def kubelet_configuration() -> dict[str, Any]:
-    """Return the KubeletConfiguration of a node, whose files are below /etc/node."""
+def kubelet_configuration(dns_address: str) -> dict[str, Any]:
+    """Return the KubeletConfiguration of a node, whose files are below /etc/node, with the address of the cluster's DNS."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
-        "clusterDNS": [DNS_ADDRESS],
+        # All of both families; 0.0.0.0 is without IPv6.
+        "address": "::",
+        "clusterDNS": [dns_address],
         "clusterDomain": DOMAIN,
         "resolvConf": "/etc/node/resolv.conf",
         "staticPodPath": "",

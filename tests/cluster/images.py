@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from narthex.lab.server import certificate
 from narthex.linux.run import run
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -150,11 +151,25 @@ class ImageBuilder:
         return run([*self._podman, *words], timeout=_BUILD_SECONDS)
 
 
+def write_suite_context(agnhost: Path, context: Path) -> Path:
+    """Fill a directory with what the image of the suite's pods is built from, and return its Containerfile."""
+    context.mkdir()
+    shutil.copy(agnhost, context / "agnhost")
+    (context / "agnhost").chmod(0o755)
+    # The program serves HTTPS with these.
+    pair = certificate.make(["localhost", "127.0.0.1", "::1"])
+    (context / "localhost.crt").write_text(pair.certificate)
+    (context / "localhost.key").write_text(pair.key)
+    containerfile = context / "Containerfile"
+    containerfile.write_text(SUITE_PROGRAMS)
+    return containerfile
+
+
 SUITE_PROGRAMS = """\
 ARG BASE
 FROM ${BASE}
 RUN apt-get update && apt-get install -y --no-install-recommends curl bind9-dnsutils netcat-openbsd iproute2 && rm -rf /var/lib/apt/lists/*
-COPY agnhost /agnhost
+COPY agnhost localhost.crt localhost.key /
 ENTRYPOINT ["/agnhost"]
 CMD ["pause"]
 """

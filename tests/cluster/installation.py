@@ -1,18 +1,17 @@
 """Narthex as `deploy/` installs it: the steps of the how-tos, and the places of the image and the API server."""
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 from tests.cluster.cluster import Cluster, await_true
-
-from narthex.lab.topology import API_ADDRESS, API_PORT
+from tests.cluster.families import DNS_ADDRESSES, IPV4, IPV6
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "narthex.example/narthex"
 COMPONENTS = ("overlay", "cni", "cluster-dns", "load-balancer", "announcer", "dns")
-_NODE_LOCAL = {"listen": ["169.254.20.10:53"]}
 
 
 class Installation:
@@ -25,7 +24,15 @@ class Installation:
         self._components = components
         self.edit(tag="0.1.0")
         access = self.directory / "kubeconfig.conf"
-        access.write_text(access.read_text().replace("control-plane.example:6443", f"{API_ADDRESS}:{API_PORT}"))
+        families = cluster.families
+        access.write_text(access.read_text().replace("control-plane.example:6443", families.api_server))
+        if families.name != IPV4:
+            path = self.directory / "overlay" / "net-conf.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), **families.net_conf}))
+        if families.name == IPV6:
+            service = self.directory / "cluster-dns" / "service.yaml"
+            service.write_text(service.read_text().replace(DNS_ADDRESSES[0], DNS_ADDRESSES[1]))
+            self.configure(healthzBindAddress="[::]:10256")
 
     def edit(self, *, tag: str) -> None:
         """Choose the build of the image."""

@@ -55,7 +55,8 @@ for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/p
   [ -e "/proc/sys/${setting%=*}" ] && mount --bind "$file" "/proc/sys/${setting%=*}"
 done
 mount --make-rshared /
-hostname "$node"
+# Not the name of the Node object, as on machines of clouds: everything must go by --hostname-override.
+hostname "host-of-$node"
 export PATH=/programs:/usr/sbin:/usr/bin HOME=/root
 
 keep() {

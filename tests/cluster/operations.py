@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.cluster import workloads
 from tests.cluster.cluster import Cluster, await_true
+from tests.cluster.families import in_url
 from tests.cluster.installation import Installation
 from tests.cluster.workloads import NAMESPACE, NODE_PORT, PODS, Totals
 
@@ -38,11 +39,15 @@ class Trial:
     def start(self) -> None:
         """Start the clients and wait for their first requests."""
         services = self.cluster.get("services", "-n", NAMESPACE)["items"]
-        addresses = {each["metadata"]["name"]: each["spec"].get("clusterIP") for each in services}
-        ports = [f"{node.addresses[0]}:{NODE_PORT}" for node in self.cluster.nodes]
-        self.cluster.apply(
-            workloads.clients(self.tag, self._rate, [f"{addresses['cluster']}:80", f"{addresses['node-port']}:80"])
-        )
+        families = self.cluster.families
+        ports = [f"{in_url(node)}:{NODE_PORT}" for each in self.cluster.nodes for node in families.of(each.addresses)]
+        targets = [
+            f"{in_url(address)}:80"
+            for each in services
+            if each["metadata"]["name"] in ("cluster", "node-port")
+            for address in each["spec"]["clusterIPs"]
+        ]
+        self.cluster.apply(workloads.clients(self.tag, self._rate, targets))
         self.cluster.kubectl("-n", NAMESPACE, "rollout", "status", "daemonset/client", "--timeout=120s")
         python = os.sys.executable  # type: ignore[attr-defined]
         with self._log.open("wb") as log:
@@ -242,7 +247,7 @@ def _start_kube_proxy(trial: Trial, node: topology.LabNode) -> StartedProgram[by
         "kind": "KubeProxyConfiguration",
         "mode": "nftables",
         "clientConnection": {"kubeconfig": str(trial.cluster.directory.node_kubeconfig)},
-        "clusterCIDR": topology.CLUSTER_CIDRS[0],
+        "clusterCIDR": ",".join(trial.cluster.families.of(topology.CLUSTER_CIDRS)),
         "conntrack": {"maxPerCore": 0},
         # Narthex's own are taken by its other parts.
         "healthzBindAddress": "127.0.0.1:10266",

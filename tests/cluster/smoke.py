@@ -6,6 +6,7 @@ from functools import partial
 
 from tests.cluster import workloads
 from tests.cluster.cluster import Cluster, await_true
+from tests.cluster.families import EXTERNAL_IPS, in_url
 from tests.cluster.workloads import LOCAL_NODE_PORT, NAMESPACE, NODE_PORT, PYTHON
 
 from narthex.lab import topology
@@ -17,8 +18,8 @@ _ASK = (
     "print(''.join(u.urlopen(f'http://{sys.argv[1]}/',timeout=5).read().decode() for _ in range(int(sys.argv[2]))))"
 )
 _ASK_UDP = (
-    "import socket,sys;s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM);s.settimeout(5);"
-    "s.connect((sys.argv[1],81));s.send(b'x');print(s.recv(99).decode())"
+    "import socket,sys;at=socket.getaddrinfo(sys.argv[1],81,type=2)[0];s=socket.socket(at[0],2);s.settimeout(5);"
+    "s.connect(at[4]);s.send(b'x');print(s.recv(99).decode())"
 )
 _ROUNDS = 20
 """Requests for which each of four endpoints is met with a chance of 99%."""
@@ -33,12 +34,15 @@ class Smoke:
         self._services = {each["metadata"]["name"]: each for each in cluster.get("services", "-n", NAMESPACE)["items"]}
         pods = cluster.get("pods", "-n", NAMESPACE, "-l", "app=web")["items"]
         self._servers = {each["metadata"]["name"] for each in pods}
+        self._families = cluster.families
         self._client = f"{NAMESPACE}/{sorted(self._servers)[0]}"
 
     def checks(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """Return each check with its name."""
         for name in workloads.SPREADING:
             yield f"{name}, from a pod by its name", partial(self._by_name, name)
+        for address in self._services["cluster"]["spec"]["clusterIPs"][1:]:
+            yield "cluster, from a pod by its second address", partial(self._by_address, address)
         yield "headless, from a pod by its name", self._headless
         yield "cluster, from each node", self._from_nodes
         yield "cluster, UDP from a pod", self._datagram
@@ -46,19 +50,24 @@ class Smoke:
         yield "local, from outside: the client's address is kept", self._kept_address
         yield "balanced, from outside: an announcer answers for the address", self._balanced
         yield "affinity: one server for a client", self._affinity
-        yield "external-ip, from a node", lambda: self._spread(self._from_node(workloads.EXTERNAL_IP))
+        external = in_url(EXTERNAL_IPS[self._families.first])
+        yield "external-ip, from a node", lambda: self._spread(self._from_node(external))
         yield "the API server, from a pod by its name", self._api
 
     def _by_name(self, name: str) -> None:
         self._spread(self._from_pod(f"{name}.{NAMESPACE}"))
 
+    def _by_address(self, address: str) -> None:
+        self._spread(self._from_pod(in_url(address)))
+
     def _headless(self) -> None:
         namespace, _, pod = self._client.partition("/")
-        code = "import socket,sys;print(*socket.gethostbyname_ex(sys.argv[1])[2])"
+        code = "import socket,sys;print(*{each[4][0] for each in socket.getaddrinfo(sys.argv[1], 80, type=1)})"
         words = ("exec", "-n", namespace, pod, "--", PYTHON, "-c", code, f"headless.{NAMESPACE}.svc.cluster.local")
         found = sorted(self._cluster.kubectl(*words).split())
         pods = self._cluster.get("pods", "-n", NAMESPACE, "-l", "app=web")["items"]
-        expected = sorted(each["status"]["podIP"] for each in pods)
+        service = self._services["headless"]["spec"]
+        expected = sorted(ip["ip"] for each in pods for ip in each["status"]["podIPs"][: len(service["ipFamilies"])])
         if found != expected:
             raise LabError(f"the name has the addresses {found}, and the pods {expected}")
 
@@ -80,7 +89,7 @@ class Smoke:
             raise LabError(f"{sorted(names)} answered, of {sorted(self._servers)}")
 
     def _address(self, name: str) -> str:
-        return str(self._services[name]["spec"]["clusterIP"])
+        return in_url(str(self._services[name]["spec"]["clusterIP"]))
 
     def _from_nodes(self) -> None:
         for index in range(len(self._cluster.nodes)):
@@ -97,7 +106,8 @@ class Smoke:
 
     def _each_node(self, port: int) -> None:
         for node in self._cluster.nodes:
-            self._spread([self._outside(f"{node.addresses[0]}:{port}") for _ in range(_ROUNDS)])
+            for address in self._families.of(node.addresses):
+                self._spread([self._outside(f"{in_url(address)}:{port}") for _ in range(_ROUNDS)])
 
     def _kept_address(self) -> None:
         for node in self._cluster.nodes:
@@ -106,9 +116,11 @@ class Smoke:
             )
             if not pods["items"]:
                 continue
-            name, client = self._outside(f"{node.addresses[0]}:{LOCAL_NODE_PORT}").split()
-            if client.removeprefix("::ffff:") != topology.OUTSIDE_ADDRESSES[0] or name not in self._servers:
-                raise LabError(f"{name} has seen {client} instead of {topology.OUTSIDE_ADDRESSES[0]}")
+            for family in self._families.indexes:
+                name, client = self._outside(f"{in_url(node.addresses[family])}:{LOCAL_NODE_PORT}").split()
+                own = topology.OUTSIDE_ADDRESSES[family]
+                if client.removeprefix("::ffff:") != own or name not in self._servers:
+                    raise LabError(f"{name} has seen {client} instead of {own}")
 
     def _balanced(self) -> None:
         def address() -> str:
@@ -116,18 +128,10 @@ class Smoke:
             return next((each["ip"] for each in status.get("loadBalancer", {}).get("ingress") or ()), "")
 
         given = await_true(address, "the address of the Service of type LoadBalancer", _PATIENCE_SECONDS)
-        network = "192.168.49.192/27"
-        with contextlib.suppress(CommandError):
-            run(
-                ["ip", "route", "add", network, "dev", "underlay"],
-                namespace=topology.fabric_namespace(self._cluster.name),
-            )
-            via = ["ip", "route", "add", network, "via", "192.0.2.1"]
-            run(via, namespace=topology.outside_namespace(self._cluster.name))
 
         def answered() -> list[str]:
             with contextlib.suppress(CommandError):
-                return [self._outside(given) for _ in range(_ROUNDS)]
+                return [self._outside(in_url(given)) for _ in range(_ROUNDS)]
             return []
 
         self._spread(await_true(answered, f"an answer of {given}", _PATIENCE_SECONDS))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster import files, images, workloads
+from tests.cluster.families import DNS_ADDRESSES, INDEXES, IPV4, Families
 from tests.cluster.installation import COMPONENTS
 from tests.cluster.operations import OPERATIONS
 from tests.cluster.programs import PACKAGES, ClusterPrograms, missing
@@ -19,7 +20,9 @@ from tests.cluster.workloads import Totals
 
 from narthex.lab.cluster import ADDRESSES
 from narthex.lab.program.control_plane import PROGRAMS
+from narthex.lab.topology import CLUSTER_CIDRS
 from narthex.linux.run import run
+from narthex.overlay.net_conf import parse
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,10 +77,22 @@ def test_the_files_of_a_node():
     interface = runtime["plugins"]["io.containerd.grpc.v1.cri"]
     assert interface["sandbox_image"] == files.PAUSE_IMAGE
     assert (interface["cni"]["bin_dir"], interface["cni"]["conf_dir"]) == ("/opt/cni/bin", "/etc/cni/net.d")
-    kubelet = json.loads(json.dumps(files.kubelet_configuration()))
+    kubelet = json.loads(json.dumps(files.kubelet_configuration(DNS_ADDRESSES[0])))
     assert kubelet["containerRuntimeEndpoint"] == f"unix://{runtime['grpc']['address']}"
-    assert kubelet["clusterDNS"] == [files.DNS_ADDRESS] == [ADDRESSES[0]]
+    assert kubelet["clusterDNS"] == [DNS_ADDRESSES[0]] == [ADDRESSES[0]]
     assert run(["sh", "-n", str(Path(files.__file__).with_name("node.sh"))]) == ""
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_the_families_of_a_cluster(name):
+    families = Families(name)
+    given = json.loads((ROOT / "deploy" / "overlay" / "net-conf.json").read_text())
+    found = parse(json.dumps({**given, **families.net_conf}).encode(), "net-conf.json")
+    assert found.networks == families.of(CLUSTER_CIDRS)
+    spec = [each["spec"] for each in workloads.basics("1", families) if each["metadata"]["name"] == "cluster"]
+    assert [each["ipFamilyPolicy"] == "PreferDualStack" for each in spec] == [len(families.indexes) == 2]
+    (pool, _) = workloads.pool(families)
+    assert len(pool["spec"]["addresses"]) == len(families.indexes)
 
 
 def test_an_image_is_what_its_index_says(tmp_path):
@@ -117,7 +132,7 @@ def test_the_program_of_pods_waits_until_it_is_killed(tmp_path, architecture):
 def test_what_the_cluster_runs_are_objects_with_all_components():
     listed = {each.name for each in (ROOT / "deploy").iterdir() if (each / "kustomization.yaml").exists()}
     assert listed == {*COMPONENTS, "crds"}
-    names = [each["metadata"]["name"] for each in workloads.basics("1") if each["kind"] == "Service"]
+    names = [each["metadata"]["name"] for each in workloads.basics("1", Families(IPV4)) if each["kind"] == "Service"]
     assert set(workloads.SPREADING) < set(names)
     assert "load alone" in OPERATIONS
 

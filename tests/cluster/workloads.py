@@ -4,17 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.families import DUAL_STACK, EXTERNAL_IPS, POOLS, Families
 from tests.cluster.installation import IMAGE
 
 PODS = Path(__file__).parent / "pods"
 NAMESPACE = "trial"
 PYTHON = "/opt/narthex/bin/python3"
-POOL = "192.168.49.200-192.168.49.209"
-"""On the nodes' link, so that announcers can answer for it."""
 NODE_PORT, LOCAL_NODE_PORT = 30080, 30081
 SPREADING = ("cluster", "external-name", "node-port", "local", "balanced", "external-ip")
 """Services whose connections all servers get."""
-EXTERNAL_IP = "192.168.49.250"
 
 
 def _named(kind: str, name: str, api: str = "v1", namespace: str = NAMESPACE, **fields: Any) -> dict[str, Any]:
@@ -35,11 +33,16 @@ def _pod(name: str, tag: str, *command: str, **fields: Any) -> dict[str, Any]:
     return {"metadata": {"labels": {"app": name}}, "spec": spec}
 
 
-def basics(tag: str) -> list[dict[str, Any]]:
+def basics(tag: str, families: Families) -> list[dict[str, Any]]:
     """Return a namespace with servers on two or three nodes, and Services of every type for them."""
     scripts = {file.name: file.read_text() for file in PODS.glob("*.py")}
     probe = {"readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 2}}
     server = _pod("web", tag, "/pods/server.py", **probe)
+    policy = "PreferDualStack" if families.name == DUAL_STACK else "SingleStack"
+
+    def service(name: str, **spec: Any) -> dict[str, Any]:
+        return _named("Service", name, spec={**_ports(name), "ipFamilyPolicy": policy, **spec})
+
     server["spec"]["topologySpreadConstraints"] = [
         {
             "maxSkew": 1,
@@ -58,18 +61,18 @@ def basics(tag: str) -> list[dict[str, Any]]:
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
         _named("ConfigMap", "pods", data=scripts),
         _named("Deployment", "web", "apps/v1", spec=deployment),
-        _service("cluster"),
-        _service("headless", clusterIP="None"),
+        service("cluster"),
+        service("headless", clusterIP="None"),
         _named(
             "Service",
             "external-name",
             spec={"type": "ExternalName", "externalName": f"cluster.{NAMESPACE}.svc.cluster.local"},
         ),
-        _service("node-port", type="NodePort"),
-        _service("local", type="NodePort", externalTrafficPolicy="Local"),
-        _service("balanced", type="LoadBalancer"),
-        _service("affinity", sessionAffinity="ClientIP"),
-        _service("external-ip", externalIPs=[EXTERNAL_IP]),
+        service("node-port", type="NodePort"),
+        service("local", type="NodePort", externalTrafficPolicy="Local"),
+        service("balanced", type="LoadBalancer"),
+        service("affinity", sessionAffinity="ClientIP"),
+        service("external-ip", externalIPs=[EXTERNAL_IPS[families.first]]),
     ]
 
 
@@ -77,19 +80,19 @@ _SELECTOR = {"matchLabels": {"app": "web"}}
 _NODE_PORTS = {"node-port": NODE_PORT, "local": LOCAL_NODE_PORT}
 
 
-def _service(name: str, **spec: Any) -> dict[str, Any]:
+def _ports(name: str) -> dict[str, Any]:
     web: dict[str, Any] = {"name": "http", "port": 80, "targetPort": 8080}
     if name in _NODE_PORTS:
         web["nodePort"] = _NODE_PORTS[name]
     ports = [web, {"name": "udp", "port": 81, "targetPort": 8081, "protocol": "UDP"}]
-    return _named("Service", name, spec={"selector": _SELECTOR["matchLabels"], "ports": ports, **spec})
+    return {"selector": _SELECTOR["matchLabels"], "ports": ports}
 
 
-def pool() -> list[dict[str, Any]]:
+def pool(families: Families) -> list[dict[str, Any]]:
     """Return a pool of addresses on the nodes' link, and how it is announced."""
     api, namespace = "metallb.io/v1beta1", "metallb-system"
     return [
-        _named("IPAddressPool", "link", api, namespace, spec={"addresses": [POOL]}),
+        _named("IPAddressPool", "link", api, namespace, spec={"addresses": list(families.of(POOLS))}),
         _named("L2Advertisement", "link", api, namespace, spec={}),
     ]
 

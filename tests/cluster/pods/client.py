@@ -47,7 +47,7 @@ async def main(rate: float, targets: list[str]) -> None:
         due = int((time.monotonic() - begun) * rate)
         while number < due and len(running) < _MOST_AT_ONCE:
             host, _, port = targets[number % len(targets)].rpartition(":")
-            task = asyncio.create_task(_request(host, int(port)))
+            task = asyncio.create_task(_request(host.strip("[]"), int(port)))
             running.add(task)
             task.add_done_callback(running.discard)
             number += 1

@@ -38,7 +38,7 @@ async def main() -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     await asyncio.start_server(_answer, None, 8080, backlog=1024)
-    await loop.create_datagram_endpoint(_Datagrams, local_addr=("0.0.0.0", 8081))
+    await loop.create_datagram_endpoint(_Datagrams, local_addr=("::", 8081))
     await stop.wait()
     await asyncio.sleep(_LAMEDUCK_SECONDS)
 
