@@ -55,6 +55,11 @@ STEPS = ("smoke", "operations", "conformance")
 )
 @click.option("--mode", default="nftables", show_default=True)
 @click.option("--families", type=click.Choice(list(INDEXES)), default=IPV4, show_default=True)
+@click.option(
+    "--other-host-names",
+    is_flag=True,
+    help="Host names that are not the nodes' names; some of the suite's tests take them for the same.",
+)
 @click.option("--json", "report", type=_FILE, help="Write the results.")
 def main(
     image: Path | None,
@@ -68,6 +73,7 @@ def main(
     focus: str,
     mode: str,
     families: str,
+    other_host_names: bool,
     report: Path | None,
     **paths: Path | None,
 ) -> None:
@@ -80,7 +86,7 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results = Results()
     try:
-        with running(name, programs, nodes, _say, families) as cluster:
+        with running(name, programs, nodes, _say, families, other_host_names=other_host_names) as cluster:
             installation = _prepare(cluster, results, mode, image, next_image, build_option)
             _run(installation, results, steps or STEPS, chosen, rate, focus, build_option)
     except (LabError, CommandError, OSError) as error:

@@ -73,6 +73,8 @@ class Cluster:
     ) -> None:
         self.name = name
         self.families = families
+        self.other_host_names = False
+        """Give machines host names that are not the nodes' names, so that all must go by `--hostname-override`."""
         self.programs = programs
         self.say = say
         self.directory = StateDirectory(name)
@@ -142,7 +144,10 @@ class Cluster:
         (place / "controllers").write_text(" ".join(control_groups.controllers()))
         enter = "".join(f"echo 0 > {each}/cgroup.procs; " for each in groups)
         isolated = "unshare --mount --pid --uts --ipc --cgroup --fork --kill-child --propagation private"
-        script = f"{enter}exec setpriv --pdeathsig KILL {isolated} sh {_HERE}/node.sh {place} {node.name} {','.join(self.families.of(node.addresses))}"
+        addresses = ",".join(self.families.of(node.addresses))
+        host = f"host-of-{node.name}" if self.other_host_names else node.name
+        words = f"{_HERE}/node.sh {place} {node.name} {addresses} {host}"
+        script = f"{enter}exec setpriv --pdeathsig KILL {isolated} sh {words}"
         output = os.open(self.directory.logs / f"{node.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._processes[node.name] = start_program(["sh", "-c", script], namespace=node.namespace, output=output)
@@ -241,10 +246,17 @@ class Cluster:
 
 @contextlib.contextmanager
 def running(
-    name: str, programs: ClusterPrograms, nodes: int, say: Callable[[str], None], families: str = IPV4
+    name: str,
+    programs: ClusterPrograms,
+    nodes: int,
+    say: Callable[[str], None],
+    families: str = IPV4,
+    *,
+    other_host_names: bool = False,
 ) -> Iterator[Cluster]:
     """Run a cluster that has no network of pods yet. Nothing is left afterwards."""
     cluster = Cluster(name, programs, nodes, say, Families(families))
+    cluster.other_host_names = other_host_names
     LABS.mkdir(parents=True, exist_ok=True)
     lock = DISK / f"narthex-{name}.lock"
     handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -2,9 +2,9 @@
 # The first process of a node: its file system, a container runtime, and a kubelet. It runs in a PID namespace of its own, so that
 # with its end the kernel ends everything that the node has started, and in a mount namespace, whose mounts go with it.
 #
-# node.sh DIRECTORY NODE ADDRESSES
+# node.sh DIRECTORY NODE ADDRESSES HOST_NAME
 set -eu
-directory=$1 node=$2 addresses=$3
+directory=$1 node=$2 addresses=$3 host=$4
 root=$directory/root
 
 mount --make-rprivate /
@@ -55,8 +55,7 @@ for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/p
   [ -e "/proc/sys/${setting%=*}" ] && mount --bind "$file" "/proc/sys/${setting%=*}"
 done
 mount --make-rshared /
-# Not the name of the Node object, as on machines of clouds: everything must go by --hostname-override.
-hostname "host-of-$node"
+hostname "$host"
 export PATH=/programs:/usr/sbin:/usr/bin HOME=/root
 
 keep() {
