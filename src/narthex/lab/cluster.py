@@ -181,7 +181,7 @@ def corefile() -> str:
     zones = f"{DOMAIN} in-addr.arpa ip6.arpa"
     return (
         f"{zones} {{\n    errors\n    kubernetes {zones} {{\n        pods insecure\n    }}\n"
-        "    prometheus :9353\n    reload 2s 1s\n    loadbalance\n}\n"
+        "    prometheus :9353\n    loadbalance\n}\n"
         ". {\n    errors\n    kubernetes .\n}\n"
     )
 

@@ -66,7 +66,6 @@ data:
   Corefile: |
     cluster.local in-addr.arpa ip6.arpa {
         kubernetes cluster.local in-addr.arpa ip6.arpa
-        reload 2s 1s
     }
     acme.local {
         hosts {

@@ -262,13 +262,13 @@ class LabProcess:
                     registry.delete(each["kind"], cluster.DNS_SERVICE.namespace, each["metadata"]["name"])
 
     def _mount_corefile(self) -> None:
-        """Give the nodes the Corefile of the ConfigMap, as a kubelet does. They read it again if it has the plugin `reload`."""
+        """Give the nodes the Corefile of the ConfigMap."""
         with self.parts.registry.held() as registry:
             found = registry.get("ConfigMap", *cluster.DNS_CONFIG) or {}
         text = (found.get("data") or {}).get(cluster.COREFILE)
         if text and text != self._corefile:
             self._corefile = text
-            self.parts.directory.write_corefile(text)
+            self.parts.node_processes.serve_corefile(text)
 
     def request(self, method: str, path: str, body: Object, content_type: str = "application/json") -> Object:
         """Send a request to the API. Raises LabError with its error message, ObjectGone for 404."""

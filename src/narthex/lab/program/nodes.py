@@ -52,6 +52,7 @@ class NodeProcesses:
         self._overlay = options.overlay
         self._kube_proxy = options.kube_proxy
         self._forks = forks
+        self._announce = False
         self._start_requests: dict[str, NodeStartRequest] = {}
         self._processes: dict[str, NodeProcess] = {}
         self._crashed: set[str] = set()
@@ -64,6 +65,7 @@ class NodeProcesses:
         """Start all nodes. With `announce` they answer for load balancer addresses. Raises OSError."""
         if announce:
             write_secret(self._directory.announcer_key, f"{os.urandom(32).hex()}\n")
+        self._announce = announce
         self._directory.write_corefile(cluster.corefile())
         if self._overlay != topology.NONE:
             conf = topology.net_conf(self._overlay, topology.CLUSTER_CIDRS)
@@ -73,7 +75,7 @@ class NodeProcesses:
             paths.path.mkdir(mode=0o700)
             paths.network.parent.mkdir(mode=0o700)
             paths.network.write_bytes(msgspec.json.format(msgspec.json.encode(self._network(node))))
-            paths.configuration.write_bytes(_documents(self._configuration(node, announce)))
+            self._write_configuration(node)
             arguments = ("--hostname-override", node.name, "--config", str(paths.configuration))
             log = self._directory.logs / f"{node.name}.log"
             log.touch(mode=0o600)
@@ -83,6 +85,15 @@ class NodeProcesses:
                 paths.kube_proxy.write_bytes(_documents([self.proxy_configuration(announce=announce)]))
                 self._start_proxy(node.name)
         return self.records
+
+    def _write_configuration(self, node: LabNode) -> None:
+        self._directory.node(node.name).write_configuration(_documents(self._configuration(node, self._announce)))
+
+    def serve_corefile(self, text: str) -> None:
+        """Let the nodes serve DNS by another Corefile. They follow their configuration, so their DNS alone starts anew."""
+        self._directory.write_corefile(text)
+        for node in self._nodes:
+            self._write_configuration(node)
 
     @property
     def records(self) -> tuple[NodeRecord, ...]:

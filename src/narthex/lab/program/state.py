@@ -182,6 +182,10 @@ class NodePaths:
         self.socket = path / "cni.sock"
         self.subnet_file = path / "subnet.env"
 
+    def write_configuration(self, data: bytes) -> None:
+        """Replace the configuration of `narthex node` atomically."""
+        replace_file(self.configuration, data)
+
 
 class ControlPlanePaths:
     """Paths of the files that only an external control plane needs."""
@@ -223,8 +227,8 @@ class StateDirectory:
         self.control = self.path / "control.sock"
         self.net_conf = self.path / "net-conf.json"
         """Configuration of the nodes' overlay."""
-        self.corefile = self.path / "Corefile"
-        """Configuration of the nodes' DNS."""
+        self.corefile = self.path / "Corefile-b"
+        """Configuration of the nodes' DNS. Each `write_corefile` changes it."""
         self.announcer_key = self.path / "announcer.key"
         """Key of the nodes' announcers."""
         self.logs = self.path / "log"
@@ -258,7 +262,8 @@ class StateDirectory:
         replace_file(self._state, msgspec.json.format(msgspec.json.encode(state)))
 
     def write_corefile(self, text: str) -> None:
-        """Replace the nodes' Corefile atomically."""
+        """Write a Corefile for the nodes to another path than the one before, so that their configuration changes."""
+        self.corefile = self.path / ("Corefile-a" if self.corefile.name == "Corefile-b" else "Corefile-b")
         replace_file(self.corefile, text.encode())
 
     def lock(self) -> int | None:
