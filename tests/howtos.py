@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 import yaml  # type: ignore[import-untyped]
-from tests.lab.kernel.lab_cluster import LabCluster, eventually, running
+from tests.lab.kernel.lab_cluster import CONTROL_PLANES, LabCluster, running
 
 from narthex.cni.program.interpreter import copy_interpreter
 from narthex.lab import topology
@@ -39,8 +39,6 @@ _ELSEWHERE_IN_REALITY = "tests/cluster/__main__.py"
 """Real containers and kubelets run it: `make cluster`."""
 
 MANIFESTS = """
-{apiVersion: v1, kind: Namespace, metadata: {name: shop}}
----
 apiVersion: v1
 kind: Pod
 metadata: {name: web-1, namespace: shop, labels: {app: web}}
@@ -200,9 +198,14 @@ class PageRun:
 
     def _write_programs(self) -> None:
         """Write `narthex`, which finds this lab, and `ssh`, which is on the node already."""
-        name, python = self._cluster.name, sys.executable
+        name, python, kubectl = self._cluster.name, sys.executable, self._cluster.newest
         lab = f'case "$1 $2" in "lab replay") ;; lab*) set -- "$@" --name {name} ;; esac'
         self._program("narthex", f'{lab}\nexec {python} -m narthex "$@"')
+        # Not every build of kube-apiserver has the schemas that kubectl checks objects with.
+        unchecked = (
+            '[ "$1" = apply ] && shift && set -- apply --validate=false "$@"\n' if len(CONTROL_PLANES) > 1 else ""
+        )
+        self._program("kubectl", f'{unchecked}exec {kubectl} "$@"')
         self._program("ssh", 'shift\nexec "$@"')
 
     def _program(self, name: str, script: str) -> None:
@@ -348,7 +351,6 @@ def _write_stand_in(path: Path, gone: Path) -> None:
 
 def _prepare(cluster: LabCluster, *, rbac: bool) -> None:
     """Create a kube-proxy as kubeadm does, and the kinds that the lab's own API server lacks."""
-    eventually(lambda: _has_schemas(cluster), "the schemas that kubectl checks objects with")
     if rbac:
         cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(map(_definition, _RBAC)))
     cluster.kubectl("-n", "kube-system", "label", "pod", "-l", "k8s-app=kube-proxy", "k8s-app-")
@@ -366,12 +368,8 @@ def _prepare(cluster: LabCluster, *, rbac: bool) -> None:
             "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
         },
     )
-    cluster.kubectl("-n", "kube-system", "apply", "-f", "-", stdin=yaml.safe_dump_all(made))
-
-
-def _has_schemas(cluster: LabCluster) -> bool:
-    words = ("kubectl", "get", "--raw", "/openapi/v2")
-    return subprocess.run(words, env=cluster.environment, capture_output=True, check=False).returncode == 0
+    words = ("-n", "kube-system", "apply", "--validate=false", "-f", "-")
+    cluster.kubectl(*words, stdin=yaml.safe_dump_all(made))
 
 
 def _definition(kind: str) -> dict[str, object]:
