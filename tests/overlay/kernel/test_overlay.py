@@ -405,7 +405,7 @@ def test_nodes_tell_each_other_by_annotations(place):
 
 @pytest.mark.parametrize("place", [{"pods": 1}], indirect=True)
 def test_no_request_fails_while_nodes_change_their_backend_one_after_the_other(place, monkeypatch):
-    monkeypatch.setattr(loop, "_RETAINED_SECONDS", 0.5)
+    monkeypatch.setattr(loop, "_RETAINED_SECONDS", 2.0)
     cluster = MemoryCluster(*(manifest(name, number) for name, number in place.nodes.items()))
     conf = {name: place.directory / f"{name}.json" for name in place.nodes}
 
