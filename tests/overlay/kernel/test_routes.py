@@ -1,0 +1,43 @@
+"""Routes that take the place of others."""
+
+import pytest
+
+from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
+from narthex.linux.run import run
+from narthex.overlay.changes import PutEntry
+from narthex.overlay.desired import OverlayRoute
+from narthex.overlay.kernel.kernel import OverlayKernel
+
+pytestmark = pytest.mark.kernel
+NAME = "nx-overlay-routes"
+
+
+@pytest.mark.parametrize(
+    ("subnet", "peer", "gateway"),
+    [("10.244.3.0/24", "192.168.49.13", "10.244.3.0"), ("fd00:10:244:3::/64", "fd00:192:168:49::d", "fd00:10:244:3::")],
+)
+def test_a_peer_returns_from_host_gw_to_vxlan(subnet, peer, gateway):
+    create_namespace(NAME)
+    try:
+        for command in (
+            "link add eth0 type veth peer name eth1",
+            "address add 192.168.49.11/24 dev eth0",
+            "address add fd00:192:168:49::b/64 dev eth0 nodad",
+            "link set eth0 up",
+            "link set eth1 up",
+            "link add tunnel type vxlan id 1 dev eth0 dstport 8472",
+            "link set tunnel up",
+            f"route add {subnet} via {peer} dev eth0",
+        ):
+            run(["ip", *command.split()], namespace=NAME)
+        with in_namespace(NAME):
+            kernel = OverlayKernel()
+            try:
+                kernel.apply([PutEntry(OverlayRoute(subnet, gateway, "tunnel", onlink=True))])
+            finally:
+                kernel.close()
+        family = "-6" if ":" in subnet else "-4"
+        routes = run(["ip", family, "route", "show", "root", subnet], namespace=NAME).splitlines()
+        assert [(line.split()[0], "dev tunnel" in line) for line in routes] == [(subnet, True)]
+    finally:
+        delete_namespace(NAME)
