@@ -22,6 +22,8 @@ _MOST_WAITING = 100
 _ATTEMPTS = 5
 _AGAIN_SECONDS = 5.0
 _EVENT_SECONDS = 10.0
+_END_SECONDS = 5.0
+"""Time at the end of a program for Events that are not written yet, such as the reason of this end."""
 _LONGEST_NOTE = 1024
 """Bytes; the limit of the API."""
 _CONTROLLER = "kube-proxy"
@@ -109,7 +111,7 @@ class EventWriter:
         except queue.Full:
             LOGGER.warning("the event %s is dropped: %d are queued already", event.reason, self._waiting.maxsize)
 
-    def running(self, seconds: float = 2.0) -> AbstractContextManager[None]:
+    def running(self, seconds: float = _END_SECONDS) -> AbstractContextManager[None]:
         """Write events while the block runs, then retry the queued ones once, for at most `seconds`."""
         return in_background("events", self._run, self._end, patience=seconds)
 

@@ -82,7 +82,11 @@ def test_nodes_of_a_partition_and_its_end_by_time(cluster):
     lab = cluster.lab
     one, two = lab.nodes
     cluster.narthex("fault", "partition", "node-2", "--for", "2s")
-    assert not reaches(lab.outside, two.addresses[0], 10256, SHORT) or rules(lab) == []
+    try:
+        assert not reaches(lab.outside, two.addresses[0], 10256, SHORT) or rules(lab) == []
+    except ConnectionRefusedError:
+        # The node answers: on a busy machine, the fault may have ended.
+        assert rules(lab) == []
     eventually(lambda: rules(lab) == [], "the end of the fault")
     assert "There are no active faults" in cluster.narthex("fault", "list")
     for node in (one, two):

@@ -42,7 +42,7 @@ def worlds(pids: set[int]) -> list[str]:
     return [name for name in namespace_names() if any(name.startswith(f"{PREFIX}{pid}-") for pid in pids)]
 
 
-def wait_for(condition, seconds: float = 10) -> bool:
+def wait_for(condition, seconds: float = 60) -> bool:
     """Whether the condition comes true in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
