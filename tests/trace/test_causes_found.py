@@ -13,6 +13,7 @@ from narthex.netfilter.walk.state import KernelObjects
 from narthex.trace.causes.catalogue import CAUSES, CauseFinding
 from narthex.trace.causes.find import find
 from narthex.trace.follow.routing import RouteQuery, look_up
+from narthex.trace.follow.steps import accepted_reply
 from narthex.trace.follow.views import (
     FdbEntry,
     Impairment,
@@ -31,10 +32,12 @@ from narthex.trace.node.view import view_of_files
 from narthex.trace.program.places import name_not_found
 from narthex.trace.program.travel import KnownCluster, TraceRequest, travel
 
+PACKET = Header(source="10.244.1.5", destination="10.96.0.10", protocol="tcp", port=80)
+
 
 def journey(*steps: PathStep, end: PathEnd) -> PacketPath:
     return PacketPath(
-        packet=Header(source="10.244.1.5", destination="10.96.0.10", protocol="tcp", port=80),
+        packet=PACKET,
         source=Party(address="10.244.1.5"), destination=Party(address="10.96.0.10"), start="worker-a",
         tree=PathBranch(steps=steps, end=end),
     )  # fmt: skip
@@ -50,6 +53,34 @@ def check(found: list[CauseFinding], *, cause: str, certain: bool = True) -> Cau
     assert found[0].cause is CAUSES[cause]
     assert found[0].advice
     return found[0]
+
+
+@pytest.mark.parametrize(("by", "found"), [("worker-b", True), ("worker-a", False)])
+def test_a_reply_to_a_pod_that_does_not_come_back_by_the_node_that_rewrote_the_packet(by: str, found: bool) -> None:
+    to = Header(source="10.244.1.5", destination="10.244.1.7", protocol="tcp", port=8080)
+    rewriting = PathStep(
+        stage=Stage.PREROUTING, node=by, table="nat", chain="KUBE-SEP-A", what="match", verdict="dnat to 10.244.1.7:8080",
+        after=to,
+    )  # fmt: skip
+    answer = Header(source=to.destination, destination=to.source, protocol="tcp")
+    lost = accepted_reply(ARRIVED, answer, PACKET)
+    back = PathBranch(steps=(PathStep(stage=Stage.POD_LINK, node="worker-a", what="over cni0"),), end=lost)
+    end = msgspec.structs.replace(ARRIVED, reply=back)
+    other = msgspec.structs.replace(ARRIVED, reply=PathBranch(end=ARRIVED))
+    half = Fraction(1, 2)
+    path = msgspec.structs.replace(
+        journey(STEP, end=end),
+        source=Party(address="10.244.1.5", name="pod shop/client"),
+        tree=PathBranch(
+            steps=(STEP,),
+            branches=(
+                PathBranch(probability=half, steps=(rewriting,), end=other),
+                PathBranch(probability=half, steps=(rewriting,), end=end),
+            ),
+        ),
+    )
+    causes = find(path, {"worker-a": NodeView(name="worker-a"), "worker-b": NodeView(name="worker-b")})
+    assert [(each.cause.id, each.node) for each in causes] == ([("missing-masquerade", by)] if found else [])
 
 
 @pytest.mark.parametrize(("count", "certain"), [("262144", True), ("250000", False)])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import msgspec
 from narthex.lab.program import labs
 from narthex.lab.program.trace import LabTrace, namespace_of, trace_lab
 from narthex.trace.follow.align import is_relayed
-from narthex.trace.model import Fate, PathLeaf, Stage, WeightedEnd, branch_ends
+from narthex.trace.model import Fate, PathEnd, PathLeaf, Stage, WeightedEnd, branch_ends
 from narthex.trace.program.kernel_probe import ProbeComparison, send
 from narthex.trace.program.travel import TraceRequest
 
@@ -125,6 +125,14 @@ class Fault(msgspec.Struct, frozen=True):
     words: str
     causes: tuple[str, ...] = ()
     request: Any = None
+
+    @property
+    def kind(self) -> str:
+        """The first word, and for what is killed the kind of it."""
+        word, _, rest = self.words.partition(" ")
+        if word == "kill":
+            return "pod ended" if rest.endswith("and wait") else "pod killed" if "/" in rest else "node killed"
+        return word
 
 
 def draw_fault(rng: random.Random, lab: Any, *, deadly: bool) -> Fault:
@@ -246,6 +254,11 @@ def answers(leaf: PathLeaf, traced: LabTrace) -> set[str]:
     return set()
 
 
+def ends_of(leaf: PathLeaf) -> list[PathEnd]:
+    """Return the end of an alternative and those of its reply."""
+    return [leaf.end, *(branch_ends(leaf.end.reply) if leaf.end.reply is not None else ())]
+
+
 def alone(traced: LabTrace) -> bool:
     """Return True if all alternatives end at one address."""
     return len({leaf.end.address for leaf in traced.path.leaves()}) == 1
@@ -306,7 +319,10 @@ def judge(traced: LabTrace, tried: ProbeComparison, fault: Fault, well: bool) ->
         return f"probe parts: {tried.alignment.parting} ({said})"
     if tried.probed.answer not in expected(traced):
         return f"answer {tried.probed.answer}, expected {sorted(expected(traced))} ({said}; {causes})"
-    fails = any(leaf.end.fate in BAD for leaf in path.leaves()) or tried.probed.answer not in ("connected", "answered")
+    fails = any(each.fate in BAD for leaf in path.leaves() for each in ends_of(leaf)) or tried.probed.answer not in (
+        "connected",
+        "answered",
+    )
     if fails and not causes:
         return f"no cause: {said}"
     if fails and well and fault.causes and causes[0] not in fault.causes:
@@ -326,14 +342,20 @@ def is_well(name: str, source: str, destination: str) -> bool:
 
 
 class Tally(msgspec.Struct):
-    cases: int = 0
+    """What was tried: cases by the kind of fault, those that changed meanwhile, and those in which something was wrong."""
+
+    kinds: Counter[str] = msgspec.field(default_factory=Counter)
     moved: int = 0
     wrong: list[str] = []
+
+    @property
+    def cases(self) -> int:
+        return self.kinds.total()
 
 
 def run(name: str, rng: random.Random, cases: int, packets: int = 4, *, deadly: bool = False, label: str = "") -> Tally:
     """Run cases: a fault at a time, some packets under each. The first node dies last, if `deadly`."""
-    tally = Tally(wrong=[])
+    tally = Tally()
     settle(name)
     while tally.cases < cases:
         lab = labs.read(name)
@@ -354,14 +376,10 @@ def run(name: str, rng: random.Random, cases: int, packets: int = 4, *, deadly: 
                         wrong = f"{type(error).__name__}: {error}"
                     if wrong != "moved":
                         break
-                tally.cases += 1
+                tally.kinds[fault.kind] += 1
                 tally.moved += wrong == "moved"
                 if wrong and wrong != "moved":
                     tally.wrong.append(f"{label} [{fault.words}, {delay} s] {source} -> {target}: {wrong}")
         if deadly:
             break
     return tally
-
-
-def as_json(tally: Tally) -> str:
-    return json.dumps(msgspec.to_builtins(tally), indent=1)

@@ -223,5 +223,6 @@ if CASES:
         with running("drawn", *options, directory=directory) as made:
             tally = lab_law.run(made.name, rng, CASES)
             dead = lab_law.run(made.name, rng, 4, deadly=True)
-        print(f"{mode}, {overlay}: {tally.cases + dead.cases} cases in {time.monotonic() - began:.0f} s")
+        kinds, seconds = tally.kinds + dead.kinds, time.monotonic() - began
+        print(f"{mode}, {overlay}: {kinds.total()} cases in {seconds:.0f} s, {tally.moved} moved: {json.dumps(kinds)}")
         assert tally.wrong + dead.wrong == []

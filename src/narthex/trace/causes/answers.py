@@ -8,16 +8,17 @@ from narthex.model import contains, family_of, network
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.causes.scene import DiagnosisContext, finding, node_words
 from narthex.trace.follow.routing import RouteQuery, look_up
+from narthex.trace.follow.steps import NOT_UNDONE
 from narthex.trace.follow.views import NodeView
-from narthex.trace.model import Fate, PathLeaf
+from narthex.trace.model import Fate, PathLeaf, tree_leaves
 
 _CALL = "net.bridge.bridge-nf-call-iptables"
 
 
 def of_answers(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """Find why a delivered packet gets no reply; one finding of each cause."""
+    """Find why a delivered packet gets no reply; one finding of each cause, of the first alternative without a reply if there is one."""
     seen: set[str] = set()
-    for leaf in scene.leaves:
+    for leaf in (*scene.unanswered, *scene.leaves):
         if leaf.end.fate not in (Fate.DELIVERED, Fate.LEAVES) and leaf not in scene.unanswered:
             continue
         for found in (*_deaf(scene, leaf), *_hairpin(scene, leaf), *_bridge(scene, leaf), *_unmasked(scene, leaf)):
@@ -138,26 +139,41 @@ def _goes_straight(pod: NodeView, to: str) -> bool | None:
 
 
 def _unmasked(scene: DiagnosisContext, leaf: PathLeaf) -> Iterator[CauseFinding]:
-    """Find a packet from outside that reaches another node with its source kept: the reply takes a direct route."""
-    front = scene.front
+    """Find a rewritten packet with its source kept whose reply takes a direct route, not by the node that rewrote it."""
     to = scene.sent_to(leaf)
-    if leaf.end.masqueraded or to is None or scene.is_own(to[0]):
+    if leaf.end.masqueraded or to is None:
         return
-    elsewhere = _elsewhere(scene, to[0])
-    outside = not scene.from_cluster and (
-        front is None or (front.external and not front.local) or leaf in scene.unanswered
-    )
-    if not outside or elsewhere is not True:
-        return
-    yield finding(
-        "missing-masquerade",
-        f"{to[0]} is on another node and sees {scene.packet.source} as the source: it answers without {scene.node_words}, "
-        f"from an address that the sender has never asked",
-        evidence=(f"destination rewritten to {to[0]}, source {scene.packet.source} kept",),
-        advice="See whether KUBE-POSTROUTING, or the postrouting chain of the proxy's table, still masquerades what is marked, "
-        "and whether a rule before it accepts the packet.",
-        node=scene.node,
-    )
+    by = scene.rewritten(leaf)
+    node = by.node if by is not None else scene.node
+    if scene.from_cluster:
+        advice = (
+            f"Ask the Service's cluster IP, or a node port of the sender's own node. To make {node_words(node)} work too, let the "
+            "pods' nodes masquerade what pods send to addresses that are not pods' (ipMasq of the bridge plugin, or ip-masq-agent)."
+        )
+        found = _avoided(leaf, node)
+    else:
+        advice = (
+            "See whether KUBE-POSTROUTING, or the postrouting chain of the proxy's table, still masquerades what is marked, and "
+            "whether a rule before it accepts the packet."
+        )
+        front = scene.front
+        found = front is None or (front.external and not front.local) or leaf in scene.unanswered
+        found = found and not scene.is_own(to[0]) and _elsewhere(scene, to[0]) is True
+    if found:
+        yield finding(
+            "missing-masquerade",
+            f"{to[0]} sees {scene.packet.source} as the source: it answers without {node_words(node)}, from an address that the "
+            "sender has never asked",
+            evidence=(f"destination rewritten to {to[0]}, source {scene.packet.source} kept",),
+            advice=advice,
+            node=node,
+        )
+
+
+def _avoided(leaf: PathLeaf, node: str) -> bool:
+    """Return True if the sender does not recognize the reply, which never passes the node."""
+    replies = tree_leaves(leaf.end.reply) if leaf.end.reply is not None else ()
+    return any(NOT_UNDONE in each.end.reason and all(step.node != node for step in each.steps) for each in replies)
 
 
 def _elsewhere(scene: DiagnosisContext, address: str) -> bool | None:

@@ -69,13 +69,13 @@ def rewritten(before: Header, after: Header) -> bool:
     return (before.source, before.destination, before.port) != (after.source, after.destination, after.port)
 
 
+NOT_UNDONE = "the rewriting is not undone on the path of the reply"
+
+
 def accepted_reply(end: PathEnd, header: Header, asked: Header) -> PathEnd:
     """Return the end of a reply: lost unless the sender recognizes it as the reply to its packet."""
     if header.destination == asked.source and header.source == asked.destination:
         return end
     expected = join_port(asked.destination, asked.port) if asked.port else asked.destination
-    reason = (
-        f"the sender asked {expected} and is answered by {header.source}: "
-        "the rewriting is not undone on the path of the reply"
-    )
+    reason = f"the sender asked {expected} and is answered by {header.source}: {NOT_UNDONE}"
     return msgspec.structs.replace(end, fate=Fate.LOST, reason=reason)
