@@ -151,20 +151,22 @@ def _each(rules: Rules, wrong: Callable[[ast.Rule], str], chain: str) -> Rules:
 
 def _spread(chain: str, rules: Rules) -> Rules:
     """Find rules for endpoints without a probability, except for the last one."""
-    ways = [
-        number
-        for number, rule in enumerate(rules)
-        if rule.target.startswith("KUBE-SEP-") and not _has(rule, ast.RecentCheck, *_OPAQUE)
-    ]
-    plain = {number for number in ways[:-1] if not _has(rules[number], ast.RandomMatch, ast.EveryNth)}
-    return tuple(
-        _without_match(rule, "the probability", chain) if number in plain else _cluster_ip_mark(chain, rule)
-        for number, rule in enumerate(rules)
-    )
+    found = list(rules)
+    ways: list[int] = []
+    for number, rule in enumerate(rules):
+        target = rule.target
+        if target == "KUBE-MARK-MASQ":
+            found[number] = _cluster_ip_mark(chain, rule)
+        elif target.startswith("KUBE-SEP-") and not _has(rule, ast.RecentCheck, *_OPAQUE):
+            ways.append(number)
+    for number in ways[:-1]:
+        if not _has(rules[number], ast.RandomMatch, ast.EveryNth):
+            found[number] = _without_match(rules[number], "the probability", chain)
+    return tuple(found)
 
 
 def _cluster_ip_mark(chain: str, rule: ast.Rule) -> ast.Rule:
-    if rule.target != "KUBE-MARK-MASQ" or _opaque(rule):
+    if _opaque(rule):
         return rule
     if _compares(rule, ast.Field.DADDR) and not _compares(rule, ast.Field.DPORT):
         return _without_match(rule, "the port", chain)

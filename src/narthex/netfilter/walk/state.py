@@ -242,10 +242,7 @@ def graft(branch: Branch, results: ChainResults) -> ChainResults:
     left = branch.probability
     whole = left is _ONE
     same = branch.step_probability is left
-    last = None
-    for _, out in results:
-        if out.doubt == branch.doubt:
-            last = out
+    last = None if whole else next((out for _, out in reversed(results) if out.doubt == branch.doubt), None)
     for continuation, part in results:
         out = part.copy()
         # Rounding one part of a split down keeps the sum exact, since the last part is the remainder. Parts of the whole are exact.
@@ -277,7 +274,8 @@ def merge_results(results: ChainResults) -> ChainResults:
 
 def merge(branches: list[Branch]) -> list[Branch]:
     """Merge branches in the same state. The trail is that of the more probable one."""
-    if len(branches) < 2:
+    # Most branches differ in their endpoint, which is cheaper to compare than their whole states.
+    if len(branches) < 2 or len({(each.daddr, each.dport) for each in branches}) == len(branches):
         return branches
     kept: dict[tuple[object, ...], Branch] = {}
     for branch in branches:

@@ -92,8 +92,8 @@ class RuleSpans:
         def build(chain: str) -> Chain:
             """Parse the rules of a chain; mark where the dump may have cut off further rules."""
             spans = self.spans.get(chain, [])
-            lines = (line for at in range(0, len(spans), 2) for line in self.lines[spans[at] : spans[at + 1]])
-            rules = tuple(rule_or_text(line.strip(), family) for line in lines)
+            lines = [line for at in range(0, len(spans), 2) for line in self.lines[spans[at] : spans[at + 1]]]
+            rules = tuple([rule_or_text(line.strip(), family) for line in lines])
             if self.cut and (not rules or chain == self.open_end):
                 rules = (*rules, gap_rule())
             return Chain(

@@ -211,7 +211,7 @@ class _Checker:
             return  # a process on this node answers there, and rules see to it
         asker = f"{sender.value} {source.address}"
         expected = _expected(service, frontend, source.address, sender)
-        foreign = self._walker.foreign(asked) if outcome.endpoints.keys() != expected.endpoints.keys() else ""
+        foreign = self._walker.foreign(asked) if outcome.endpoints.keys() != expected.endpoints else ""
         for finding in _differences(service, frontend, outcome, expected, foreign, self._there):
             yield msgspec.structs.replace(finding, sender=asker)
         self._obstructed(service, frontend, outcome, expected, asker)
@@ -329,7 +329,8 @@ class _Expected(msgspec.Struct, frozen=True):
     """What the plan decides for one sender of a frontend."""
 
     decision: Decision
-    endpoints: dict[tuple[str, int], Fraction]
+    endpoints: frozenset[tuple[str, int]]
+    """Each gets the same share of the connections."""
 
 
 def _expected(service: ServicePlan, frontend: Frontend, source: str, sender: Sender) -> _Expected:
@@ -337,8 +338,7 @@ def _expected(service: ServicePlan, frontend: Frontend, source: str, sender: Sen
     if isinstance(decision, Forward) and frontend.allow_from is not None and not in_any(frontend.allow_from, source):
         decision = Drop()
     pool = service.pool(decision.scope).endpoints if isinstance(decision, Forward) else ()
-    share = Fraction(1, max(len(pool), 1))
-    return _Expected(decision, {(each.address, each.port): share for each in pool})
+    return _Expected(decision, frozenset([(each.address, each.port) for each in pool]))
 
 
 def _differences(
@@ -365,24 +365,25 @@ def _differences(
     if not outcome.endpoints:
         yield from _nowhere(finding, decision, outcome, frontend_words, name)
         return
-    for endpoint in sorted(outcome.endpoints.keys() - want.keys()):
+    for endpoint in sorted(outcome.endpoints.keys() - want):
         at = join_port(*endpoint)
         yield finding(
             DiscrepancyKind.STALE,
             f"{frontend_words} of {name} is sent to {at}, which {_why_not(service, endpoint, decision)}",
             at,
         )
-    for endpoint in sorted(want.keys() - outcome.endpoints.keys()):
+    for endpoint in sorted(want - outcome.endpoints.keys()):
         at = join_port(*endpoint)
         yield finding(DiscrepancyKind.MISSING, f"{frontend_words} of {name} is never sent to its endpoint {at}", at)
-    if want.keys() == outcome.endpoints.keys():
-        for endpoint, share in sorted(want.items()):
-            have = outcome.endpoints[endpoint]
-            # Differences of exact fractions with long denominators would be a tenth of the time of a large check.
-            if abs(float(have) - float(share)) > _TOLERANCE:
-                at = join_port(*endpoint)
-                said = f"{frontend_words} of {name}: {at} gets {float(have) * 100:.1f} % of the connections and not {share}"
-                yield finding(DiscrepancyKind.SHARE, said, at)
+    if want == outcome.endpoints.keys():
+        share = Fraction(1, len(want))
+        # Differences of exact fractions with long denominators would be a tenth of the time of a large check.
+        shares = [(endpoint, float(have)) for endpoint, have in outcome.endpoints.items()]
+        near = float(share)
+        for endpoint, have in sorted(each for each in shares if abs(each[1] - near) > _TOLERANCE):
+            at = join_port(*endpoint)
+            said = f"{frontend_words} of {name}: {at} gets {have * 100:.1f} % of the connections and not {share}"
+            yield finding(DiscrepancyKind.SHARE, said, at)
 
 
 def _nowhere(

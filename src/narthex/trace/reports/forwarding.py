@@ -82,8 +82,9 @@ class ForwardingWalker:
         """
         found: dict[Endpoint, ForwardingResult] = {}
         followed: dict[Endpoint, ForwardingResult] | None = None
+        original = self._original(header)
         for branch in branches:
-            key = self._class(header, iif, branch)
+            key = original, self._class(header, iif, branch)
             if key not in self._known:
                 if self._followed >= _MOST_FOLLOWED:
                     self.left_out += 1
@@ -97,28 +98,33 @@ class ForwardingWalker:
 
     def link_to(self, source: str, destination: str, iif: str) -> str | None:
         """Return the link by which a packet leaves that no rule rewrites; None if it is unknown."""
-        hops = self._routed(destination, source, iif, 0, self._of_routes.of(destination))
+        hops = self._routed(destination, source, iif, 0, self._of_routes.of(address_key(destination)[1]))
         return next((hop.link for hop in hops if isinstance(hop, NextHop) and hop.link), None)
 
+    def _original(self, header: Header) -> tuple[object, ...]:
+        """Return what later rules distinguish about the destination before the rewriting."""
+        rules = self._of_rules
+        if not rules.original:
+            return ()
+        return rules.address(header.destination, address_key(header.destination)[1]), rules.ports.get(header.port)
+
     def _class(self, header: Header, iif: str, branch: Branch) -> tuple[object, ...]:
-        """Return everything that later decisions depend on."""
+        """Return everything that later decisions depend on, except for the destination before the rewriting."""
+        rules = self._of_rules
         to = branch.daddr, branch.dport
         target = self._targets.get(to)
         if target is None:
-            rules = self._of_rules
+            number = address_key(branch.daddr)[1]
             target = self._targets[to] = (
-                rules.address(branch.daddr),
+                rules.address(branch.daddr, number),
                 rules.ports.get(branch.dport),
                 branch.daddr in self._bound,
-                self._of_routes.of(branch.daddr),
+                self._of_routes.of(number),
             )
-        original: tuple[object, ...] = ()
-        if self._of_rules.original:
-            original = self._of_rules.address(header.destination), self._of_rules.ports.get(header.port)
-        remembered = tuple(name for name, _ in branch.remembers if name in self._of_rules.lists)
+        remembered = tuple([name for name, _ in branch.remembers if name in rules.lists]) if branch.remembers else ()
         state = (header.source, header.protocol, iif, branch.mark, branch.connection_mark, branch.rewritten)
         nat = (branch.masquerade, branch.saddr, branch.tracked, branch.served is not None, remembered)
-        return state, nat, target, original, self._hop(header.source, iif, branch, target)
+        return state, nat, target, self._hop(header.source, iif, branch, target)
 
     def _hop(self, source: str, iif: str, branch: Branch, target: tuple[object, ...]) -> tuple[object, ...]:
         """Return the next hops with the states of their neighbours."""
@@ -183,9 +189,8 @@ class _Networks:
             shift = net.max_prefixlen - net.prefixlen
             self._held.setdefault(shift, set()).add(int(net.network_address) >> shift)
 
-    def of(self, address: str) -> tuple[int, ...]:
-        """Return the networks as (host bits, prefix) pairs in a row."""
-        number = address_key(address)[1]
+    def of(self, number: int) -> tuple[int, ...]:
+        """Return the networks of an address, given as a number, as (host bits, prefix) pairs in a row."""
         found: list[int] = []
         for shift, prefixes in self._held.items():
             if number >> shift in prefixes:
@@ -235,15 +240,14 @@ class _Distinctions:
                         self._chain(table, chain)
         self._networks = _Networks(self._cidrs)
 
-    def address(self, address: str) -> tuple[object, ...]:
-        """Return what rules distinguish about an address."""
+    def address(self, address: str, number: int) -> tuple[object, ...]:
+        """Return what rules distinguish about an address, given as text and as a number."""
         special = self._types and address.endswith((".0", ".255"))
         between: tuple[bool, ...] = ()
         if self._between:
-            number = address_key(address)[1]
             between = tuple(first <= number <= last for first, last in sorted(self._between))
         exact = address if special or address in self._exact else ""
-        return exact, self._networks.of(address), between
+        return exact, self._networks.of(number), between
 
     def _chain(self, table: ast.Table, chain: ast.Chain) -> None:
         todo = [chain.name]
