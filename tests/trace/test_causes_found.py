@@ -63,6 +63,7 @@ def test_a_reply_to_a_pod_that_does_not_come_back_by_the_node_that_rewrote_the_p
         after=to,
     )  # fmt: skip
     answer = Header(source=to.destination, destination=to.source, protocol="tcp")
+    asking = msgspec.structs.replace(STEP, chain="others", what="connection has not dnat, accept", verdict="accept")
     lost = accepted_reply(ARRIVED, answer, PACKET)
     back = PathBranch(steps=(PathStep(stage=Stage.POD_LINK, node="worker-a", what="over cni0"),), end=lost)
     end = msgspec.structs.replace(ARRIVED, reply=back)
@@ -72,7 +73,7 @@ def test_a_reply_to_a_pod_that_does_not_come_back_by_the_node_that_rewrote_the_p
         journey(STEP, end=end),
         source=Party(address="10.244.1.5", name="pod shop/client"),
         tree=PathBranch(
-            steps=(STEP,),
+            steps=(asking,),
             branches=(
                 PathBranch(probability=half, steps=(rewriting,), end=other),
                 PathBranch(probability=half, steps=(rewriting,), end=end),

@@ -104,8 +104,11 @@ MODES = ("nftables", "iptables", "userspace")
 OVERLAYS = ("none", "vxlan", "host-gw")
 PATIENCE, SILENCE = 30.0, 0.4
 """Seconds to wait for an answer that is sure to come, and for one that is not to come."""
+RESENT = (1.1, 2.2, 4.4, 8.8, 17.6)
+"""Seconds to wait for the answer to a datagram before it is sent again: the kernel sends an address one ICMP error a second."""
 BAD = (Fate.DROPPED, Fate.LOST, Fate.REJECTED)
-SETTLED_SECONDS = 60.0
+SETTLED_SECONDS = 180.0
+"""Several times as long as the lab itself waits at most."""
 
 
 def manifests(directory: Path, nodes: int) -> Path:
@@ -286,14 +289,19 @@ def text_of(end: WeightedEnd) -> str:
 
 
 def probe_once(name: str, traced: LabTrace) -> ProbeComparison:
-    patience = PATIENCE if sure(traced) else SILENCE
-    return send(
-        traced.path,
-        sender=namespace_of(name, traced.path.packet.source),
-        node=namespace_of(name, traced.node),
-        node_name=traced.node,
-        patience=patience,
-    )
+    """Send one packet, or some if it is a datagram whose answer may be lost."""
+    waits = (SILENCE,) if not sure(traced) else RESENT if traced.path.packet.protocol == "udp" else (PATIENCE,)
+    for patience in waits:
+        tried = send(
+            traced.path,
+            sender=namespace_of(name, traced.path.packet.source),
+            node=namespace_of(name, traced.node),
+            node_name=traced.node,
+            patience=patience,
+        )
+        if tried.probed.answer != "nothing":
+            break
+    return tried
 
 
 def check(name: str, source: str, destination: str, fault: Fault, well: bool) -> str:

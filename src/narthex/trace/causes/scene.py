@@ -31,8 +31,8 @@ HOOKS = frozenset({Stage.PREROUTING, Stage.INPUT, Stage.FORWARD, Stage.OUTPUT, S
 
 ON = frozenset({Stage.FORWARD, Stage.OUTPUT, Stage.POSTROUTING, Stage.ROUTING})
 """Stages of a packet that the node sends on."""
-_REWRITES = re.compile(r"\b(dnat|redirect)\b|: \[?[0-9a-f:.]+\]?:\d+ \}")
-"""A rule that rewrites the destination, or a map element that holds the new one."""
+_REWRITES = re.compile(r"\b(dnat|redirect) to\b|: \[?[0-9a-f:.]+\]?:\d+ \}")
+"""A rule that rewrites the destination, or a map element that holds the new one. Others match what was rewritten before (`not dnat`)."""
 
 CLUSTER_IP, EXTERNAL_IP, BALANCER, NODE_PORT = "cluster IP", "external IP", "load balancer address", "node port"
 
