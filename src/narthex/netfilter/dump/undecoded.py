@@ -80,7 +80,7 @@ def _of_chain(table: str, chain: ast.Chain, *, by_nft: bool) -> Rules:
     rules: Rules = chain.rules
     ours = chain.name.startswith("KUBE-")
     if by_nft or ours:
-        rules = tuple([_with_target(rule, chain.name) for rule in rules])
+        rules = _with_targets(chain.name, rules)
     if not ours:
         return rules
     kind = _kind(chain.name)
@@ -115,6 +115,14 @@ def _compares(rule: ast.Rule, *fields: ast.Field) -> bool:
 def _opaque(rule: ast.Rule) -> bool:
     """Return True if something in the rule is unknown anyway."""
     return _has(rule, *_OPAQUE)
+
+
+def _with_targets(chain: str, rules: Rules) -> Rules:
+    """Return the rules, with an `Undecoded` in each that has no target."""
+    for rule in rules:
+        if not rule.expressions or type(rule.expressions[-1]) not in _TARGETS:
+            return tuple(_with_target(each, chain) for each in rules)
+    return rules
 
 
 def _with_target(rule: ast.Rule, chain: str) -> ast.Rule:

@@ -69,6 +69,7 @@ class Matcher:
         self._protocol: tuple[ast.Atom, ...] = (
             (packet.protocol.lower, packet.protocol.number) if ports else _ICMP[self.family]
         )
+        self._protocol_names = frozenset(self._protocol)
         self._has_ports = ports
         self.answers = self._answers()
         """By type of match. Every other expression is a statement or a random match."""
@@ -225,7 +226,7 @@ class Matcher:
     def _compare(self, e: ast.Compare, branch: Branch, point: HookPoint, _table: ast.Table) -> Answer:
         field = e.field
         if field is ast.Field.L4PROTO:
-            return any(value in self._protocol for value in e.values) is not e.negate
+            return self._protocol_names.isdisjoint(e.values) is e.negate
         try:
             value = self._value(field, branch, point)
         except ValueNotKnown as error:

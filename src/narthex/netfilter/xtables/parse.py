@@ -107,7 +107,7 @@ _REMARK = re.compile(r'(?:[^"#]++|"(?:[^"\\]++|\\.)*+"|(?<!\s)#)*+(?<=\s)#')
 
 def without_remark(line: str) -> str:
     """Return a rule without the remark that a person wrote behind it: `-j ACCEPT  # the API server`."""
-    found = _REMARK.match(line) if " #" in line or "\t#" in line else None
+    found = _REMARK.match(line)
     return line[: found.end() - 1].rstrip() if found else line
 
 
@@ -115,8 +115,9 @@ def read_rule(line: str, family: IPFamily) -> Rule:
     """Parse one `-A` line of a dump, with or without counters. Raises SaveTextError for an incomplete line."""
     if len(line) > MAX_LINE:
         raise SaveTextError(f"{line[:120]!r}: longer than {MAX_LINE} characters")
-    line = without_remark(line)
-    if line.startswith("["):
+    if "#" in line:
+        line = without_remark(line)
+    if line[:1] == "[":
         line = line.partition("]")[2].lstrip()
     try:
         return _common_rule(line, family) or _rule(split_words(line)[2:], family)
