@@ -197,6 +197,27 @@ def test_the_cause_is_on_top_and_the_path_is_broken_where_it_breaks(seen, width)
     assert seen.run(WIDE) == []
 
 
+HOLD_EVENTS = """
+const add = EventSource.prototype.addEventListener;
+window.held = [];
+EventSource.prototype.addEventListener = function (name, listener) {
+  add.call(this, name, event => window.held ? window.held.push(() => listener(event)) : listener(event));
+};
+"""
+
+
+def test_a_path_that_is_asked_for_before_the_picture_comes_is_drawn_in_it(seen, shop):
+    script = seen.devtools("Page.addScriptToEvaluateOnNewDocument", source=HOLD_EVENTS)
+    try:
+        seen.open(shop[1])
+        ask(seen, "node-a", "shop/search")
+        assert seen.run("return document.querySelectorAll('svg .way').length") == 0
+        seen.run("const held = window.held; window.held = null; held.forEach(each => each())")
+        seen.until("document.querySelector('svg .way.bad')")
+    finally:
+        seen.devtools("Page.removeScriptToEvaluateOnNewDocument", **script)
+
+
 def test_outside_has_a_place_of_its_own(seen):
     places = """
     const rule = document.querySelector('svg .rule').getBoundingClientRect();

@@ -12,6 +12,7 @@ let picture = {nodes: [], pods: [], services: [], slices: [], problems: [], titl
 let counts = {known: false, of: () => ({})};
 let totals = null; // What was counted last, and when.
 let source = null, target = null, found = null, asking = 0;
+let asked = ["", ""]; // Sender and destination as written in the form.
 
 const drawing = new Drawing($("picture"));
 const walk = new Walk(drawing, choose, look);
@@ -19,6 +20,7 @@ const walk = new Walk(drawing, choose, look);
 function draw() {
   const unit = parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
   const shown = chosen(picture, $("filter").value);
+  if (found) locate();
   const apart = new Set([source, target]);
   const plan = layOut(shown, counts, Math.max($("scroll").clientWidth - 24 * unit, 280 * unit), unit, apart);
   const ways = waysOf(found, source, target, plan, shown.slices);
@@ -105,6 +107,7 @@ function destinationOf(item) {
 
 function clear() {
   source = target = found = null;
+  asked = ["", ""];
   asking += 1;
   $("from").value = $("to").value = "";
   reveal(false);
@@ -118,7 +121,15 @@ function reveal(found) {
 
 function idFor(text, kinds) {
   const name = text.replace(/\/(tcp|udp|sctp|icmp)$/i, "").replace(/:[^:\]]*$/, "");
-  return kinds.flatMap(kind => [idOf(kind, name), idOf(kind, `default/${name}`)]).find(id => drawing.byId.has(id) || drawing.plan.homes.has(id)) ?? null;
+  const things = {pod: picture.pods, node: picture.nodes, service: picture.services};
+  const ids = kinds.flatMap(kind => [name, `default/${name}`].filter(key => things[kind].some(each => each.key === key)).map(key => idOf(kind, key)));
+  return ids[0] ?? null;
+}
+
+// The form may be sent before the picture has come.
+function locate() {
+  source ??= asked[0] === "outside" ? idOf("outside", "outside") : idFor(asked[0], ["pod", "node"]);
+  target ??= idFor(asked[1], ["service", "pod", "node"]);
 }
 
 async function ask(again = false) {
@@ -232,8 +243,9 @@ function askSoon() {
 
 $("ask").addEventListener("submit", event => {
   event.preventDefault();
-  source = $("from").value.trim() === "outside" ? idOf("outside", "outside") : idFor($("from").value.trim(), ["pod", "node"]);
-  target = idFor($("to").value.trim(), ["service", "pod", "node"]);
+  asked = [$("from").value.trim(), $("to").value.trim()];
+  source = target = null;
+  locate();
   ask();
 });
 $("clear").addEventListener("click", clear);

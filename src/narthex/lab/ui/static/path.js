@@ -15,6 +15,7 @@ export function waysOf(found, source, target, plan, slices) {
   if (!source || !found || found.error) return [];
   const at = id => plan.byId.has(id) ? id : plan.homes.get(id) ?? null;
   const [from, to] = [at(source), target && at(target)];
+  if (!from) return [];
   const service = found.service ? at(idOf("service", found.service)) : null;
   const mine = slices.filter(each => each.service === found.service);
   const ways = new Map();
