@@ -58,6 +58,20 @@ def test_who_writes_reads_it_at_once(remote):
             assert registry.get("ConfigMap", "default", name) is None
 
 
+def test_what_another_has_created_since_exists(server, remote):
+    """While the registry is held, its copy does not change."""
+    space = {"metadata": {"name": "shop"}}
+    with remote.shared.held() as registry:
+        server.create("Namespace", space)
+        assert registry.get("Namespace", "", "shop") is None
+        registry.ensure("Namespace", space)
+        registry.ensure("Namespace", {"metadata": {"name": "bank"}})
+    with remote.shared.held() as registry:
+        assert {"shop", "bank"} <= {each["metadata"]["name"] for each in registry.list("Namespace")}
+        registry.delete("Namespace", "", "shop")
+        registry.delete("Namespace", "", "bank")
+
+
 def test_the_lab_s_controller_of_ingresses_works_with_another_control_plane(server, remote):
     loop = ControllerLoop(remote.shared, ControllerManager([IngressController()]))
     backend = {"service": {"name": "web", "port": {"number": 80}}}

@@ -140,6 +140,17 @@ class Registry:
         self._changed_kinds(of.name)
         return written
 
+    def ensure(self, kind: str, obj: Mapping[str, Any]) -> None:
+        """Create an object that does not exist. Raises StatusError."""
+        meta = obj["metadata"]
+        if self.get(kind, meta.get("namespace", ""), meta["name"]) is None:
+            try:
+                self.create(kind, obj)
+            except StatusError as error:
+                # The copy of another server's objects may be older than they are.
+                if error.reason != "AlreadyExists":
+                    raise
+
     def update(self, kind: str, obj: Mapping[str, Any], *, subresource: str = "", dry_run: bool = False) -> Raw:
         """Write an object, or one subresource of it, and return it as stored.
 

@@ -33,7 +33,6 @@ import yaml  # type: ignore[import-untyped]
 from narthex.kube.manifests import ManifestSource
 from narthex.kube.messages import prepare_decoders
 from narthex.lab import cluster, topology
-from narthex.lab.api.registry import Registry
 from narthex.lab.api.requests import ApiRequest, ApiResponse
 from narthex.lab.controllers.namespace_objects import SERVICE_ACCOUNT, root_ca
 from narthex.lab.controllers.node_lifecycle import NOT_READY
@@ -187,14 +186,13 @@ class LabProcess:
             if persistence is not None:
                 persistence.reset_objects(registry, {node.name for node in self.parts.nodes})
             for obj in (*([] if self.parts.external else self._control_plane_objects()), *self._system_objects()):
-                _create(registry, obj["kind"], obj)
+                registry.ensure(obj["kind"], obj)
                 if obj["kind"] == "ConfigMap":
                     # Those of an earlier lab have its certificate and mode.
                     registry.update("ConfigMap", obj)
             for pool in self._pools:
-                if registry.get("Namespace", "", pool.namespace) is None:
-                    registry.create("Namespace", cluster.namespace(pool.namespace))
-                _create(registry, "IPAddressPool.metallb.io", encode(pool))
+                registry.ensure("Namespace", cluster.namespace(pool.namespace))
+                registry.ensure("IPAddressPool.metallb.io", encode(pool))
         self.parts.heartbeats.register()
         self._await_controllers()
         self.parts.static_pods.register()
@@ -412,12 +410,6 @@ def _initial_state(parts: LabComponents, options: LabOptions, forks: ForkServer)
         outside=topology.outside_namespace(parts.directory.name),
         kept=parts.persistence is not None,
     )
-
-
-def _create(registry: Registry, kind: str, obj: Object) -> None:
-    meta = obj["metadata"]
-    if registry.get(kind, meta.get("namespace", ""), meta["name"]) is None:
-        registry.create(kind, obj)
 
 
 def _pools(ranges: Sequence[str], members: Sequence[topology.LabNode]) -> tuple[IPAddressPool, ...]:

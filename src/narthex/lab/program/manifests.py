@@ -299,8 +299,7 @@ class ManifestApplier:
         target_namespace = item.namespace
         if kind.namespaced and target_namespace:
             with self._registry.held() as registry:
-                if registry.get("Namespace", "", target_namespace) is None:
-                    registry.create("Namespace", namespace(target_namespace))
+                registry.ensure("Namespace", namespace(target_namespace))
 
 
 def _with_images(spec: Any) -> Any:
