@@ -197,23 +197,25 @@ def test_a_process_that_stood_still_does_not_answer_for_what_others_have(going):
     until(lambda: going.ask() == last, "one answer")
 
 
-def test_a_kernel_answers_for_its_closed_ports_and_a_probe_is_no_refusal(segment):
-    with in_namespace(segment.ns(CLIENT)):
-        sockets = HeartbeatSockets(7950)
+def test_a_kernel_answers_for_its_closed_ports_and_a_probe_is_no_refusal(tmp_path):
+    """A link of its own, without announcers: other tests leave nodes that are cut off."""
     seen = set()
+    with EthernetSegment(tmp_path, "nxp") as quiet:
+        with in_namespace(quiet.ns(CLIENT)):
+            sockets = HeartbeatSockets(7950)
 
-    def asked(address, do):
-        do()
-        seen.update(sockets.refusals())
-        return {probed for where, probed in seen if where == address}
+        def asked(address, do):
+            do()
+            seen.update(sockets.refusals())
+            return {probed for where, probed in seen if where == address}
 
-    try:
-        for address in ("192.0.2.1", "2001:db8::1"):
-            until(lambda: asked(address, lambda: sockets.probe(address)) == {True}, "the answer")  # noqa: B023
-            until(lambda: asked(address, lambda: sockets.send(address, b"x")) == {True, False}, "both")  # noqa: B023
-        assert list(sockets.received()) == []
-    finally:
-        sockets.close()
+        try:
+            for address in ("192.0.2.1", "2001:db8::1"):
+                until(lambda: asked(address, lambda: sockets.probe(address)) == {True}, "the answer")  # noqa: B023
+                until(lambda: asked(address, lambda: sockets.send(address, b"x")) == {True, False}, "both")  # noqa: B023
+            assert list(sockets.received()) == []
+        finally:
+            sockets.close()
 
 
 def test_a_planned_end_loses_no_question(going):
