@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -32,18 +34,45 @@ class Runnable(Protocol):
 
 @contextmanager
 def ended_by_signal(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on SIGTERM and SIGINT while the block runs. For the main thread; further signals have no effect."""
+    """Call `stop` once in another thread on SIGTERM or SIGINT while the block runs. For the main thread.
 
-    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        """Begin the program's orderly end."""
-        stop()
+    Python runs signal handlers in the main thread alone, once it wakes up. The kernel may give a signal to any thread, so a main
+    thread that waits for a lock wouldn't wake up. A signal handler could also interrupt the main thread while it holds a lock
+    that `stop` needs. The interpreter writes to the file descriptor of
+    `signal.set_wakeup_fd` at once, whichever thread receives the signal.
+    """
+    heard, bell = socket.socketpair()
+    bell.setblocking(False)
+    listener = threading.Thread(target=_stop_at_signal, args=(heard, stop), name="signals", daemon=True)
+    with heard, bell:
+        listener.start()
+        descriptor = signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
+        handlers = {number: signal.signal(number, _ignored) for number in _END_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(descriptor)
+            bell.close()
+            listener.join()
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+
+def _stop_at_signal(heard: socket.socket, stop: Callable[[], None]) -> None:
+    while numbers := heard.recv(64):
+        if not _END_SIGNALS.isdisjoint(numbers):
+            stop()
+            return
+
+
+def _ignored(number: int, frame: FrameType | None) -> None:
+    """Handle a signal that another thread acts on."""
+
+
+_END_SIGNALS = frozenset((signal.SIGTERM, signal.SIGINT))
+
+# Signals to a forked process concern that process alone.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 def run_until_signal(work: Runnable, listeners: Sequence[StatusListener] = ()) -> None:
