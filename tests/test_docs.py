@@ -93,7 +93,7 @@ ALL_HOW_TOS = "NARTHEX_HOWTOS" in os.environ
 HOW_TOS = sorted((ROOT / "docs" / "howto").glob("*.md"))
 
 
-def test_each_how_to_is_run_as_written():
+def test_each_how_to_with_commands_has_a_row_and_each_other_test_exists():
     assert [page.stem for page in HOW_TOS if shell_lines(page)] == sorted(howtos.PAGES)
     for settings in howtos.PAGES.values():
         assert [path for path in settings.elsewhere.values() if not (ROOT / path).exists()] == []

@@ -69,12 +69,19 @@ class Cluster:
     """One cluster; `running` starts and removes it."""
 
     def __init__(
-        self, name: str, programs: ClusterPrograms, nodes: int, say: Callable[[str], None], families: Families
+        self,
+        name: str,
+        programs: ClusterPrograms,
+        nodes: int,
+        say: Callable[[str], None],
+        families: Families,
+        *,
+        other_host_names: bool,
     ) -> None:
+        """`other_host_names`: machines have host names that aren't the nodes' names, so that all need `--hostname-override`."""
         self.name = name
         self.families = families
-        self.other_host_names = False
-        """Give machines host names that are not the nodes' names, so that all must go by `--hostname-override`."""
+        self._other_host_names = other_host_names
         self.programs = programs
         self.say = say
         self.directory = StateDirectory(name)
@@ -145,7 +152,7 @@ class Cluster:
         enter = "".join(f"echo 0 > {each}/cgroup.procs; " for each in groups)
         isolated = "unshare --mount --pid --uts --ipc --cgroup --fork --kill-child --propagation private"
         addresses = ",".join(self.families.of(node.addresses))
-        host = f"host-of-{node.name}" if self.other_host_names else node.name
+        host = f"host-of-{node.name}" if self._other_host_names else node.name
         words = f"{_HERE}/node.sh {place} {node.name} {addresses} {host}"
         script = f"{enter}exec setpriv --pdeathsig KILL {isolated} sh {words}"
         output = os.open(self.directory.logs / f"{node.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -255,8 +262,7 @@ def running(
     other_host_names: bool = False,
 ) -> Iterator[Cluster]:
     """Run a cluster that has no network of pods yet. Nothing is left afterwards."""
-    cluster = Cluster(name, programs, nodes, say, Families(families))
-    cluster.other_host_names = other_host_names
+    cluster = Cluster(name, programs, nodes, say, Families(families), other_host_names=other_host_names)
     LABS.mkdir(parents=True, exist_ok=True)
     lock = DISK / f"narthex-{name}.lock"
     handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

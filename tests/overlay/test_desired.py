@@ -21,6 +21,7 @@ from narthex.overlay.changes import (
     retained_device,
 )
 from narthex.overlay.desired import (
+    DesiredState,
     ExternalInterface,
     KernelRoute,
     OverlayFdbEntry,
@@ -323,6 +324,27 @@ def test_a_route_that_leads_elsewhere_is_replaced():
     wrong = OverlayRoute("10.244.9.0/24", "192.0.2.9", "eth0")
     have = msgspec.structs.replace(WHOLE, routes=WHOLE.routes - {right} | {wrong})
     assert steps(have, made=frozenset({wrong})) == (PutEntry(right),)
+
+
+@pytest.mark.parametrize(
+    ("subnet", "peer", "device"),
+    [
+        ("fd00:10:244:3::/64", "fd00:192:168:49::d", "eth0"),
+        ("fd00:10:244:3::/64", "fd00:10:244:3::1", "flannel-v6.1"),
+        ("fd00:10:244:3::/64", "fd00:10:244:3::", "flannel-v6.2"),
+        ("10.244.3.0/24", "192.168.49.13", "eth0"),
+    ],
+)
+def test_a_gateway_that_the_old_route_leads_to_has_a_route_of_its_own_meanwhile(subnet, peer, device):
+    gateway = subnet.partition("/")[0]
+    name = "flannel-v6.1" if ":" in subnet else "flannel.1"
+    old, new = OverlayRoute(subnet, peer, device), OverlayRoute(subnet, gateway, name, onlink=True)
+    have = OverlayState(routes=frozenset({old}))
+    want = DesiredState(devices=WANT.devices, routes=frozenset({new}))
+    made = plan_changes(want, have, (), frozenset())
+    assert done(have, made).routes == {new}
+    hidden = device != name and ":" in subnet
+    assert (PutEntry(OverlayRoute(f"{gateway}/128", "", name)) in made) == hidden
 
 
 def done(have, made):

@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -106,6 +107,14 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """None: unchanged since `version`."""
 
 
+class PortUnreachable(NamedTuple):
+    """An ICMP port unreachable that a node's kernel sent."""
+
+    address: str
+    probe: bool
+    """True in reply to a probe, False in reply to a heartbeat: no announcer listens there."""
+
+
 class Peer(msgspec.Struct, kw_only=True):
     """State of one peer."""
 
@@ -125,7 +134,7 @@ class Peer(msgspec.Struct, kw_only=True):
     probe_at: float = -math.inf
     answered: float = -math.inf
     """Time of the last answer to a probe."""
-    unheard_since: float = -math.inf
+    reported_silence: float = -math.inf
     """When it last reported that it does not hear this node."""
     losses: list[float] = []
     reported_losses: int = 0
@@ -315,7 +324,7 @@ class Membership:
         All queued datagrams must have been received. Peers that have lost this node say so in their heartbeats.
         """
         if seconds <= self.times.timeout * self.times.patience:
-            return any(peer.unheard_since >= now for peer in self.peers.values())
+            return any(peer.reported_silence >= now for peer in self.peers.values())
         return True
 
     def tick(self, now: float) -> tuple[str, ...]:
@@ -396,7 +405,7 @@ class Membership:
             self.counts.replayed += 1
             return []
         if heartbeat.incarnation == peer.incarnation:
-            peer.unheard_since = now
+            peer.reported_silence = now
         return [self._datagram(peer, now, echo=heartbeat.incarnation)]
 
     def _datagram(self, peer: Peer, now: float, *, echo: int | None = None, gone: bool = False) -> Datagram:

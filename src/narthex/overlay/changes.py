@@ -6,7 +6,8 @@ them, and the caller persists it across restarts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
+from typing import TypeVar
 
 import msgspec
 
@@ -99,6 +100,8 @@ class RemoveEntry(msgspec.Struct, frozen=True):
     entry: OverlayNeighbor | OverlayFdbEntry | OverlayRoute
 
 
+_Entry = TypeVar("_Entry", OverlayNeighbor, OverlayFdbEntry, OverlayRoute)
+
 OverlayChange = DeleteDevice | AddDevice | SetDevice | AddDeviceAddress | RemoveDeviceAddress | PutEntry | RemoveEntry
 
 
@@ -139,7 +142,11 @@ def plan_changes(
     steps += map(PutEntry, _missing(desired.neighbours, current.neighbours, fresh))
     steps += map(PutEntry, _missing(desired.forwards, current.forwards, fresh))
     # Routes come last, so that no packet is routed before its neighbor and FDB entries exist.
-    steps += map(PutEntry, _missing(desired.routes, current.routes, fresh))
+    links: dict[str, set[str]] = {}
+    for route in current.routes:
+        links.setdefault(route.destination, set()).add(route.device)
+    for route in _missing(desired.routes, current.routes, fresh):
+        steps += _put_route(route, links.get(route.destination, set()) - {route.device})
     places = {(one.device, one.address) for one in desired.neighbours}
     macs = {(one.device, one.mac) for one in desired.forwards}
     stale: list[OverlayNeighbor | OverlayFdbEntry] = [
@@ -202,9 +209,17 @@ def _addresses(device: VxlanDevice, held: ObservedDevice, networks: tuple[str, .
     return [*steps, *([] if own in held.addresses else [AddDeviceAddress(device.name, own)])]
 
 
-def _missing(
-    desired: frozenset[OverlayNeighbor] | frozenset[OverlayFdbEntry] | frozenset[OverlayRoute],
-    current: frozenset[object],
-    fresh: set[str],
-) -> list[OverlayNeighbor | OverlayFdbEntry | OverlayRoute]:
+def _put_route(route: OverlayRoute, others: Set[str]) -> tuple[OverlayChange, ...]:
+    """Return the changes that put a route without losing a packet. `others` are other links that lead to its destination.
+
+    The kernel refuses an IPv6 gateway that another device leads to, even for a route onlink. A peer that returns from host-gw to
+    vxlan has its gateway in the subnet itself, so the gateway gets a route of its own for the moment.
+    """
+    if not others or not route.onlink or ":" not in route.via:
+        return (PutEntry(route),)
+    gateway = OverlayRoute(f"{route.via}/128", "", route.device)
+    return PutEntry(gateway), PutEntry(route), RemoveEntry(gateway)
+
+
+def _missing(desired: frozenset[_Entry], current: frozenset[_Entry], fresh: set[str]) -> list[_Entry]:
     return sorted((one for one in desired if one not in current or one.device in fresh), key=str)

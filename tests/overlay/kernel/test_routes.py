@@ -4,8 +4,8 @@ import pytest
 
 from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
-from narthex.overlay.changes import PutEntry
-from narthex.overlay.desired import OverlayRoute
+from narthex.overlay.changes import OverlayState, plan_changes
+from narthex.overlay.desired import DesiredState, OverlayRoute
 from narthex.overlay.kernel.kernel import OverlayKernel
 
 pytestmark = pytest.mark.kernel
@@ -33,7 +33,9 @@ def test_a_peer_returns_from_host_gw_to_vxlan(subnet, peer, gateway):
         with in_namespace(NAME):
             kernel = OverlayKernel()
             try:
-                kernel.apply([PutEntry(OverlayRoute(subnet, gateway, "tunnel", onlink=True))])
+                old = OverlayRoute(subnet, peer, "eth0")
+                desired = DesiredState(routes=frozenset({OverlayRoute(subnet, gateway, "tunnel", onlink=True)}))
+                kernel.apply(plan_changes(desired, OverlayState(routes=frozenset({old})), (), frozenset({old})))
             finally:
                 kernel.close()
         family = "-6" if ":" in subnet else "-4"

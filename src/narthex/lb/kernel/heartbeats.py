@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
+from narthex.lb.heartbeat import PortUnreachable
 from narthex.model import IPFamily, family_of
 
 _MOST_BYTES = 65535
@@ -66,8 +67,8 @@ class HeartbeatSockets:
                     # The error of an earlier datagram; `refusals` reports it.
                     continue
 
-    def refusals(self) -> Iterator[tuple[str, bool]]:
-        """Yield addresses that replied with ICMP port unreachable, and whether to a probe."""
+    def refusals(self) -> Iterator[PortUnreachable]:
+        """Yield the queued ICMP port unreachable errors."""
         for sock in self._sockets.values():
             for _ in range(_AT_ONCE):
                 try:
@@ -78,20 +79,23 @@ class HeartbeatSockets:
                     if level in (socket.IPPROTO_IP, socket.IPPROTO_IPV6) and len(error) >= _ERROR.size:
                         number, _ = _ERROR.unpack_from(error)
                         if number == errno.ECONNREFUSED and where:
-                            yield where[0], where[1] == _PROBE_PORT
+                            yield PortUnreachable(where[0], probe=where[1] == _PROBE_PORT)
 
     def probe(self, address: str) -> bool:
         """Ask whether the kernel of a node answers: at a port without a listener, with ICMP port unreachable."""
-        return self.send(address, b"", _PROBE_PORT)
+        return self._send(address, b"", _PROBE_PORT)
 
-    def send(self, address: str, data: bytes, port: int = 0) -> bool:
-        """Send one datagram, by default to the port of heartbeats; return False on failure."""
+    def send(self, address: str, data: bytes) -> bool:
+        """Send one heartbeat; return False on failure."""
+        return self._send(address, data, self.port)
+
+    def _send(self, address: str, data: bytes, port: int) -> bool:
         sock = self._sockets.get(family_of(address))
         if sock is None:
             return False
         for _ in range(2):
             try:
-                sock.sendto(data, (address, port or self.port))
+                sock.sendto(data, (address, port))
             except OSError:
                 # The first failure may belong to an earlier datagram.
                 continue

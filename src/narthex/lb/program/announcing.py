@@ -18,7 +18,7 @@ from immutables import Map
 from narthex.lb import l2, why
 from narthex.lb.election import AddressElection, AddressElector, ElectionInput, NodeAnnouncerState
 from narthex.lb.handover import AddressOwnership, OwnershipChanges, PeerClaims
-from narthex.lb.heartbeat import Datagram, HeartbeatPayload, Membership, PeerLink, PeerState
+from narthex.lb.heartbeat import Datagram, HeartbeatPayload, Membership, PeerLink, PeerState, PortUnreachable
 from narthex.lb.kernel.packets import HostLink, RawLinkTransport
 from narthex.lb.schedule import AnnouncementSchedule
 from narthex.lb.service_status import ServiceCondition
@@ -114,15 +114,18 @@ class Announcer:
             self._given = (*pools, *advertisements)
             self._pools = Map((each.key, each) for each in pools), Map((each.key, each) for each in advertisements)
 
-    def handle_heartbeats(self, datagrams: Sequence[bytes], refusals: Sequence[tuple[str, bool]], now: float) -> None:
-        """Process received datagrams, and addresses that replied with ICMP port unreachable, with whether to a probe."""
+    def handle_heartbeats(self, datagrams: Sequence[bytes], refusals: Sequence[PortUnreachable], now: float) -> None:
+        """Process received datagrams and ICMP errors."""
         before = self.membership.alive.keys()
         for data in datagrams:
             self._dispatch(self.membership.receive(data, now))
         for name in self.membership.alive.keys() - before:
             self._peer_appeared(name)
-        for address, probed in refusals:
-            (self.membership.answered if probed else self.membership.refused)(address, now)
+        for each in refusals:
+            if each.probe:
+                self.membership.answered(each.address, now)
+            else:
+                self.membership.refused(each.address, now)
         self._warn_about_rejected_heartbeats(now)
 
     def _peer_appeared(self, name: str) -> None:

@@ -118,17 +118,18 @@ def _opaque(rule: ast.Rule) -> bool:
 
 
 def _with_targets(chain: str, rules: Rules) -> Rules:
-    """Return the rules, with an `Undecoded` in each that has no target."""
+    """Return the rules, with an `Undecoded` in each that has no target; the same object if all have one."""
     for rule in rules:
-        if not rule.expressions or type(rule.expressions[-1]) not in _TARGETS:
-            return tuple(_with_target(each, chain) for each in rules)
+        if not _has_target(rule):
+            return tuple(each if _has_target(each) else _with_undecoded_target(each, chain) for each in rules)
     return rules
 
 
-def _with_target(rule: ast.Rule, chain: str) -> ast.Rule:
-    """Return the rule with an `Undecoded` if it has no target."""
-    if rule.expressions and type(rule.expressions[-1]) in _TARGETS:
-        return rule
+def _has_target(rule: ast.Rule) -> bool:
+    return bool(rule.expressions) and type(rule.expressions[-1]) in _TARGETS
+
+
+def _with_undecoded_target(rule: ast.Rule, chain: str) -> ast.Rule:
     remark = chain.startswith("KUBE-FW-") and not set(map(type, rule.expressions)) - {ast.Counter, ast.OmittedMatch}
     if remark or _has(rule, *_STATEMENTS, *_OPAQUE):
         # A rule of KUBE-FW has only a comment, which says what the filter table does.

@@ -253,10 +253,6 @@ class OverlayKernel:
             if isinstance(some[0], AddDevice | DeleteDevice):
                 indexes.clear()
             for change, answer in zip(some, said, strict=True):
-                if answer is not None and answer.errno == errno.EINVAL and (around := _around_old_route(change)):
-                    messages = [_message(each, index) for each in around]
-                    answers = [self._netlink.each(kind, [body], flags)[0] for kind, flags, body in messages]
-                    answer = next((each for each in answers if each is not None), None)
                 if answer is not None and answer.errno not in _HARMLESS.get(type(change), ()):
                     raise ChangeRejected(change, answer)
 
@@ -298,21 +294,6 @@ def _entry(entry: OverlayNeighbor | OverlayFdbEntry | OverlayRoute) -> str:
             return f"FDB entry {entry.mac} to {entry.via} on {entry.device}"
         case OverlayRoute():
             return f"route {entry.destination}{f' via {entry.via}' if entry.via else ''} on {entry.device}"
-
-
-def _around_old_route(change: OverlayChange) -> tuple[OverlayChange, ...]:
-    """Return the changes that replace a route which the old route to the same subnet hides the gateway of; none for others.
-
-    The kernel refuses an IPv6 gateway that another device leads to, even for a route onlink. A peer that returns from host-gw to
-    vxlan has its gateway in the subnet itself, so the gateway gets a route of its own for the moment, and no packet is lost.
-    """
-    if not isinstance(change, PutEntry) or not isinstance(change.entry, OverlayRoute):
-        return ()
-    route = change.entry
-    if not route.onlink or ":" not in route.via:
-        return ()
-    gateway = OverlayRoute(f"{route.via}/128", "", route.device)
-    return PutEntry(gateway), change, RemoveEntry(gateway)
 
 
 def _message(change: OverlayChange, index: Callable[[str], int]) -> Message:

@@ -237,8 +237,6 @@ class ProxyPart:
             ):
                 limit = clock.now() + _FIRST_SECONDS
                 proxy.run(until=lambda: proxy.health.ready or clock.now() > limit)
-                # What modules leave in cycles would never be freed otherwise.
-                gc.collect()
                 gc.freeze()
                 gc.enable()
                 asked.make(last=True)

@@ -16,7 +16,10 @@ _CALL = "net.bridge.bridge-nf-call-iptables"
 
 
 def of_answers(scene: DiagnosisContext) -> Iterator[CauseFinding]:
-    """Find why a delivered packet gets no reply; one finding of each cause, of the first alternative without a reply if there is one."""
+    """Find why a delivered packet gets no reply.
+
+    Yields at most one finding for each cause. Alternatives that are known to get no reply come first.
+    """
     seen: set[str] = set()
     for leaf in (*scene.unanswered, *scene.leaves):
         if leaf.end.fate not in (Fate.DELIVERED, Fate.LEAVES) and leaf not in scene.unanswered:
