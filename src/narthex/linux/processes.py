@@ -6,12 +6,13 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from narthex.linux.namespaces import namespace_path
+from narthex.linux.setns import namespace_identity, open_namespace
 
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
@@ -74,6 +75,42 @@ def processes_inside(namespaces: Collection[str]) -> list[ProcessIdentity]:
             if process:
                 found.append(process)
     return found
+
+
+def processes_in_cgroup(cgroup: Path) -> list[int]:
+    """Return the numbers of all processes in a cgroup (version 2) and below; 0 for one that this PID namespace hides."""
+    found: list[int] = []
+    for folder, _, _ in os.walk(cgroup):
+        try:
+            found += map(int, Path(folder, "cgroup.procs").read_bytes().split())
+        except OSError:
+            # The cgroup is gone, or holds single threads, whose process is listed above it.
+            continue
+    return found
+
+
+def network_namespaces(processes: Iterable[int]) -> Iterator[int]:
+    """Yield an open file for each network namespace of these processes, once each; it closes with the next one.
+
+    Processes that have ended are left out.
+    """
+    seen = set()
+    for process in processes:
+        path = _PROC / str(process) / "ns/net"
+        # Most processes share a namespace with another one, so that nothing has to be opened.
+        if _identity(path) in seen:
+            continue
+        try:
+            descriptor = open_namespace(str(path))
+        except OSError:
+            continue
+        try:
+            identity = namespace_identity(descriptor)
+            if identity not in seen:
+                seen.add(identity)
+                yield descriptor
+        finally:
+            os.close(descriptor)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

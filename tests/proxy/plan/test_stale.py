@@ -222,6 +222,18 @@ def test_nothing_is_looked_for_when_nothing_can_be_stale():
     assert after(web(A), web(A, external_ips=("203.0.113.5",))).towards == {(UDP, 80)}
 
 
+def test_sockets_are_searched_by_the_endpoints_that_left():
+    """Only sockets of UDP, and only those connected to an endpoint that some frontend no longer leads to."""
+    assert after(web(A, B), web(B, C)).left == {(A, 80)}
+    assert after(web(A, B, protocol=TCP), web(B, protocol=TCP)).left == set()
+    assert after(web(A), web(A, B)).left == set()
+    assert after(web(A, B), ()).left == {(A, 80), (B, 80)}
+    assert after(web(A), web(A, port=81)).left == {(A, 80)}
+    assert after(web(A, B), web(A, unready(B))).left == {(B, 80)}
+    # Whoever used the external IP is still connected to an endpoint that serves.
+    assert after(web(A, external_ips=("203.0.113.5",)), web(A)).left == {(A, 80)}
+
+
 def test_other_services_are_left_out():
     other = web(A, text="shop/other", ip="10.110.0.2", node_port=30081)
     search = after((*web(A), *other), (*web(B), *other))
@@ -249,12 +261,15 @@ def test_what_is_looked_for_is_what_is_stale(old, new, end, protocol):
     before, plan = plans(web(*old, protocol=protocol), web(*new, protocol=protocol))
     changed = StaleSearch(plan, before, plan.lineage.changed if plan is not before else ())
     everything = StaleSearch(plan, before, plan.services, everything=True)
+    left = changed.left
+    assert everything.left is None
     for to in (f"{VIP}:80", f"{NODE_IP}:30080"):
         found = verdict(changed, to, end, protocol=protocol)
         assert found is verdict(everything, to, end, protocol=protocol)
         assert (found is GONE) is (end not in new)
         if found:
             assert (protocol, int(to.partition(":")[2])) in changed.towards
+            assert ((end, 80) in left) is (protocol is UDP)
 
 
 @pytest.mark.row("24.8")

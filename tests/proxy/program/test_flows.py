@@ -1,6 +1,7 @@
 """When the kernel's connections are looked at, what is removed, and what happens when that fails."""
 
 import logging
+from collections import Counter
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -57,13 +58,14 @@ class FakeTable:
 class Bench:
     """A proxy of one family with everything around it faked."""
 
-    def __init__(self, *objects):
+    def __init__(self, *objects, sockets=None):
+        self.sockets = sockets
         self.clock, backend = FakeClock(), FakeBackend()
         self.target = FakeTarget(backend, FakeRules())
         self.inbox = FakeInbox(node(), *objects)
         self.table, self.metrics = FakeTable(), ProxyMetrics("nftables")
         sync = FamilySync(IPFamily.IPV4, Planner(CONFIG, IPFamily.IPV4), backend, self.target, self.clock)
-        flows = StaleFlowRemover(self.table, lambda: NODE_IPS, self.clock, self.metrics)
+        flows = StaleFlowRemover(self.table, lambda: NODE_IPS, self.clock, self.metrics, sockets=sockets)
         self.proxy = Proxy(
             self.inbox, [sync], self.clock, SyncPeriods(), node_name=NODE, metrics=self.metrics, after_sync=flows.after
         )
@@ -170,3 +172,83 @@ def test_what_is_gone_already_is_not_counted(log):
     bench.change(ends(B))
     assert bench.count("kubeproxy_conntrack_reconciler_deleted_entries_total") == {"": 0}
     assert not [text for text in log.messages if "removed" in text]
+
+
+class FakeSockets:
+    """Connected sockets by number: where they wanted to go, and the endpoint they have."""
+
+    def __init__(self):
+        self.held = {}
+        self.asked = []
+        self.failures = []
+
+    def put(self, number, end, destination="10.110.0.1"):
+        self.held[number] = ConntrackFlow(Protocol.UDP, "10.64.1.200", number, destination, 80, end, 80)
+
+    def close_stale(self, family, endpoints, reason):
+        assert family is IPFamily.IPV4
+        self.asked.append(endpoints)
+        if self.failures:
+            raise self.failures.pop(0)
+        near = {
+            number: flow
+            for number, flow in self.held.items()
+            if endpoints is None or (flow.reply_source, flow.reply_port) in endpoints
+        }
+        closed = Counter()
+        for number, flow in near.items():
+            if why := reason(flow):
+                closed[why] += 1
+                del self.held[number]
+        return closed
+
+
+@pytest.fixture
+def bench():
+    """A proxy with socket load balancing whose first sync is done."""
+    made = Bench(WEB, ends(A), sockets=FakeSockets())
+    made.proxy.turn()
+    return made
+
+
+def test_sockets_of_an_endpoint_that_left_are_closed_and_counted(bench, log):
+    assert bench.sockets.asked == [None]
+    assert bench.count("narthex_stale_sockets_closed_total") == {"endpoint-gone": 0, "frontend-gone": 0}
+    bench.sockets.put(1, A)
+    bench.sockets.put(2, B)
+    bench.sockets.put(3, A, "10.110.0.9")
+    bench.change(ends(B))
+    assert bench.sockets.asked[1:] == [{(A, 80)}]
+    assert list(bench.sockets.held) == [2, 3]
+    assert "closed 1 stale UDP socket of IPv4: 1 endpoint-gone" in log.messages
+    assert bench.count("narthex_stale_sockets_closed_total") == {"endpoint-gone": 1, "frontend-gone": 0}
+
+
+def test_sockets_are_not_searched_for_what_leaves_nothing_stale(bench):
+    bench.change(ends(A, B))
+    assert bench.sockets.asked == [None]
+
+
+def test_sockets_of_a_deleted_service_are_closed(bench):
+    bench.sockets.put(1, A)
+    bench.inbox.remove(WEB)
+    bench.proxy.turn()
+    assert bench.sockets.held == {}
+    assert bench.count("narthex_stale_sockets_closed_total") == {"endpoint-gone": 0, "frontend-gone": 1}
+
+
+def test_sockets_that_could_not_be_closed_are_looked_for_again(bench, log):
+    bench.sockets.put(1, A)
+    bench.sockets.failures = [OSError(1, "not now")]
+    bench.change(ends(B))
+    assert list(bench.sockets.held) == [1]
+    assert len([text for text in log.messages if "could not be removed" in text]) == 1
+    bench.change(ends(B, "10.64.1.7"))
+    assert bench.sockets.asked[2:] == [{(A, 80)}]
+    assert bench.sockets.held == {}
+
+
+def test_without_socket_load_balancing_no_socket_is_counted():
+    bench = Bench(WEB, ends(A))
+    bench.proxy.turn()
+    assert bench.count("narthex_stale_sockets_closed_total") == {}

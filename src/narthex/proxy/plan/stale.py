@@ -1,4 +1,7 @@
-"""Finds stale tracked connections: those that lead where a Service no longer leads (group 18, row 29.3).
+"""Finds stale connections: those that lead where a Service no longer leads (group 18, row 29.3).
+
+Connections are those that the kernel tracks, and UDP sockets that were connected to an endpoint in the place of a
+Service address. Both are described as a `ConntrackFlow`.
 
 A connection keeps its endpoint for as long as the kernel tracks it, and UDP has no end. The packets of an entry whose
 endpoint is gone are lost. Compared with kube-proxy, the search is narrower in one way and wider in two:
@@ -99,6 +102,8 @@ class StaleSearch:
         self._gentle = gentle
         self._relayed = relayed
         self._matches: set[Match] = set()
+        self._left: set[Place] = set()
+        """Endpoints of UDP that lost a frontend, or that their Service port lost."""
         self._near: dict[Match, ServicePlan] = {}
         """Who has the match now, among the Service ports that are looked at."""
         self._former: dict[Match, ServicePlan] = {}
@@ -113,6 +118,9 @@ class StaleSearch:
     def _look_at(self, old: ServicePlan | None, new: ServicePlan | None) -> None:
         had = dict.fromkeys((front.match for front in old.frontends), old) if old else {}
         has = dict.fromkeys((front.match for front in new.frontends), new) if new else {}
+        if old is not None and old.name.protocol is Protocol.UDP:
+            kept = _alive(new) if new is not None and had.keys() <= has.keys() else frozenset()
+            self._left |= _places(old, serving_only=False) - kept
         self._former.update((match, each) for match, each in had.items() if each)
         self._near.update((match, each) for match, each in has.items() if each)
         if _lost(old, new):
@@ -131,6 +139,14 @@ class StaleSearch:
             [(protocol, port) for _, protocol, port in self._matches]
             + [(front.protocol, front.port) for front in fronts]
         )
+
+    @property
+    def left(self) -> frozenset[Place] | None:
+        """Return the endpoints to which a UDP socket may be connected that a Service led there and no longer does.
+
+        None: any endpoint. To be asked before `reason`.
+        """
+        return None if self._unseen else frozenset(self._left)
 
     def reason(self, flow: ConntrackFlow, own: Collection[str]) -> StaleReason | None:
         """Return why the entry is stale; None if it is not, or not ours. `own` are all addresses of this node."""

@@ -1,13 +1,17 @@
-"""Removes tracked connections that the new rules made stale, after each successful sync (group 18)."""
+"""Removes connections that the new rules made stale, after each successful sync (group 18).
+
+These are entries of the kernel's connection tracking, and, with socket load balancing, connected UDP sockets.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
+from typing import Protocol
 
 from narthex.linux.clock import Clock
 from narthex.linux.conntrack import ConntrackTable
-from narthex.model import IPFamily, ServicePortName
+from narthex.model import ConntrackFlow, IPFamily, ServicePortName
 from narthex.netfilter.netlink.conntrack import ConntrackEntry
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.show import counted
@@ -15,6 +19,19 @@ from narthex.proxy.plan.stale import MatchOwners, StaleReason, StaleSearch
 from narthex.proxy.program.metrics import ProxyMetrics
 from narthex.proxy.program.sync import SyncResult
 from narthex.runtime.logs import LOGGER, data
+
+
+class StaleSocketCloser(Protocol):
+    """What closes the sockets that were connected to an endpoint in the place of a Service address."""
+
+    def close_stale(
+        self,
+        family: IPFamily,
+        endpoints: Collection[tuple[str, int]] | None,
+        reason: Callable[[ConntrackFlow], StaleReason | None],
+    ) -> Counter[StaleReason]:
+        """Close the sockets, connected to one of `endpoints` (None: any), for which `reason` returns one. Raises OSError."""
+        ...
 
 
 class _Half:
@@ -45,8 +62,10 @@ class StaleFlowRemover:
         *,
         relayed: bool = False,
         gentle: bool = False,
+        sockets: StaleSocketCloser | None = None,
     ) -> None:
         """Create the remover; `relayed` and `gentle` as for `StaleSearch`."""
+        self._sockets = sockets
         self._table = table
         self._own_addresses = own_addresses
         self._clock = clock
@@ -86,8 +105,19 @@ class StaleFlowRemover:
         half.plan, half.changed, half.everything, half.failing = done.plan, frozenset(), False, False
 
     def _clean(self, family: IPFamily, search: StaleSearch) -> None:
-        start = self._clock.now()
         own = frozenset(self._own_addresses())
+        # `left` is to be asked before `reason`.
+        left = search.left
+        removed = self._clean_table(family, search, own)
+        _log_removed(family, removed, "stale connection", "removed")
+        if self._sockets is None or not (left is None or left):
+            return
+        closed = self._sockets.close_stale(family, left, lambda flow: search.reason(flow, own))
+        self._metrics.sockets_closed(family, closed)
+        _log_removed(family, closed, "stale UDP socket", "closed")
+
+    def _clean_table(self, family: IPFamily, search: StaleSearch, own: Collection[str]) -> Counter[StaleReason]:
+        start = self._clock.now()
         stale: list[ConntrackEntry] = []
         reasons: list[StaleReason] = []
         for entry in self._table.entries(family, search.towards):
@@ -98,11 +128,16 @@ class StaleFlowRemover:
         there = self._table.remove(family, stale) if stale else []
         removed = Counter(reason for reason, was_there in zip(reasons, there, strict=True) if was_there)
         self._metrics.flows(family, self._clock.now() - start, removed)
-        if removed:
-            LOGGER.info(
-                "removed %s of %s: %s",
-                counted(removed.total(), "stale connection"),
-                family.label,
-                ", ".join(f"{count} {reason.value}" for reason, count in removed.items()),
-                extra=data(family=family.label, removed={reason.value: count for reason, count in removed.items()}),
-            )
+        return removed
+
+
+def _log_removed(family: IPFamily, removed: Counter[StaleReason], what: str, done: str) -> None:
+    if removed:
+        LOGGER.info(
+            "%s %s of %s: %s",
+            done,
+            counted(removed.total(), what),
+            family.label,
+            ", ".join(f"{count} {reason.value}" for reason, count in removed.items()),
+            extra=data(family=family.label, removed={reason.value: count for reason, count in removed.items()}),
+        )

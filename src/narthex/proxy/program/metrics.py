@@ -91,6 +91,8 @@ class _FamilyMetrics:
         self.rules_written: dict[str, int] = {}
         self.flow_searches = LatencyHistogram()
         self.flows_removed: Counter[StaleReason] = Counter()
+        self.sockets_closed: Counter[StaleReason] | None = None
+        """None: nothing closes sockets."""
 
 
 class ProxyMetrics:
@@ -150,6 +152,11 @@ class ProxyMetrics:
         held = self._of(family)
         held.flow_searches.observe(seconds)
         held.flows_removed.update(removed)
+
+    def sockets_closed(self, family: IPFamily, closed: Mapping[StaleReason, int]) -> None:
+        """Count sockets that were closed because they were connected to an endpoint that is gone."""
+        held = self._of(family)
+        held.sockets_closed = Counter(held.sockets_closed) + Counter(closed)
 
     def foreign(self, family: IPFamily, count: int) -> None:
         """Count transactions of others that may have changed our rules."""
@@ -245,6 +252,15 @@ class ProxyMetrics:
         }
         text = "Stale connections removed, by reason."
         yield counter("narthex_stale_flows_removed", text, reasons, "reason", _FAMILY)
+        closed: _Labelled = {
+            (reason.value, label): held.sockets_closed[reason]
+            for label, held in self._each()
+            if held.sockets_closed is not None
+            for reason in (StaleReason.ENDPOINT_GONE, StaleReason.FRONTEND_GONE)
+        }
+        if closed:
+            text = "Connected UDP sockets closed because their endpoint is gone, by reason."
+            yield counter("narthex_stale_sockets_closed", text, closed, "reason", _FAMILY)
 
     def _about(self) -> Iterable[Metric]:
         from prometheus_client.core import InfoMetricFamily
