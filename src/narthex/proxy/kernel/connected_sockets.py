@@ -1,6 +1,6 @@
 """Closes UDP sockets that were connected to an endpoint in the place of a Service address, once the endpoint is gone.
 
-Their packets would go to nobody, since no rule rewrites them any more: the address of the endpoint is in the socket
+Their packets would be lost, since no rule rewrites them any more: the address of the endpoint is in the socket
 itself. Their programs get ECONNABORTED and connect again. TCP is left alone: its connections end by themselves.
 """
 
@@ -19,7 +19,7 @@ from narthex.runtime.logs import LOGGER
 Place = tuple[str, int]
 """Address and port."""
 Destinations = Callable[[IPFamily, Sequence[int]], Iterable[Place | None]]
-"""Returns where the programs of these sockets, given by cookie, wanted to connect; None for sockets that nobody redirected."""
+"""Returns the destinations that the programs of these sockets asked for, by cookie; None: not redirected."""
 
 
 class ConnectedSockets:
@@ -65,10 +65,10 @@ class ConnectedSockets:
         reason: Callable[[ConntrackFlow], StaleReason | None],
     ) -> Counter[StaleReason]:
         found = sockets.connected(family, endpoints)
-        wanted = self._destinations(family, [each.cookie for each in found]) if found else ()
+        asked = self._destinations(family, [each.cookie for each in found]) if found else ()
         stale: list[ConnectedSocket] = []
         reasons: list[StaleReason] = []
-        for sock, destination in zip(found, wanted, strict=True):
+        for sock, destination in zip(found, asked, strict=True):
             if destination is None:
                 continue
             why = reason(ConntrackFlow(Protocol.UDP, *sock.local, *destination, *sock.peer))
