@@ -6,7 +6,7 @@ them, and the caller persists it across restarts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import TypeVar
 
 import msgspec
@@ -112,20 +112,8 @@ def plan_changes(
 
     VXLAN devices of a previous configuration, which `current` has and `desired` has not, are deleted.
     """
-    steps: list[OverlayChange] = []
-    fresh = set()
-    for device in desired.devices:
-        held = current.devices.get(device.name)
-        why = incompatible(device, held) if held is not None else ""
-        if held is not None and not why:
-            if (held.mac, held.mtu, held.up) != (device.mac, device.mtu, True):
-                steps.append(SetDevice(device))
-            steps += _addresses(device, held, tuple(networks))
-            continue
-        if why:
-            steps.append(DeleteDevice(device.name, why))
-        fresh.add(device.name)
-        steps += [AddDevice(device), AddDeviceAddress(device.name, own_address(device))]
+    networks = tuple(networks)
+    steps, fresh = _device_changes(desired.devices, current.devices, networks)
     ours = {device.name for device in desired.devices}
     destinations = {route.destination for route in desired.routes}
     stale_routes = [
@@ -142,11 +130,7 @@ def plan_changes(
     steps += map(PutEntry, _missing(desired.neighbours, current.neighbours, fresh))
     steps += map(PutEntry, _missing(desired.forwards, current.forwards, fresh))
     # Routes come last, so that no packet is routed before its neighbor and FDB entries exist.
-    links: dict[str, set[str]] = {}
-    for route in current.routes:
-        links.setdefault(route.destination, set()).add(route.device)
-    for route in _missing(desired.routes, current.routes, fresh):
-        steps += _put_route(route, links.get(route.destination, set()) - {route.device})
+    steps += _route_changes(desired.routes, current.routes, fresh)
     places = {(one.device, one.address) for one in desired.neighbours}
     macs = {(one.device, one.mac) for one in desired.forwards}
     stale: list[OverlayNeighbor | OverlayFdbEntry] = [
@@ -207,6 +191,37 @@ def _addresses(device: VxlanDevice, held: ObservedDevice, networks: tuple[str, .
         if one != own and any(contains(network, one.partition("/")[0]) for network in networks)
     ]
     return [*steps, *([] if own in held.addresses else [AddDeviceAddress(device.name, own)])]
+
+
+def _device_changes(
+    desired: Sequence[VxlanDevice], current: Mapping[str, ObservedDevice], networks: tuple[str, ...]
+) -> tuple[list[OverlayChange], set[str]]:
+    """Return the changes of devices and their addresses, and the names of devices that are new and so have nothing on them."""
+    steps: list[OverlayChange] = []
+    fresh = set()
+    for device in desired:
+        held = current.get(device.name)
+        why = incompatible(device, held) if held is not None else ""
+        if held is not None and not why:
+            if (held.mac, held.mtu, held.up) != (device.mac, device.mtu, True):
+                steps.append(SetDevice(device))
+            steps += _addresses(device, held, networks)
+            continue
+        if why:
+            steps.append(DeleteDevice(device.name, why))
+        fresh.add(device.name)
+        steps += [AddDevice(device), AddDeviceAddress(device.name, own_address(device))]
+    return steps, fresh
+
+
+def _route_changes(
+    desired: frozenset[OverlayRoute], current: frozenset[OverlayRoute], fresh: set[str]
+) -> Iterator[OverlayChange]:
+    links: dict[str, set[str]] = {}
+    for route in current:
+        links.setdefault(route.destination, set()).add(route.device)
+    for route in _missing(desired, current, fresh):
+        yield from _put_route(route, links.get(route.destination, set()) - {route.device})
 
 
 def _put_route(route: OverlayRoute, others: Set[str]) -> tuple[OverlayChange, ...]:
