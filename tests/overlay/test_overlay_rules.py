@@ -109,6 +109,32 @@ def test_nftables_says_the_same(told, multicast):
     assert "meta mark & 0x00004000 == 0x00004000" in text or "meta mark & 0x4000 == 0x4000" in text
 
 
+@pytest.mark.parametrize(
+    ("family", "cluster", "own", "sources"),
+    [
+        (FOUR, "10.244.0.0/16", "10.244.1.0/24", {"eth0": "192.0.2.1", "flannel.1": "10.244.1.0"}),
+        (SIX, "fd44::/16", "fd44:1::/64", {"eth0": "fd02::1", "flannel-v6.1": "fd44:1::"}),
+    ],
+    ids=["IPv4", "IPv6"],
+)
+def test_a_table_in_front_of_masquerading_rules_names_the_addresses(family, cluster, own, sources):
+    def table(**told):
+        return MasqueradeRules(family, cluster, own, masquerade=True, **{"forward": True, "sources": sources, **told})
+
+    text = nft_script(table().to_peers)
+    assert parse_ruleset(text).tables == (table().to_peers,)
+    assert "priority srcnat - 1" in text
+    for link, address in sources.items():
+        of_link = lines(text.replace("\t", ""), f'oifname "{link}" ')
+        assert len(of_link) == 2
+        assert all(one.endswith(f" snat to {address} fully-random") for one in of_link)
+        assert all(f" daddr {cluster} " in one and f" daddr != {own} " in one for one in of_link)
+    unmarked = MasqueradeRules(family, cluster, own, masquerade=False, forward=True, sources=sources).to_peers
+    assert [len(chain.rules) for chain in unmarked.chains.values()] == [2]
+    assert table(sources={}).to_peers is None
+    assert MasqueradeRules(family, cluster, "", masquerade=True, forward=True, sources=sources).to_peers is None
+
+
 LINKS = (
     NodeInterface(name="eth0", index=2, mtu=1500, addresses=("10.0.2.15", "fd00::15")),
     NodeInterface(name="eth1", index=3, mtu=1500, addresses=("192.0.2.1", "192.0.2.2")),

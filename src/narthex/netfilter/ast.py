@@ -337,6 +337,7 @@ class Snat(msgspec.Struct, frozen=True, tag=True):
 
     first: str
     last: str
+    fully_random: bool = False
 
 
 class Dnat(msgspec.Struct, frozen=True, tag=True, gc=False):

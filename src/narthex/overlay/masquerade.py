@@ -18,10 +18,12 @@ from narthex.netfilter.ast import (
     Hook,
     Jump,
     MarkIs,
+    MarkXor,
     Masquerade,
     Return,
     Rule,
     Ruleset,
+    Snat,
     Table,
 )
 from narthex.netfilter.xtables.print import chain_lines, rule_text
@@ -31,6 +33,10 @@ MARK = 0x4000
 """Mark of packets that kube-proxy masquerades itself."""
 TABLES = {IPFamily.IPV4: "flannel-ipv4", IPFamily.IPV6: "flannel-ipv6"}
 """flannel's own names: its leftover tables are replaced, and nothing is masqueraded twice."""
+PEERS = "narthex-overlay"
+"""Name of the table that rewrites what is masqueraded on its way to Pods of other nodes."""
+_BEFORE_OTHERS = 99
+"""Priority of a chain in front of those that masquerade; the first rule that rewrites a source is the only one."""
 _MULTICAST = {IPFamily.IPV4: "224.0.0.0/4", IPFamily.IPV6: "ff00::/8"}
 _MASQUERADED, _FORWARDED = "flanneld masq", "flanneld forward"
 _BASES = {POSTROUTING: ("nat", "POSTROUTING", _MASQUERADED), FORWARD: ("filter", "FORWARD", _FORWARDED)}
@@ -52,6 +58,27 @@ def _masquerading(cluster: str, own: str, family: IPFamily) -> tuple[Rule, ...]:
     return tuple(Rule(expressions, _MASQUERADED) for expressions in rules)
 
 
+def _to_peers(
+    cluster: str, own: str, family: IPFamily, sources: Mapping[str, str], *, masquerade: bool
+) -> Table | None:
+    """Return the table that gives to what is masqueraded the address of the outgoing link, and remembers no link.
+
+    The kernel ends a masqueraded connection when its packets leave by another link, as they do after a change of the backend
+    (net/netfilter/nf_nat_core.c, `nf_nat_oif_changed`). It does not end one whose source was rewritten to a certain address.
+    `sources` are the addresses that a masquerading rule would choose, by link. Other links are left to such rules.
+    """
+    to_peers = (Compare(Field.DADDR, (cluster,)), Compare(Field.DADDR, (own,), negate=True))
+    rules = []
+    for link, address in sources.items():
+        leaves, rewrite = Compare(Field.OIFNAME, (link,)), Snat(address, address, fully_random=True)
+        rules.append(Rule((leaves, *to_peers, MarkIs(MARK, MARK), MarkXor(MARK), rewrite)))
+        if masquerade:
+            rules.append(Rule((leaves, *to_peers, Compare(Field.SADDR, (cluster,), negate=True), rewrite)))
+    hook = Hook(type="nat", hook="postrouting", priority=_BEFORE_OTHERS)
+    chain = Chain(name="to-peers", rules=tuple(rules), hook=hook)
+    return Table(family=family, name=PEERS, chains={"to-peers": chain}) if rules else None
+
+
 def _forwarding(cluster: str) -> tuple[Rule, ...]:
     sides = (Field.SADDR, Field.DADDR)
     return tuple(Rule((Compare(side, (cluster,)), Accept()), _FORWARDED) for side in sides)
@@ -60,8 +87,19 @@ def _forwarding(cluster: str) -> tuple[Rule, ...]:
 class MasqueradeRules:
     """The desired rules of one family; none without a subnet."""
 
-    def __init__(self, family: IPFamily, cluster: str, own: str, *, masquerade: bool, forward: bool) -> None:
+    def __init__(
+        self,
+        family: IPFamily,
+        cluster: str,
+        own: str,
+        *,
+        masquerade: bool,
+        forward: bool,
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
+        """Derive the rules. `sources` are this node's addresses by the links to its peers."""
         self.family = family
+        self.to_peers = _to_peers(cluster, own, family, sources or {}, masquerade=masquerade) if own else None
         self.masquerading = _masquerading(cluster, own, family) if own and masquerade else ()
         self.forwarding = _forwarding(cluster) if own and forward else ()
 

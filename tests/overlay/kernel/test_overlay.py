@@ -13,7 +13,7 @@ import time
 
 import msgspec
 import pytest
-from tests.overlay.kernel.overlay_place import OverlayPlace, manifest
+from tests.overlay.kernel.overlay_place import WAIT, OverlayPlace, manifest
 
 from narthex.kube.access import Access
 from narthex.linux.links import ip_batch
@@ -556,3 +556,66 @@ def test_a_link_that_does_not_complete_checksums_is_found_and_worked_around(plac
         until(lambda: place.part("a").metrics.checksums["flannel.1"] is ChecksumVerdict.FINE, "the second test", 60.0)
         with in_namespace(place.ns("a")):
             assert not offloaded("flannel.1")
+
+
+_NODE_PORT = """
+table {family} proxy {{
+  chain pre {{
+    type nat hook prerouting priority dstnat
+    fib daddr type local tcp dport 30080 meta mark set meta mark | 0x4000 dnat to {server}
+  }}
+  chain post {{ type nat hook postrouting priority srcnat; meta mark & 0x4000 != 0 jump out; }}
+  chain out {{ meta mark set meta mark ^ 0x4000; masquerade fully-random; }}
+}}
+"""
+
+
+@pytest.mark.parametrize("place", [{"pods": 1, "six": True, "nodes": ("a", "b")}], indirect=True)
+@pytest.mark.parametrize("nftables", [False, True], ids=["iptables", "nftables"])
+def test_connections_that_are_masqueraded_outlive_a_change_of_the_backend(place, nftables):
+    # From outside through a node port of one node to a pod of the other one; and to a pod's address, over a node as router.
+    cluster = MemoryCluster(*(manifest(name, number, six=True) for name, number in place.nodes.items()))
+    usual = json.loads(place.conf.read_text()) | {"EnableNFTables": nftables}
+    outside = place.ns("link")
+    ip_batch(outside, ["addr add 192.0.2.200/24 dev br0", "addr add fd02::200/64 dev br0 nodad", "link set lo up"])
+    ip_batch(outside, ["route add 10.244.2.0/24 via 192.0.2.1", "route add fd44:2::/64 via fd02::1"])
+    for family, server in (("ip", "10.244.2.2:8080"), ("ip6", "[fd44:2::2]:8080")):
+        run(["nft", "-f", "-"], stdin=_NODE_PORT.format(family=family, server=server), namespace=place.ns("a"))
+
+    def change(backend, device):
+        place.write_conf(**usual, Backend=backend)
+        for six, subnet in ((), "10.244.2.0/24"), (("-6",), "fd44:2::/64"):
+            until(
+                lambda six=six, subnet=subnet: (
+                    f" dev {device[len(six)]} "
+                    in run(["ip", *six, "route", "show", subnet], namespace=place.ns("a")) + " "
+                ),
+                f"{subnet} over {device[len(six)]}",
+                AT_ONCE,
+            )
+
+    place.write_conf(**usual, Backend=VXLAN)
+    place.start(origin=cluster.origin(), resync=0.2)
+    with in_namespace(place.ns("b1")):
+        listener = socket.create_server(("::", 8080), family=socket.AF_INET6, dualstack_ipv6=True)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(listener)
+        pairs = []
+        for backend, device in (
+            (HOST_GW, ("eth0", "eth0")),
+            (VXLAN, ("flannel.1", "flannel-v6.1")),
+            (HOST_GW, ("eth0", "eth0")),
+        ):
+            for address in (("192.0.2.1", 30080), ("fd02::1", 30080), ("10.244.2.2", 8080), ("fd44:2::2", 8080)):
+                with in_namespace(outside):
+                    client = stack.enter_context(socket.create_connection(address, WAIT))
+                server, seen = listener.accept()
+                stack.enter_context(server).settimeout(WAIT)
+                assert seen[0].removeprefix("::ffff:") not in ("192.0.2.200", "fd02::200")
+                pairs.append((client, server))
+            change(backend, device)
+            for client, server in pairs:
+                client.sendall(b"?")
+                assert server.recv(9) == b"?"
+                server.sendall(b"!")
+                assert client.recv(9) == b"!"

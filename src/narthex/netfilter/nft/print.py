@@ -172,6 +172,9 @@ def _statement_text(one: ast.Expression, family: Family) -> str:
             return f"meta mark set meta mark ^ 0x{bits:08x}"
         case ast.Masquerade(fully_random):
             return "masquerade fully-random" if fully_random else "masquerade"
+        case ast.Snat(first, last, fully_random):
+            target = "-".join(map(_address_text, dict.fromkeys((first, last))))
+            return f"snat to {target}{' fully-random' if fully_random else ''}"
         case ast.Dnat(address, port):
             return f"dnat to {_target_text(address, port)}"
         case ast.Counter():

@@ -92,10 +92,10 @@ def _snat(cursor: TokenCursor) -> Expressions:
     cursor.take_if("ip", "ip6")
     cursor.expect("to")
     first, last, *_ = destination_range(cursor.take())
-    _flags(cursor)
+    fully_random = _flags(cursor)
     if not first:
         raise UnknownSyntax
-    return (ast.Snat(first, last),)
+    return (ast.Snat(first, last, fully_random),)
 
 
 def _dnat(cursor: TokenCursor) -> Expressions:

@@ -96,7 +96,7 @@ def _snat(options: Options, _family: IPFamily) -> ast.Expression:
     first, last, *_ = destination_range(options["--to-source"].value)
     if not first:
         raise NoEquivalentNode
-    return ast.Snat(first, last)
+    return ast.Snat(first, last, fully_random="--random-fully" in options)
 
 
 def _dnat(options: Options, family: IPFamily) -> ast.Expression:

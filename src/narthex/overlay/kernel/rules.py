@@ -5,12 +5,13 @@ from __future__ import annotations
 from narthex.linux.iptables_variants import plain_command
 from narthex.linux.libnftables import NftError, NftMissingError, run_nft
 from narthex.linux.run import CommandError, TimeoutExpired, run
+from narthex.model import IPFamily
 from narthex.netfilter.ast import Table
 from narthex.netfilter.nft.parse import parse_ruleset
 from narthex.netfilter.nft.print import nft_script
 from narthex.netfilter.xtables.lexer import SaveTextError
 from narthex.netfilter.xtables.parse import parse_save_text
-from narthex.overlay.masquerade import TABLES, MasqueradeRules, iptables_changes
+from narthex.overlay.masquerade import PEERS, TABLES, MasqueradeRules, iptables_changes
 
 _LOCK_SECONDS = "5"
 _SECONDS = 60.0
@@ -40,6 +41,13 @@ class MasqueradeWriter:
             self._other_is_clean.add(rules.family)
         return changed
 
+    def reconcile_to_peers(self, rules: MasqueradeRules) -> bool:
+        """Establish the table in front of masquerading rules of either tool; return True if anything was changed.
+
+        Raises MasqueradeError if the machine has no nftables. Traffic is masqueraded without it as well.
+        """
+        return _replace(rules.family, PEERS, rules.to_peers)
+
     def _reconcile_iptables(self, rules: MasqueradeRules, *, needed: bool) -> bool:
         command = plain_command(rules.family)
         try:
@@ -60,21 +68,25 @@ class MasqueradeWriter:
         return bool(script)
 
     def _reconcile_nftables(self, rules: MasqueradeRules) -> bool:
-        where = f"{rules.family.nft} {TABLES[rules.family]}"
-        desired = rules.table()
-        try:
-            have = _listed(where)
-            if have == desired:
-                return False
-            remove = f"table {where}\ndelete table {where}\n"
-            run_nft(remove + (nft_script(desired) if desired is not None else ""))
-        except NftMissingError as error:
-            if desired is None:
-                return False
-            raise MasqueradeError(f"masquerading rules of {rules.family.label}: {error}") from error
-        except (NftError, OSError, ValueError) as error:
-            raise MasqueradeError(f"masquerading rules of {rules.family.label}, table {where}: {error}") from error
-        return True
+        return _replace(rules.family, TABLES[rules.family], rules.table())
+
+
+def _replace(family: IPFamily, name: str, desired: Table | None) -> bool:
+    """Replace a table unless it is the desired one; return True if it was changed. Raises MasqueradeError."""
+    where = f"{family.nft} {name}"
+    try:
+        have = _listed(where)
+        if have == desired:
+            return False
+        remove = f"table {where}\ndelete table {where}\n"
+        run_nft(remove + (nft_script(desired) if desired is not None else ""))
+    except NftMissingError as error:
+        if desired is None:
+            return False
+        raise MasqueradeError(f"masquerading rules of {family.label}: {error}") from error
+    except (NftError, OSError, ValueError) as error:
+        raise MasqueradeError(f"masquerading rules of {family.label}, table {where}: {error}") from error
+    return True
 
 
 def _listed(where: str) -> Table | None:

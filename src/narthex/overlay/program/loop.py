@@ -149,6 +149,9 @@ class Overlay:
         self._in_force = DesiredState()
         self._rules: MasqueradeWriter | None = None
         self._rules_in_force: dict[IPFamily, object] = {}
+        self._sources: Mapping[IPFamily, Mapping[str, str]] = {}
+        """For which the rules were last reconciled."""
+        self._without_nftables: set[IPFamily] = set()
         self._refused: tuple[str, ...] = ()
         """Kernel settings that could not be applied at the last full resync."""
         self._next_full = -math.inf
@@ -210,8 +213,10 @@ class Overlay:
         peers = without_conflicts(found.usable, name, subnets, own_ips)
         problems = (*found.problems, *peers.problems)
         desired, more = self._apply(conf, node, subnets, external, peers.usable)
-        if full or self._rules_changed():
-            self._reconcile_rules(conf, subnets)
+        sources = _sources(desired, external)
+        if sum((full, self._rules_changed(), sources != self._sources)):
+            self._reconcile_rules(conf, subnets, sources)
+            self._sources = sources
         if full:
             self._refused = tuple(
                 f"{outcome.setting.path} could not be set to {outcome.setting.value}: {outcome.error}; set it yourself"
@@ -313,21 +318,40 @@ class Overlay:
             LOGGER.info("overlay: and %d more changes", len(changes) - _MOST_LINES)
         self._metrics.healed.update(healed)
 
-    def _reconcile_rules(self, conf: NetConf, subnets: Mapping[IPFamily, str]) -> None:
+    def _reconcile_rules(
+        self, conf: NetConf, subnets: Mapping[IPFamily, str], sources: Mapping[IPFamily, Mapping[str, str]]
+    ) -> None:
         settings = self._settings
         if self._rules is None or self._rules.nftables is not conf.nftables:
             self._rules = MasqueradeWriter(nftables=conf.nftables)
         for family, subnet in subnets.items():
             cluster = conf.network(family)
             rules = MasqueradeRules(
-                family, cluster, subnet, masquerade=settings.masquerade, forward=settings.forward_rules
+                family,
+                cluster,
+                subnet,
+                masquerade=settings.masquerade,
+                forward=settings.forward_rules,
+                sources=sources[family],
             )
-            what = (conf.nftables, cluster, subnet)
-            if self._rules.reconcile(rules):
+            what = (conf.nftables, cluster, subnet, sources[family])
+            if sum((self._rules.reconcile(rules), self._reconcile_to_peers(rules))):
                 if self._rules_in_force.get(family) == what:
                     self._metrics.healed["rules"] += 1
                 LOGGER.info("overlay: masquerading rules of %s written", family.label)
             self._rules_in_force[family] = what
+
+    def _reconcile_to_peers(self, rules: MasqueradeRules) -> bool:
+        assert self._rules is not None
+        try:
+            return self._rules.reconcile_to_peers(rules)
+        except MasqueradeError as error:
+            if rules.family not in self._without_nftables:
+                self._without_nftables.add(rules.family)
+                LOGGER.warning(
+                    "overlay: %s. A later change of the backend will end masqueraded connections to other nodes", error
+                )
+            return False
 
     def _annotate(self, conf: NetConf, node: Node, own_ips: Mapping[IPFamily, str]) -> None:
         if self._annotate_node is None:
@@ -337,6 +361,17 @@ class Overlay:
             for family, ip in own_ips.items()
         }
         self._annotate_node(node, lease_annotations(self._keys, conf.backend, own))
+
+
+def _sources(
+    desired: DesiredState, external: Mapping[IPFamily, ExternalInterface]
+) -> Mapping[IPFamily, Mapping[str, str]]:
+    """Return the addresses that this node has towards its peers, by family and link."""
+    return {
+        family: {interface.link: interface.address}
+        | {device.name: device.address for device in desired.devices if device.family is family}
+        for family, interface in external.items()
+    }
 
 
 def _of_nodes(problem: Any) -> bool:

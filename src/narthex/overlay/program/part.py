@@ -27,7 +27,7 @@ from narthex.linux.privileges import may_change_network
 from narthex.model import FAMILIES, IPFamily
 from narthex.overlay.kernel.kernel import OverlayKernel
 from narthex.overlay.kernel.monitor import RouteMonitor
-from narthex.overlay.masquerade import FORWARD, POSTROUTING, TABLES
+from narthex.overlay.masquerade import FORWARD, PEERS, POSTROUTING, TABLES
 from narthex.overlay.program.annotate import NodeAnnotator, NodeWriter
 from narthex.overlay.program.checksums import SelfTest
 from narthex.overlay.program.loop import Overlay, OverlaySettings
@@ -46,10 +46,10 @@ _THROTTLE = Throttle(share=10.0, least=0.05, longest=0.5)
 """Other programs may change routes in bursts, for example a routing daemon."""
 _LATE = 3
 """Number of resync intervals without a reconciliation after which the part is unhealthy."""
+_TABLES = frozenset((*TABLES.values(), PEERS))
 _CHAINS = frozenset((POSTROUTING, FORWARD, "POSTROUTING", "FORWARD"))
 _CONCERN = RuleScope(
-    tables=frozenset((*TABLES.values(), "nat", "filter")),
-    chain=lambda table, chain: table in TABLES.values() or chain in _CHAINS,
+    tables=frozenset((*_TABLES, "nat", "filter")), chain=lambda table, chain: table in _TABLES or chain in _CHAINS
 )
 
 
