@@ -61,13 +61,22 @@ class Environment(msgspec.Struct):
 class Execution:
     """One run of a program."""
 
-    def __init__(self, code: bytes, context: bytearray, maps: Sequence[MapModel], environment: Environment) -> None:
+    def __init__(
+        self,
+        code: bytes,
+        context: bytearray,
+        maps: Sequence[MapModel],
+        environment: Environment,
+        pointers: Mapping[int, bytearray],
+    ) -> None:
         self._slots = list(SLOT.iter_unpack(code))
         self._maps = maps
         self._environment = environment
         self._regions: list[bytearray | MapModel | None] = [None]
         self._registers: list[int | None] = [None] * 11
         self._registers[1] = self._address(context)
+        for offset, pointed in pointers.items():
+            context[offset : offset + 8] = self._address(pointed).to_bytes(8, "little")
         self._registers[10] = self._address(bytearray(STACK_SIZE)) + STACK_SIZE
         self._map_addresses = [self._address(each) for each in maps]
 
@@ -227,13 +236,18 @@ class Execution:
 
 
 def run_program(
-    code: bytes, context: bytearray, maps: Sequence[MapModel], environment: Environment | None = None
+    code: bytes,
+    context: bytearray,
+    maps: Sequence[MapModel],
+    environment: Environment | None = None,
+    pointers: Mapping[int, bytearray] | None = None,
 ) -> int:
     """Run a program that was assembled with the indexes of `maps`, and return its verdict.
 
-    The context, the maps, and the environment change as the program changes them. Raises BpfFault.
+    `pointers` has objects that the context points to, by offset. The context, the maps, and the environment change as
+    the program changes them. Raises BpfFault.
     """
-    return Execution(code, context, maps, environment or Environment()).run()
+    return Execution(code, context, maps, environment or Environment(), pointers or {}).run()
 
 
 def _signed(value: int, bits: int) -> int:

@@ -38,6 +38,7 @@ from narthex.proxy.backends.leftovers import (
 from narthex.proxy.kernel import ipvs_link
 from narthex.proxy.kernel.dataplanes import DATAPLANES, OwnedObjects
 from narthex.proxy.kernel.ipset import destroy_ipsets, read_ipsets
+from narthex.proxy.kernel.sockets import remove_pins
 from narthex.proxy.kernel.virtual_servers import IpvsServers
 
 _LOCK_SECONDS = "5"
@@ -98,6 +99,8 @@ class Cleanup:
                 self._delete_table(family, table)
         if not self._kept.virtual_servers and (found or self._keep is None or ipvs_link.exists(self._namespace)):
             self._clean_ipvs(family)
+        if self._keep is None:
+            self._try("BPF pin", family, "any", lambda: self._clean_sockets(family))
         removed = (RemovedObjects(kind, family, names) for kind, names in self._removed.items())
         return CleanupOutcome(tuple(removed), tuple(self._left), self._transactions)
 
@@ -232,6 +235,10 @@ class Cleanup:
         empty = ipvs_link.exists(self._namespace) and not ipvs_link.addresses(None, self._namespace)
         if empty and self._try("link", family, LINK, lambda: ipvs_link.remove(self._namespace)):
             self._add("link", (LINK,))
+
+    def _clean_sockets(self, family: IPFamily) -> None:
+        with in_namespace(self._namespace):
+            self._add("BPF pin", remove_pins(family))
 
     def _clean_virtual_servers(self, family: IPFamily, bound: frozenset[str], sets: Mapping[str, IpSet]) -> None:
         servers = IpvsServers(family, self._namespace)

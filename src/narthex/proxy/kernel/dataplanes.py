@@ -66,6 +66,10 @@ class DataplaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     """First and last port of the relay; None: the default range."""
     udp_idle_seconds: float | None = None
     """Idle time after which the relay forgets a UDP client; None: the default."""
+    sockets: bool = False
+    """Send sockets to endpoints when they connect, where the mode can."""
+    socket_cgroup: str = ""
+    """The cgroup whose sockets are balanced; empty: the root of the hierarchy."""
 
 
 _DEFAULT_OPTIONS = DataplaneOptions()
@@ -200,6 +204,11 @@ class NftablesDataplane(Dataplane):
     uses_iptables = False
     failure_metric = "sync_proxy_rules_nftables_sync_failures"
     partial_syncs = True
+
+    @property
+    def fixed_options(self) -> tuple[object, ...]:
+        """Whether sockets are balanced, and in which cgroup."""
+        return self.options.sockets, self.options.socket_cgroup
 
     def tools(self, family: IPFamily) -> tuple[str, ...]:
         """Return nft."""

@@ -13,7 +13,9 @@ from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.backends.base import Target
 from narthex.proxy.kernel.dataplanes import DATAPLANES, Dataplane, DataplaneOptions, dataplane
 from narthex.proxy.kernel.localhost import LocalhostRelay
+from narthex.proxy.kernel.sockets import remove_pins
 from narthex.proxy.program.settings import ProxySettings
+from narthex.proxy.program.sockets import SocketAccelerator
 from narthex.proxy.program.sync import SyncResult
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import counter, gauge
@@ -29,7 +31,11 @@ C = TypeVar("C")
 def dataplane_of(settings: ProxySettings) -> Dataplane:
     """Return the dataplane of the configured mode."""
     options = DataplaneOptions(
-        ipvs=settings.ipvs, relay_ports=settings.relay_ports, udp_idle_seconds=settings.own.udp_idle_timeout
+        ipvs=settings.ipvs,
+        relay_ports=settings.relay_ports,
+        udp_idle_seconds=settings.own.udp_idle_timeout,
+        sockets=settings.own.socket_load_balancing,
+        socket_cgroup=settings.own.socket_load_balancing_cgroup,
     )
     return dataplane(settings.mode, options)
 
@@ -46,21 +52,39 @@ class RunningDataplane:
             for family in families
             if plane.relays_localhost
         }
+        self.sockets = SocketAccelerator(plane.options.socket_cgroup) if plane.options.sockets else None
         self.targets: dict[IPFamily, Target[Any, Any]] = {
             family: AnnouncedTarget(plane.target(family), self.foreign, plane.transactions, self.localhost.get(family))
             for family in families
         }
 
     def follow(self, done: SyncResult) -> None:
-        """Serve node ports on loopback after a sync."""
+        """Serve node ports on loopback after a sync, and bring sockets to the plan."""
         if done.plan.family in self.localhost:
             self.localhost[done.plan.family].follow(done.plan)
+        if self.sockets is not None:
+            self.sockets.follow(done.plan)
+        elif done.first:
+            _remove_socket_programs(done.plan.family)
 
     def close(self) -> None:
         """End relays and stop watching for changes by other programs. The rules stay."""
         for target in self.targets.values():
             target.close()
         self.foreign.close()
+        if self.sockets is not None:
+            self.sockets.close()
+
+
+def _remove_socket_programs(family: IPFamily) -> None:
+    """Remove what an earlier process with socket load balancing has left: no process would update its maps."""
+    try:
+        removed = remove_pins(family)
+    except OSError as error:
+        LOGGER.error("the programs of socket load balancing could not be removed: %s", error)
+    else:
+        if removed:
+            LOGGER.info("socket load balancing is off now: its programs are removed (%s)", family.label)
 
 
 class LocalhostCollector:

@@ -47,12 +47,16 @@ from narthex.proxy.program.service_health import ServiceHealth
 from narthex.proxy.program.settings import ProxySettings, family_warnings
 from narthex.proxy.program.status import StatusPorts
 from narthex.proxy.program.sync import FamilySync, SyncResult
+from narthex.runtime.http import HttpResponse
 from narthex.runtime.http.server import HttpServer
 from narthex.runtime.logs import LOGGER, start_logging
 from narthex.runtime.metrics import Collector
 from narthex.runtime.process import Runnable, StartError, ended_by_signal, replace_process
 from narthex.runtime.reconciler import EventFeed
 from narthex.runtime.status import BindError
+
+SOCKETS_PATH = "/sockets"
+"""Where the status ports show the state of socket load balancing, if it is configured."""
 
 
 class AssembledProxy(NamedTuple):
@@ -78,8 +82,12 @@ def assemble(
     running = RunningDataplane(settings, families)
     plane, foreign, relayed = running.dataplane, running.foreign, Deviation.RELAYED in running.backend.deviations
     readers = {family: reader for family in families if (reader := plane.counter_reader(family))}
+    sockets = running.sockets
+    if sockets is not None:
+        readers = {family: sockets.counting(reader) for family, reader in readers.items()}
     connections = ConnectionCollector(readers, lambda: proxy.plans, clock, settings.own)
-    collectors = (connections, *_packet_collectors(running, families, clock), *origin.collectors)
+    collectors: tuple[Collector, ...] = (connections, *_packet_collectors(running, families, clock), *origin.collectors)
+    collectors += (sockets,) if sockets is not None else ()
     metrics = ProxyMetrics(settings.mode, collectors, dict(settings.feature_gates))
     explainer = ServiceExplainer(settings.own.explain_service, lambda: proxy.snapshot)
     syncs = _family_syncs(settings, running, clock, from_files=origin.access is None)
@@ -128,10 +136,14 @@ def _family_syncs(
 ) -> list[FamilySync[Any, Any]]:
     # Files are the user's own: what is not there was deleted.
     doubt = 0.0 if from_files else WATCH_TIMES.doubt
-    return [
-        FamilySync(family, Planner(settings.node, family), running.backend, target, clock, doubt=doubt)
-        for family, target in running.targets.items()
-    ]
+    syncs: list[FamilySync[Any, Any]] = []
+    for family, target in running.targets.items():
+        sync = FamilySync(family, Planner(settings.node, family), running.backend, target, clock, doubt=doubt)
+        if running.sockets is not None:
+            # First: it takes a fraction of the time that the rules take.
+            sync.before_write = running.sockets.follow
+        syncs.append(sync)
+    return syncs
 
 
 def _in_turn(*actions: Callable[[SyncResult], object]) -> Callable[[SyncResult], None]:
@@ -224,6 +236,11 @@ class ProxyPart:
         if self._stopping:
             proxy.stop()
         self._status.show(proxy, settings.mode)
+        sockets = made.plane.sockets
+        if sockets is not None:
+            self._status.offer(
+                SOCKETS_PATH, lambda: HttpResponse(200, msgspec.json.encode(sockets.status), "application/json")
+            )
         events.record(starting(node_name))
         if dataplane_of(settings).deprecated:
             events.record(deprecated := ipvs_deprecated(node_name))
@@ -246,6 +263,7 @@ class ProxyPart:
         finally:
             made.plane.close()
             self._status.hide()
+            self._status.withdraw(SOCKETS_PATH)
             http.stop()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -107,6 +107,8 @@ class FamilySync(Generic[R, C]):
         self._target = target
         self._clock = clock
         self._seconds: dict[str, float] = {}
+        self.before_write: Callable[[Plan], object] = lambda _: None
+        """Receives each plan that takes effect, before the rules are computed and written; it must not raise."""
         self.plan: Plan | None = None
         """The plan of the last successful sync."""
         self.rules: R | None = None
@@ -179,6 +181,7 @@ class FamilySync(Generic[R, C]):
             # Others may change the rules until something is written.
             self._kernel_known = False
             return self._done(plan, plan, doubted_until=self._doubted_until)
+        self.before_write(plan)
         with self._timed("render"):
             want, changes = self.backend.advance(have, plan)
         if changes:

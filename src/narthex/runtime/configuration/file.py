@@ -102,6 +102,11 @@ def parse(data: bytes, origin: str) -> tuple[ProxyConfiguration, tuple[Problem, 
     configuration = _configuration(Fields(chosen[KIND].value, reports[KIND]))
     if OWN_KIND in chosen:
         own = _own(Fields(chosen[OWN_KIND].value, reports[OWN_KIND]))
+        if own.socket_load_balancing and configuration.mode != DEFAULT_MODE:
+            message = (
+                f"works in mode {DEFAULT_MODE} only, not in mode {configuration.mode}: remove it, or choose that mode"
+            )
+            Fields(chosen[OWN_KIND].value, reports[OWN_KIND]).error("socketLoadBalancing", message)
         configuration = msgspec.structs.replace(configuration, own=own)
     problems = (*others, *(problem for report in reports.values() for problem in report.problems))
     if any(report.failed for report in reports.values()):
@@ -241,7 +246,7 @@ def _own(top: Fields) -> OwnConfiguration:
         top.raw(name)
     made = top.struct(
         OwnConfiguration,
-        {"explain_service": _service_name},
+        {"explain_service": _service_name, "socket_load_balancing_cgroup": _absolute_path},
         connection_metrics=top.word("connectionMetrics", CONNECTION_METRICS, "endpoints"),
         connection_series=top.whole("connectionSeries", 10000, 0, 1_000_000),
         udp_idle_timeout=top.seconds("udpIdleTimeout", 30.0, zero_is_default=True),

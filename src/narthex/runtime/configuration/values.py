@@ -177,6 +177,10 @@ class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of these metrics' series; Services have priority over endpoints."""
     udp_idle_timeout: float = 30.0
     """userspace only: after this idle time a UDP client may get another endpoint (row 25.7)."""
+    socket_load_balancing: bool = False
+    """nftables only: send sockets to endpoints when they connect."""
+    socket_load_balancing_cgroup: str = ""
+    """The cgroup (version 2) whose sockets these are; empty for the root of the hierarchy."""
     parts: NodeParts = NodeParts()
     cni: CniConfiguration = CniConfiguration()
     overlay: OverlayConfiguration = OverlayConfiguration()

@@ -1,0 +1,140 @@
+"""The BPF maps of socket load balancing: which there are, and how keys and values are laid out.
+
+For each IP family, numbers in the byte order of the machine unless said otherwise:
+
+| map | key | value |
+| --- | --- | --- |
+| frontends | address, port (network order), protocol, 0 | action for pods, action for the node, 0, 0, number of the Service port |
+| pools | number of the pool | count of its endpoints |
+| slots | index, number of the pool | address, port (network order), 0 |
+| counts | number of the Service port, endpoint | connections, per processor |
+| origins | cookie of the socket, endpoint | frontend |
+| flows | cookie of the socket, frontend | endpoint, number of the pool, index |
+
+The number of a pool is that of its Service port, times two, plus one for the pool of this node's own endpoints.
+A change of the endpoints writes a slot and, if their number changes, the count, however many frontends lead to the pool.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Mapping
+
+import msgspec
+
+from narthex.bpf import NO_PREALLOCATION, MapKind, MapSpec
+from narthex.model import IPFamily, Protocol
+from narthex.proxy.plan.ir import Reject, Scope
+from narthex.proxy.plan.sockets import LeftToRules, SocketDecision, SocketForward
+
+
+class Action(enum.IntEnum):
+    """What a program does for one class of senders."""
+
+    LEAVE = 0
+    CLUSTER = 1
+    LOCAL = 2
+    REJECT = 3
+    CLUSTER_UNBOUND = 4
+    LOCAL_UNBOUND = 5
+
+
+def action_of(decision: SocketDecision) -> Action:
+    """Return the action of a decision."""
+    match decision:
+        case SocketForward(scope, unbound_only):
+            plain = Action.CLUSTER if scope is Scope.CLUSTER else Action.LOCAL
+            return Action(plain + UNBOUND) if unbound_only else plain
+        case Reject():
+            return Action.REJECT
+        case LeftToRules():
+            return Action.LEAVE
+    raise TypeError(f"{decision!r} is no decision of sockets")
+
+
+UNBOUND = Action.CLUSTER_UNBOUND - Action.CLUSTER
+"""Difference of an action for sockets without a source address from the same action for all sockets."""
+
+ADDRESS_SIZES = {IPFamily.IPV4: 4, IPFamily.IPV6: 16}
+PROTOCOL_NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17}
+
+FRONTEND_VALUE = struct.Struct("=BBHI")
+COUNT = struct.Struct("=I")
+SLOT_KEY = struct.Struct("=II")
+"""Index, and number of the pool."""
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """How much the maps of a family hold. More needs other maps."""
+
+    services: int = 1 << 13
+    frontends: int = 1 << 13
+    slots: int = 1 << 16
+    sockets: int = 1 << 16
+    """Connections whose Service is remembered; the least recently used is forgotten first."""
+
+    def at_least(self, services: int, frontends: int, slots: int) -> Capacity:
+        """Return this capacity, or one with room for twice as much as is needed."""
+        return Capacity(
+            services=_room(self.services, services),
+            frontends=_room(self.frontends, frontends),
+            slots=_room(self.slots, slots),
+            sockets=self.sockets,
+        )
+
+
+def _room(held: int, needed: int) -> int:
+    return held if needed <= held else 1 << (2 * needed - 1).bit_length()
+
+
+class FamilyMaps(msgspec.Struct, frozen=True, kw_only=True):
+    """The maps of one family."""
+
+    family: IPFamily
+    frontends: MapSpec
+    pools: MapSpec
+    slots: MapSpec
+    counts: MapSpec
+    origins: MapSpec
+    flows: MapSpec
+
+    @property
+    def all(self) -> tuple[MapSpec, ...]:
+        """Every map."""
+        return self.frontends, self.pools, self.slots, self.counts, self.origins, self.flows
+
+    @property
+    def place_size(self) -> int:
+        """Bytes of an address, a port, and two more."""
+        return ADDRESS_SIZES[self.family] + 4
+
+
+def family_maps(family: IPFamily, capacity: Capacity) -> FamilyMaps:
+    """Return the maps of a family."""
+    place = ADDRESS_SIZES[family] + 4
+    number = "4" if family is IPFamily.IPV4 else "6"
+
+    def spec(name: str, kind: MapKind, key: int, value: int, entries: int, flags: int = 0) -> MapSpec:
+        """Return the specification of a map of this family."""
+        return MapSpec(
+            name=f"nx_{name}{number}", kind=kind, key_size=key, value_size=value, max_entries=entries, flags=flags
+        )
+
+    return FamilyMaps(
+        family=family,
+        frontends=spec("fronts", MapKind.HASH, place, FRONTEND_VALUE.size, capacity.frontends, NO_PREALLOCATION),
+        pools=spec("pools", MapKind.ARRAY, 4, COUNT.size, 2 * capacity.services),
+        slots=spec("slots", MapKind.HASH, SLOT_KEY.size, place, capacity.slots, NO_PREALLOCATION),
+        counts=spec("counts", MapKind.PERCPU_HASH, 4 + place, 8, capacity.slots, NO_PREALLOCATION),
+        origins=spec("origins", MapKind.LRU_HASH, 8 + place, place, capacity.sockets),
+        flows=spec("flows", MapKind.LRU_HASH, 8 + place, place + 8, capacity.sockets // 4),
+    )
+
+
+def pool_number(service: int, scope: Scope) -> int:
+    """Return the number of a pool."""
+    return 2 * service + (scope is Scope.LOCAL)
+
+
+MapsByFamily = Mapping[IPFamily, FamilyMaps]

@@ -1,0 +1,358 @@
+"""The programs of socket load balancing, for cgroup hooks at connect, sendmsg, recvmsg, and getpeername.
+
+A program that finds nothing to do, or misses a row, returns 1 and has changed nothing: the connection then meets the
+rules of the mode. Offsets are those of `struct bpf_sock_addr` and `struct bpf_sock` in linux/bpf.h.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+from narthex.bpf import (
+    AtomicAdd,
+    AttachKind,
+    Call,
+    Compute,
+    Condition,
+    Exit,
+    Helper,
+    Jump,
+    JumpIf,
+    Label,
+    Load,
+    LoadConstant,
+    LoadMap,
+    MapSpec,
+    Node,
+    Operand,
+    Operation,
+    ProgramKind,
+    ProgramSpec,
+    Register,
+    Store,
+    Width,
+)
+from narthex.model import IPFamily
+from narthex.proxy.backends.sockets.layout import PROTOCOL_NUMBERS, UNBOUND, Action, FamilyMaps, MapsByFamily
+
+R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10 = Register
+
+USER_IP4, USER_IP6, USER_PORT, PROTOCOL, SOURCE_IP4, SOURCE_IP6, SOCKET = 4, 8, 24, 36, 40, 44, 64
+CONTEXT_SIZE = 72
+"""Bytes of `struct bpf_sock_addr`."""
+SOCKET_IP4, SOCKET_IP6 = 24, 28
+MAPPED_PREFIX = 0xFFFF0000
+"""The third word of an IPv4-mapped address, as a little-endian machine loads it."""
+ALLOW, REFUSE = 1, 0
+
+CONNECT = {IPFamily.IPV4: AttachKind.CONNECT4, IPFamily.IPV6: AttachKind.CONNECT6}
+SENDMSG = {IPFamily.IPV4: AttachKind.SENDMSG4, IPFamily.IPV6: AttachKind.SENDMSG6}
+RECVMSG = {IPFamily.IPV4: AttachKind.RECVMSG4, IPFamily.IPV6: AttachKind.RECVMSG6}
+GETPEERNAME = {IPFamily.IPV4: AttachKind.GETPEERNAME4, IPFamily.IPV6: AttachKind.GETPEERNAME6}
+
+
+def programs(maps: MapsByFamily, node_cookie: int) -> tuple[ProgramSpec, ...]:
+    """Return all programs for the maps of both families and the cookie of the node's network namespace."""
+    made = []
+    for family in IPFamily:
+        made.append(_program(CONNECT[family], family, _forward_nodes(maps, family, node_cookie, sendmsg=False)))
+        made.append(_program(SENDMSG[family], family, _forward_nodes(maps, family, node_cookie, sendmsg=True)))
+        made += [_program(attach[family], family, _backward_nodes(maps, family)) for attach in (RECVMSG, GETPEERNAME)]
+    return tuple(made)
+
+
+def _program(attach: AttachKind, family: IPFamily, nodes: Iterator[Node]) -> ProgramSpec:
+    del family
+    name = f"nx_{attach.name.lower()}"
+    return ProgramSpec(name=name, kind=ProgramKind.CGROUP_SOCK_ADDR, attach=attach, nodes=tuple(nodes))
+
+
+# ---- towards an endpoint -----------------------------------------------------------------------------------------
+
+
+def _forward_nodes(maps: MapsByFamily, family: IPFamily, node_cookie: int, *, sendmsg: bool) -> Iterator[Node]:
+    yield _move(R6, R1)
+    if family is IPFamily.IPV4:
+        yield from _Forward(maps[IPFamily.IPV4], "v4", USER_IP4, node_cookie, sendmsg=sendmsg).nodes()
+    else:
+        if not sendmsg:
+            # The kernel runs sendmsg4 for IPv4-mapped destinations.
+            yield from _unless_mapped("v6")
+            mapped = _Forward(maps[IPFamily.IPV4], "mapped", USER_IP6 + 12, node_cookie, sendmsg=False)
+            yield from mapped.nodes()
+            yield Label("v6")
+        yield from _Forward(maps[IPFamily.IPV6], "plain", USER_IP6, node_cookie, sendmsg=sendmsg).nodes()
+    yield from (Label("pass"), _move(R0, ALLOW), Exit())
+    yield from (Label("refuse"), _move(R1, -errno.ECONNREFUSED), Call(Helper.SET_RETVAL), _move(R0, REFUSE), Exit())
+
+
+def _unless_mapped(label: str) -> Iterator[Node]:
+    """Go to the label if the destination is no IPv4-mapped address (RFC 4291, 2.5.5.2)."""
+    yield Load(Width.WORD, R2, R6, USER_IP6)
+    yield JumpIf(Condition.NE, R2, 0, label)
+    yield Load(Width.WORD, R2, R6, USER_IP6 + 4)
+    yield JumpIf(Condition.NE, R2, 0, label)
+    yield Load(Width.WORD, R2, R6, USER_IP6 + 8)
+    yield LoadConstant(R3, MAPPED_PREFIX)
+    yield JumpIf(Condition.NE, R2, R3, label)
+
+
+class _Forward:
+    """The part of a program that looks for a frontend in the maps of one family, and goes on to an endpoint.
+
+    On the stack, below R10, with `place` bytes for an address and a port:
+    """
+
+    def __init__(self, maps: FamilyMaps, label: str, address: int, node_cookie: int, *, sendmsg: bool) -> None:
+        self._maps = maps
+        self._label = label
+        self._address = address
+        """Offset of the destination in the context."""
+        self._cookie = node_cookie
+        self._sendmsg = sendmsg
+        self._words = maps.place_size // 4
+        place = (maps.place_size + 7) // 8 * 8
+        self._front = -place
+        """The frontend: address, port, protocol, 0."""
+        self._slot = self._front - 8
+        """Key of the slot: index and number of the pool."""
+        self._count = self._slot - 8 - place
+        """Key of the counter: number of the Service port, endpoint."""
+        self._origin = self._count - 8 - place
+        """Key of the origin: cookie, endpoint."""
+        self._flow = self._origin - 8 - place
+        """Key of the flow: cookie, frontend."""
+        self._value = self._flow - 16 - place
+        """A value to store."""
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield the instructions; they end at the labels `pass` and `refuse`."""
+        yield from self._find_frontend()
+        yield from self._decide()
+        if self._sendmsg:
+            yield from self._known_flow()
+        yield from self._choose()
+        if self._sendmsg:
+            yield from self._remember_flow()
+        yield from self._add_to_counter()
+        if self._sendmsg:
+            yield Label(self._name("again"))
+        yield from self._remember_origin()
+        yield from self._rewrite()
+        yield from (_move(R0, ALLOW), Exit())
+
+    def _name(self, name: str) -> str:
+        return f"{self._label}-{name}"
+
+    def _find_frontend(self) -> Iterator[Node]:
+        """R9 = number of the Service port, R7 = action for the sender."""
+        yield Load(Width.WORD, R2, R6, PROTOCOL)
+        tcp, udp = PROTOCOL_NUMBERS.values()
+        yield JumpIf(Condition.EQ, R2, udp if self._sendmsg else tcp, self._name("protocol"))
+        yield JumpIf(Condition.NE, R2, udp, "pass")
+        yield Label(self._name("protocol"))
+        yield Store(Width.HALF, R10, self._front + self._maps.place_size - 2, R2)
+        yield Load(Width.WORD, R2, R6, USER_PORT)
+        yield Store(Width.HALF, R10, self._front + self._maps.place_size - 4, R2)
+        for word in range(self._words - 1):
+            yield Load(Width.WORD, R2, R6, self._address + 4 * word)
+            yield Store(Width.WORD, R10, self._front + 4 * word, R2)
+        yield from _lookup(self._maps.frontends, self._front)
+        yield JumpIf(Condition.EQ, R0, 0, "pass")
+        yield Load(Width.WORD, R9, R0, 4)
+        yield Load(Width.BYTE, R7, R0, 0)
+        yield Load(Width.BYTE, R8, R0, 1)
+        yield _move(R1, R6)
+        yield Call(Helper.NETNS_COOKIE)
+        yield LoadConstant(R1, self._cookie)
+        yield JumpIf(Condition.NE, R0, R1, self._name("sender"))
+        yield _move(R7, R8)
+        yield Label(self._name("sender"))
+
+    def _decide(self) -> Iterator[Node]:
+        """R8 = number of the pool, also in the key of the slot."""
+        yield JumpIf(Condition.EQ, R7, Action.LEAVE, "pass")
+        yield JumpIf(Condition.EQ, R7, Action.REJECT, "refuse")
+        yield JumpIf(Condition.LT, R7, Action.CLUSTER_UNBOUND, self._name("any-source"))
+        yield from self._leave_bound()
+        yield Compute(Operation.SUB, R7, UNBOUND)
+        yield Label(self._name("any-source"))
+        yield _move(R8, R9)
+        yield Compute(Operation.LSH, R8, 1)
+        yield Compute(Operation.ADD, R8, R7)
+        yield Compute(Operation.SUB, R8, int(Action.CLUSTER))
+        yield Store(Width.WORD, R10, self._slot + 4, R8)
+
+    def _leave_bound(self) -> Iterator[Node]:
+        """Leave a socket with a source address to the rules."""
+        four = self._words == 2
+        if self._sendmsg:
+            # The source may also be given with the message (IP_PKTINFO).
+            for word in range(self._words - 1):
+                yield Load(Width.WORD, R2, R6, (SOURCE_IP4 if four else SOURCE_IP6) + 4 * word)
+                yield JumpIf(Condition.NE, R2, 0, "pass")
+        yield Load(Width.DOUBLE, R1, R6, SOCKET)
+        for word in range(self._words - 1):
+            yield Load(Width.WORD, R2, R1, (SOCKET_IP4 if four else SOCKET_IP6) + 4 * word)
+            yield JumpIf(Condition.NE, R2, 0, "pass")
+
+    def _known_flow(self) -> Iterator[Node]:
+        """Go on with the endpoint that the socket last sent to, if it still has its slot. Afterwards R9 is as before."""
+        yield from self._cookie_key(self._flow, self._front)
+        yield from _lookup(self._maps.flows, self._flow)
+        yield JumpIf(Condition.EQ, R0, 0, self._name("fresh"))
+        yield Load(Width.WORD, R2, R0, self._maps.place_size)
+        yield JumpIf(Condition.NE, R2, R8, self._name("fresh"))
+        yield Load(Width.WORD, R2, R0, self._maps.place_size + 4)
+        yield Store(Width.WORD, R10, self._slot, R2)
+        yield _move(R7, R0)
+        # Slots behind the count are not used, whatever they have.
+        yield from self._pool_count()
+        yield JumpIf(Condition.EQ, R0, 0, self._name("fresh"))
+        yield Load(Width.WORD, R1, R0, 0)
+        yield Load(Width.WORD, R2, R10, self._slot)
+        yield JumpIf(Condition.GE, R2, R1, self._name("fresh"))
+        yield from _lookup(self._maps.slots, self._slot)
+        yield JumpIf(Condition.EQ, R0, 0, self._name("fresh"))
+        for word in range(self._words):
+            yield Load(Width.WORD, R1, R0, 4 * word)
+            yield Load(Width.WORD, R2, R7, 4 * word)
+            yield JumpIf(Condition.NE, R1, R2, self._name("fresh"))
+        yield _move(R7, R0)
+        yield Jump(self._name("again"))
+        yield Label(self._name("fresh"))
+
+    def _pool_count(self) -> Iterator[Node]:
+        yield from _lookup(self._maps.pools, self._slot + 4)
+
+    def _choose(self) -> Iterator[Node]:
+        """R7 = the value of a slot, chosen at random."""
+        yield from self._pool_count()
+        yield JumpIf(Condition.EQ, R0, 0, "pass")
+        yield Load(Width.WORD, R7, R0, 0)
+        yield JumpIf(Condition.EQ, R7, 0, "pass")
+        yield Call(Helper.RANDOM)
+        yield Compute(Operation.MOD, R0, R7, wide=False)
+        yield Store(Width.WORD, R10, self._slot, R0)
+        yield from _lookup(self._maps.slots, self._slot)
+        yield JumpIf(Condition.EQ, R0, 0, "pass")
+        yield _move(R7, R0)
+
+    def _remember_flow(self) -> Iterator[Node]:
+        for word in range(self._words):
+            yield Load(Width.WORD, R2, R7, 4 * word)
+            yield Store(Width.WORD, R10, self._value + 4 * word, R2)
+        size = self._maps.place_size
+        for offset in (0, 4):
+            yield Load(Width.WORD, R2, R10, self._slot + 4 - offset)
+            yield Store(Width.WORD, R10, self._value + size + offset, R2)
+        yield from _update(self._maps.flows, self._flow, self._value)
+
+    def _add_to_counter(self) -> Iterator[Node]:
+        yield Store(Width.WORD, R10, self._count, R9)
+        for word in range(self._words):
+            yield Load(Width.WORD, R2, R7, 4 * word)
+            yield Store(Width.WORD, R10, self._count + 4 + 4 * word, R2)
+        yield from _lookup(self._maps.counts, self._count)
+        yield JumpIf(Condition.EQ, R0, 0, self._name("first"))
+        yield _move(R1, 1)
+        yield AtomicAdd(Width.DOUBLE, R0, 0, R1)
+        yield Jump(self._name("counted"))
+        yield Label(self._name("first"))
+        yield Store(Width.DOUBLE, R10, self._value, 1)
+        yield from _update(self._maps.counts, self._count, self._value)
+        yield Label(self._name("counted"))
+
+    def _remember_origin(self) -> Iterator[Node]:
+        """Remember the frontend, so that programs which ask for the peer learn its address."""
+        for word in range(self._words):
+            yield Load(Width.WORD, R2, R7, 4 * word)
+            yield Store(Width.WORD, R10, self._origin + 8 + 4 * word, R2)
+        yield _move(R1, R6)
+        yield Call(Helper.SOCKET_COOKIE)
+        yield Store(Width.DOUBLE, R10, self._origin, R0)
+        if self._sendmsg:
+            yield from _lookup(self._maps.origins, self._origin)
+            yield JumpIf(Condition.NE, R0, 0, self._name("known"))
+        yield from _update(self._maps.origins, self._origin, self._front)
+        if self._sendmsg:
+            yield Label(self._name("known"))
+
+    def _rewrite(self) -> Iterator[Node]:
+        for word in range(self._words - 1):
+            yield Load(Width.WORD, R2, R7, 4 * word)
+            yield Store(Width.WORD, R6, self._address + 4 * word, R2)
+        yield Load(Width.HALF, R2, R7, self._maps.place_size - 4)
+        yield Store(Width.WORD, R6, USER_PORT, R2)
+
+    def _cookie_key(self, key: int, place: int) -> Iterator[Node]:
+        yield _move(R1, R6)
+        yield Call(Helper.SOCKET_COOKIE)
+        yield Store(Width.DOUBLE, R10, key, R0)
+        for word in range(self._words):
+            yield Load(Width.WORD, R2, R10, place + 4 * word)
+            yield Store(Width.WORD, R10, key + 8 + 4 * word, R2)
+
+
+# ---- back to the frontend ------------------------------------------------------------------------------------------
+
+
+def _backward_nodes(maps: MapsByFamily, family: IPFamily) -> Iterator[Node]:
+    yield _move(R6, R1)
+    if family is IPFamily.IPV4:
+        yield from _backward(maps[IPFamily.IPV4], USER_IP4)
+    else:
+        yield from _unless_mapped("v6")
+        yield from _backward(maps[IPFamily.IPV4], USER_IP6 + 12)
+        yield Label("v6")
+        yield from _backward(maps[IPFamily.IPV6], USER_IP6)
+    yield from (Label("pass"), _move(R0, ALLOW), Exit())
+
+
+def _backward(maps: FamilyMaps, address: int) -> Iterator[Node]:
+    words = maps.place_size // 4
+    key = -(8 + (maps.place_size + 7) // 8 * 8)
+    yield _move(R1, R6)
+    yield Call(Helper.SOCKET_COOKIE)
+    yield Store(Width.DOUBLE, R10, key, R0)
+    for word in range(words - 1):
+        yield Load(Width.WORD, R2, R6, address + 4 * word)
+        yield Store(Width.WORD, R10, key + 8 + 4 * word, R2)
+    yield Load(Width.WORD, R2, R6, USER_PORT)
+    yield Compute(Operation.AND, R2, 0xFFFF)
+    yield Store(Width.WORD, R10, key + 8 + 4 * (words - 1), R2)
+    yield from _lookup(maps.origins, key)
+    yield JumpIf(Condition.EQ, R0, 0, "pass")
+    for word in range(words - 1):
+        yield Load(Width.WORD, R2, R0, 4 * word)
+        yield Store(Width.WORD, R6, address + 4 * word, R2)
+    yield Load(Width.HALF, R2, R0, maps.place_size - 4)
+    yield Store(Width.WORD, R6, USER_PORT, R2)
+    yield _move(R0, ALLOW)
+    yield Exit()
+
+
+# ---- pieces --------------------------------------------------------------------------------------------------------
+
+
+def _move(target: Register, operand: Operand) -> Node:
+    return Compute(Operation.MOV, target, operand)
+
+
+def _lookup(table: MapSpec, key: int) -> Iterator[Node]:
+    """R0 = the value of the key at an offset of the stack, or 0."""
+    yield LoadMap(R1, table.name)
+    yield _move(R2, R10)
+    yield Compute(Operation.ADD, R2, key)
+    yield Call(Helper.MAP_LOOKUP)
+
+
+def _update(table: MapSpec, key: int, value: int) -> Iterator[Node]:
+    yield LoadMap(R1, table.name)
+    yield _move(R2, R10)
+    yield Compute(Operation.ADD, R2, key)
+    yield _move(R3, R10)
+    yield Compute(Operation.ADD, R3, value)
+    yield _move(R4, 0)
+    yield Call(Helper.MAP_UPDATE)

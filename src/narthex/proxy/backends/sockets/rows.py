@@ -1,0 +1,365 @@
+"""The rows of a plan, and the writes that lead from one plan to the next.
+
+`SocketRows` remembers what it has said to write, as the kernel's maps are too slow to be asked. A Service port keeps its
+number and its endpoints their slots, so one endpoint's change writes its slot and, if the number of endpoints changes,
+the count. Endpoints stay in any order: each has the same probability.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from socket import AF_INET, AF_INET6, inet_pton
+
+import msgspec
+
+from narthex.model import IPFamily, ServicePortName
+from narthex.proxy.backends.sockets.layout import FRONTEND_VALUE, PROTOCOL_NUMBERS, SLOT_KEY, action_of
+from narthex.proxy.plan.ir import Endpoint, Frontend, Plan, Sender, ServicePlan
+from narthex.proxy.plan.sockets import socket_decision
+
+_FAMILIES = {IPFamily.IPV4: AF_INET, IPFamily.IPV6: AF_INET6}
+_CACHED_ADDRESSES = 1 << 20
+
+
+class MapWrites(msgspec.Struct, frozen=True):
+    """Elements of one map to write and to delete."""
+
+    keys: bytes = b""
+    values: bytes = b""
+    """Keys and values are joined, since the kernel takes them like this."""
+    deleted: Sequence[bytes] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.deleted)
+
+
+class SocketChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """What to write, in this order: slots, counts, frontends; then what nothing leads to any more is deleted."""
+
+    slots: MapWrites
+    pools: MapWrites
+    frontends: MapWrites
+
+    def __bool__(self) -> bool:
+        return bool(self.slots or self.pools or self.frontends)
+
+
+class KernelRows(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the maps of a family, as it was read."""
+
+    frontends: Mapping[bytes, bytes]
+    counts: Mapping[int, int]
+    """By the number of the pool; 0 is left out."""
+    slots: Mapping[bytes, bytes]
+
+
+class _ServiceRows:
+    """The rows of one Service port."""
+
+    __slots__ = ("frontends", "number", "pools", "service", "stored")
+
+    def __init__(self, service: ServicePlan, number: int) -> None:
+        self.service = service
+        self.number = number
+        self.frontends: dict[bytes, bytes] = {}
+        self.pools: tuple[list[bytes], list[bytes]] = ([], [])
+        """Endpoints by slot: of the cluster, and of this node."""
+        self.stored: list[int] = [0, 0]
+        """Slots of each pool that exist in the kernel; those behind the count are not used."""
+
+
+class SocketRows:
+    """The rows of one family. `advance` changes them in place."""
+
+    def __init__(self, family: IPFamily, found: KernelRows | None = None) -> None:
+        """Start with empty maps, or with what an earlier process has left in them."""
+        self.family = family
+        self._services: dict[ServicePortName, _ServiceRows] = {}
+        self._addresses: dict[str, bytes] = {}
+        self._free: list[int] = []
+        self._next = 1
+        self._lineage = 0
+        self._detects_pods: bool | None = None
+        self._found = _FoundRows(found) if found is not None else None
+        self.frontend_count = self.slot_count = 0
+        """Elements of the maps, with slots that are not used."""
+        if self._found is not None:
+            self._next = self._found.next_number
+            self.frontend_count, self.slot_count = len(self._found.frontends), len(self._found.slots)
+
+    @property
+    def service_count(self) -> int:
+        """The highest number of a Service port, plus one."""
+        return self._next
+
+    def numbers(self) -> Mapping[int, ServicePortName]:
+        """Return the Service ports by number."""
+        return {rows.number: name for name, rows in self._services.items()}
+
+    def is_served(self, name: ServicePortName) -> bool:
+        """Return True if sockets know the Service port."""
+        return name in self._services
+
+    def advance(self, plan: Plan) -> SocketChanges:
+        """Take over a plan, and return what to write."""
+        changes = _Writer(self)
+        services = plan.services
+        known = self._services
+        for name in self._differing(plan):
+            service = services.get(name)
+            rows = known.get(name)
+            if service is None:
+                if rows is not None:
+                    changes.remove(rows)
+                    del known[name]
+                continue
+            fronts = self._frontends(plan, service)
+            if rows is None:
+                if not fronts:
+                    # Remembered, so that it is compared only when it changes.
+                    known[name] = _ServiceRows(service, 0)
+                    continue
+                rows = known[name] = self._start(service, fronts)
+            elif not rows.number and fronts:
+                rows = known[name] = self._start(service, fronts)
+            changes.bring(rows, service, fronts)
+        if self._found is not None:
+            changes.forget(self._found)
+            self._found = None
+        self._lineage = plan.lineage.number
+        self._free += changes.released
+        return changes.done()
+
+    def _differing(self, plan: Plan) -> Iterable[ServicePortName]:
+        """Return the Service ports that may differ; all of them if it changed how pods are recognized."""
+        if plan.pods.enabled is not self._detects_pods:
+            self._detects_pods = plan.pods.enabled
+            return [*plan.services, *(name for name in self._services if name not in plan.services)]
+        return plan.differing(self._lineage, self._services)
+
+    def _start(self, service: ServicePlan, fronts: Mapping[bytes, tuple[int, int]]) -> _ServiceRows:
+        """Return the rows of a Service port that is new, or that an earlier process knew."""
+        rows = self._found.take(service, fronts) if self._found is not None else None
+        if rows is None:
+            if self._free:
+                number = self._free.pop()
+            else:
+                number, self._next = self._next, self._next + 1
+            rows = _ServiceRows(service, number)
+        return rows
+
+    def _frontends(self, plan: Plan, service: ServicePlan) -> dict[bytes, tuple[int, int]]:
+        """Return the actions for pods and for the node by the key of each frontend; none without any action."""
+        found = {}
+        for front in service.frontends:
+            pod = _action(plan, service, front, Sender.POD)
+            node = _action(plan, service, front, Sender.NODE)
+            if pod or node:
+                found[self.place(front.address or "", front.port) + _PROTOCOLS[front.protocol]] = pod, node
+        return found
+
+    def place(self, address: str, port: int) -> bytes:
+        """Return an address and a port, in network order."""
+        packed = self._addresses.get(address)
+        if packed is None:
+            if len(self._addresses) >= _CACHED_ADDRESSES:
+                self._addresses.clear()
+            packed = self._addresses[address] = inet_pton(_FAMILIES[self.family], address)
+        return packed + port.to_bytes(2, "big")
+
+    def endpoints(self, endpoints: Sequence[Endpoint]) -> list[bytes]:
+        """Return the values of the slots of endpoints."""
+        known, pack, family = self._addresses, inet_pton, _FAMILIES[self.family]
+        ports = _PORTS
+        found = []
+        for endpoint in endpoints:
+            address = endpoint.address
+            packed = known.get(address)
+            if packed is None:
+                packed = known[address] = pack(family, address)
+            found.append(packed + ports[endpoint.port])
+        return found
+
+
+class _Ports(dict[int, bytes]):
+    """A port in network order, and two bytes more, by number."""
+
+    def __missing__(self, port: int) -> bytes:
+        made = self[port] = port.to_bytes(2, "big") + b"\0\0"
+        return made
+
+
+_PORTS = _Ports()
+_PROTOCOLS = {protocol: bytes((number, 0)) for protocol, number in PROTOCOL_NUMBERS.items()}
+
+
+def _action(plan: Plan, service: ServicePlan, front: Frontend, sender: Sender) -> int:
+    return action_of(socket_decision(plan, service, front, sender))
+
+
+class _Writer:
+    """Collects the writes of one `advance`."""
+
+    def __init__(self, rows: SocketRows) -> None:
+        self._rows = rows
+        self._front_keys: list[bytes] = []
+        self._front_values: list[bytes] = []
+        self._front_deleted: list[bytes] = []
+        self._slot_keys = array("Q")
+        self._slot_values: list[bytes] = []
+        self._slot_deleted: list[bytes] = []
+        self._pool_keys = array("I")
+        self._pool_counts = array("I")
+        self.released: list[int] = []
+        """Numbers that may be used again by the next plan."""
+
+    def bring(self, rows: _ServiceRows, service: ServicePlan, fronts: Mapping[bytes, tuple[int, int]]) -> None:
+        """Bring the rows of a Service port to its plan."""
+        rows.service = service
+        if not rows.number:
+            return
+        if not fronts:
+            self.remove(rows)
+            rows.number = 0
+            return
+        for index, pool in enumerate((service.cluster, service.local)):
+            if pool is not None or rows.stored[index]:
+                desired = self._rows.endpoints(pool.endpoints) if pool is not None else []
+                self._bring_pool(rows, index, desired)
+        held, number = rows.frontends, rows.number
+        desired_fronts = {key: FRONTEND_VALUE.pack(pod, node, 0, number) for key, (pod, node) in fronts.items()}
+        if held == desired_fronts:
+            return
+        for key, value in desired_fronts.items():
+            if held.get(key) != value:
+                self._front_keys.append(key)
+                self._front_values.append(value)
+        if held:
+            self._front_deleted += held.keys() - desired_fronts.keys()
+        self._rows.frontend_count += len(desired_fronts) - len(held)
+        rows.frontends = desired_fronts
+
+    def _bring_pool(self, rows: _ServiceRows, index: int, desired: list[bytes]) -> None:
+        pool = 2 * rows.number + index
+        held = rows.pools[index]
+        before = len(held)
+        if not before:
+            count = len(desired)
+            base = pool << 32
+            self._slot_keys.extend(range(base, base + count))
+            self._slot_values += desired
+            held += desired
+        elif held != desired:
+            self._edit(pool, held, desired)
+        if len(held) != before:
+            self._pool_keys.append(pool)
+            self._pool_counts.append(len(held))
+        if len(held) > rows.stored[index]:
+            self._rows.slot_count += len(held) - rows.stored[index]
+            rows.stored[index] = len(held)
+
+    def _edit(self, pool: int, held: list[bytes], desired: list[bytes]) -> None:
+        """Change as few slots as possible: what is new takes the place of what is gone, and the last ones fill the rest."""
+        missing = dict.fromkeys(desired)
+        holes: set[int] = set()
+        for slot, endpoint in enumerate(held):
+            # An endpoint that appears twice was being moved when a process ended.
+            if endpoint in missing:
+                del missing[endpoint]
+            else:
+                holes.add(slot)
+        for endpoint in missing:
+            if holes:
+                self._write(pool, held, holes.pop(), endpoint)
+            else:
+                held.append(endpoint)
+                self._write(pool, held, len(held) - 1, endpoint)
+        size = len(held) - len(holes)
+        movable = [slot for slot in range(size, len(held)) if slot not in holes]
+        for slot in sorted(holes):
+            if slot < size:
+                self._write(pool, held, slot, held[movable.pop()])
+        del held[size:]
+
+    def _write(self, pool: int, held: list[bytes], slot: int, endpoint: bytes) -> None:
+        held[slot] = endpoint
+        self._slot_keys.append(pool << 32 | slot)
+        self._slot_values.append(endpoint)
+
+    def remove(self, rows: _ServiceRows) -> None:
+        """Remove the rows of a Service port."""
+        if not rows.number:
+            return
+        self._front_deleted += rows.frontends
+        self._rows.frontend_count -= len(rows.frontends)
+        rows.frontends = {}
+        for index in (0, 1):
+            pool = 2 * rows.number + index
+            if rows.pools[index]:
+                self._pool_keys.append(pool)
+                self._pool_counts.append(0)
+                rows.pools[index].clear()
+            self._slot_deleted += [SLOT_KEY.pack(slot, pool) for slot in range(rows.stored[index])]
+            self._rows.slot_count -= rows.stored[index]
+            rows.stored[index] = 0
+        self.released.append(rows.number)
+
+    def forget(self, found: _FoundRows) -> None:
+        """Delete what an earlier process has left and no Service port of the plan uses."""
+        self._front_deleted += found.frontends
+        self._rows.frontend_count -= len(found.frontends)
+        self._slot_deleted += found.slots
+        self._rows.slot_count -= len(found.slots)
+        self._pool_keys.extend(found.counts)
+        self._pool_counts.extend([0] * len(found.counts))
+
+    def done(self) -> SocketChanges:
+        """Return the writes."""
+        written = set(self._front_keys)
+        deleted = [key for key in self._front_deleted if key not in written]
+        return SocketChanges(
+            slots=MapWrites(self._slot_keys.tobytes(), b"".join(self._slot_values), self._slot_deleted),
+            pools=MapWrites(self._pool_keys.tobytes(), self._pool_counts.tobytes()),
+            frontends=MapWrites(b"".join(self._front_keys), b"".join(self._front_values), deleted),
+        )
+
+
+class _FoundRows:
+    """What an earlier process has left, without what was taken over."""
+
+    def __init__(self, found: KernelRows) -> None:
+        self.frontends = dict(found.frontends)
+        self.counts = dict(found.counts)
+        self.slots: set[bytes] = set(found.slots)
+        self._values = found.slots
+        self._taken: set[int] = set()
+        numbers = [FRONTEND_VALUE.unpack(value)[3] for value in self.frontends.values()]
+        pools = [SLOT_KEY.unpack(key)[1] for key in self.slots]
+        self.next_number = max([0, *numbers, *(pool // 2 for pool in (*pools, *self.counts))]) + 1
+
+    def take(self, service: ServicePlan, keys: Iterable[bytes]) -> _ServiceRows | None:
+        """Return the rows that were found for a Service port, by one of its frontends; None if there are none."""
+        keys = list(keys)
+        number = next((FRONTEND_VALUE.unpack(self.frontends[key])[3] for key in keys if key in self.frontends), 0)
+        if not number or number in self._taken:
+            return None
+        self._taken.add(number)
+        rows = _ServiceRows(service, number)
+        rows.frontends = {key: self.frontends.pop(key) for key in keys if key in self.frontends}
+        for index in (0, 1):
+            self._take_pool(rows, index)
+        return rows
+
+    def _take_pool(self, rows: _ServiceRows, index: int) -> None:
+        pool = 2 * rows.number + index
+        count = self.counts.pop(pool, 0)
+        slot = 0
+        # A slot that is missing counts as one with another endpoint.
+        while slot < count or SLOT_KEY.pack(slot, pool) in self.slots:
+            key = SLOT_KEY.pack(slot, pool)
+            self.slots.discard(key)
+            if slot < count:
+                rows.pools[index].append(self._values.get(key, b""))
+            slot += 1
+        rows.stored[index] = slot

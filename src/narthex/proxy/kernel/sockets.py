@@ -1,0 +1,320 @@
+"""Socket load balancing in the kernel: maps, programs, and links of one cgroup, pinned so that they outlive the process.
+
+Pins are named after what they hold: a map after its layout, a program after its instructions. A process that starts takes
+over what has the same name, creates the rest, and replaces the programs of the links atomically. So connections are
+balanced while no process runs, while it restarts, and during an upgrade.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from narthex.bpf import MapSpec, ProgramKind, ProgramSpec
+from narthex.linux.bpf import (
+    BpfError,
+    BpfLink,
+    BpfMap,
+    BpfProgram,
+    attached_links,
+    can_load,
+    file_system_problem,
+    pinned_names,
+)
+from narthex.linux.cgroups import cgroup_mount
+from narthex.model import IPFamily, ServicePortName
+from narthex.proxy.backends.base import ApplyError
+from narthex.proxy.backends.counters import ConnectionCount
+from narthex.proxy.backends.sockets.layout import COUNT, Capacity, FamilyMaps, family_maps
+from narthex.proxy.backends.sockets.programs import programs
+from narthex.proxy.backends.sockets.rows import KernelRows, MapWrites, SocketChanges
+
+PINS = Path("/sys/fs/bpf/narthex")
+"""Where objects are pinned, in a directory for each network namespace."""
+_SO_NETNS_COOKIE = 71
+_LINK = "-link"
+"""End of the name of a pinned link. Names in a BPF file system have no dots."""
+
+
+class SocketsUnavailableError(RuntimeError):
+    """This machine cannot balance sockets; the message has the reason and what to do."""
+
+
+def netns_cookie() -> int:
+    """Return the number of the calling thread's network namespace (Linux 5.14), unique until the machine restarts."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        return int(struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8))[0])
+
+
+def cgroup_path(configured: str) -> Path:
+    """Return the cgroup whose sockets are balanced: the configured one, or the root of the hierarchy.
+
+    Raises SocketsUnavailableError if there is no hierarchy of version 2, or if the path is not in one.
+    """
+    mount = cgroup_mount()
+    if mount is None:
+        raise SocketsUnavailableError(
+            "no cgroup v2 hierarchy is mounted: mount one (mount -t cgroup2 none /sys/fs/cgroup)"
+        )
+    path = Path(configured) if configured else mount
+    if not (path / "cgroup.procs").exists():
+        raise SocketsUnavailableError(f"{path} is no cgroup: create it, or correct socketLoadBalancingCgroup")
+    return path
+
+
+def missing_feature() -> str:
+    """Return why this kernel or process cannot run the programs; empty if it can."""
+    if sys.byteorder != "little":
+        return "the programs are for little-endian machines"
+    for spec in programs({family: family_maps(family, Capacity()) for family in IPFamily}, 1):
+        if reason := can_load(ProgramKind.CGROUP_SOCK_ADDR, spec.attach):
+            if "not permitted" in reason:
+                return "loading BPF programs needs root (CAP_BPF, CAP_NET_ADMIN, and CAP_SYS_ADMIN)"
+            return f"the kernel does not load programs of type {reason}"
+    try:
+        netns_cookie()
+    except OSError:
+        return "the kernel does not tell the number of a network namespace: Linux 5.14 or newer is needed"
+    return ""
+
+
+class SocketTarget:
+    """The objects of one cgroup. Not thread-safe, except for reading counters."""
+
+    def __init__(self, cgroup: Path, pins: Path = PINS) -> None:
+        """Prepare for the network namespace of the calling thread. Nothing is opened or written."""
+        self.cgroup = cgroup
+        self._node_cookie = netns_cookie()
+        self._pins = pins / f"netns-{self._node_cookie}"
+        self._capacity = dict.fromkeys(IPFamily, Capacity())
+        self._maps: dict[str, BpfMap] = {}
+        self.active = False
+        """The programs in force are those for the present maps."""
+
+    @property
+    def writes(self) -> int:
+        """Elements that were written or deleted."""
+        return sum(each.writes for each in self._maps.values())
+
+    def open(self) -> None:
+        """Open or create the maps. Raises SocketsUnavailableError or ApplyError."""
+        if reason := missing_feature() or file_system_problem(self._pins.parent):
+            raise SocketsUnavailableError(reason)
+        with _as_apply_error("cannot create the maps of socket load balancing"):
+            self._pins.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._restore_capacity()
+            for spec in self._specs():
+                self._maps[spec.name] = self._map(spec)
+
+    def _restore_capacity(self) -> None:
+        """Take over the capacity of the maps that are pinned, so that a restart does not shrink them."""
+        names = pinned_names(self._pins)
+        for family in IPFamily:
+            sizes = [Capacity(services=1 << bits, frontends=1 << bits, slots=1 << (bits + 3)) for bits in range(13, 22)]
+            for capacity in sizes:
+                if all(_map_pin(spec) in names for spec in family_maps(family, capacity).all):
+                    self._capacity[family] = capacity
+
+    def ensure(self, family: IPFamily, services: int, frontends: int, slots: int) -> bool:
+        """Create larger maps for a family if necessary; return False if its maps are new and empty. Raises ApplyError."""
+        have = self._capacity[family]
+        if services <= have.services and frontends <= have.frontends and slots <= have.slots:
+            return True
+        bits = max((2 * max(services, frontends) - 1).bit_length(), (2 * slots - 1).bit_length() - 3)
+        self._capacity[family] = Capacity(services=1 << bits, frontends=1 << bits, slots=1 << (bits + 3))
+        with _as_apply_error("cannot enlarge the maps of socket load balancing"):
+            for spec in self._family(family).all:
+                old = self._maps[spec.name]
+                if old.spec.layout != spec.layout:
+                    self._maps[spec.name] = self._map(spec)
+                    old.close()
+        self.active = False
+        return False
+
+    def _family(self, family: IPFamily) -> FamilyMaps:
+        return family_maps(family, self._capacity[family])
+
+    def _specs(self) -> Iterator[MapSpec]:
+        for family in IPFamily:
+            yield from self._family(family).all
+
+    def _map(self, spec: MapSpec) -> BpfMap:
+        path = str(self._pins / _map_pin(spec))
+        try:
+            return BpfMap.open(path, spec)
+        except BpfError:
+            Path(path).unlink(missing_ok=True)
+        made = BpfMap.create(spec)
+        made.pin(path)
+        return made
+
+    # ---- rows ------------------------------------------------------------------------------------------------------
+
+    def read(self, family: IPFamily) -> KernelRows:
+        """Return the rows of a family. Raises ApplyError."""
+        maps = self._family(family)
+        with _as_apply_error("cannot read the maps of socket load balancing"):
+            slots = dict(self._maps[maps.slots.name].items())
+            frontends = dict(self._maps[maps.frontends.name].items())
+            counts: dict[int, int] = {}
+            if slots or frontends:
+                used = {struct.unpack("=II", key)[1] for key in slots}
+                table = self._maps[maps.pools.name]
+                for pool in used:
+                    value = table.lookup(COUNT.pack(pool))
+                    if value and (count := COUNT.unpack(value)[0]):
+                        counts[pool] = count
+        return KernelRows(frontends=frontends, counts=counts, slots=slots)
+
+    def apply(self, family: IPFamily, changes: SocketChanges) -> None:
+        """Write changes. Raises ApplyError; the state of the maps is then unknown."""
+        maps = self._family(family)
+        parts: tuple[tuple[MapSpec, MapWrites], ...] = (
+            (maps.slots, changes.slots),
+            (maps.pools, changes.pools),
+            (maps.frontends, changes.frontends),
+        )
+        with _as_apply_error("cannot write the maps of socket load balancing"):
+            for spec, writes in parts:
+                if writes.keys:
+                    self._maps[spec.name].update_many(writes.keys, writes.values)
+            for spec, writes in reversed(parts):
+                if writes.deleted:
+                    self._maps[spec.name].delete_many(writes.deleted)
+
+    def read_counters(self, family: IPFamily, names: Mapping[int, ServicePortName]) -> list[ConnectionCount]:
+        """Return the connections that sockets sent to each endpoint. Raises ApplyError.
+
+        Counters of Service ports that no longer exist are deleted. `names` has the Service ports by number.
+        """
+        spec = self._family(family).counts
+        kind = socket.AF_INET if family is IPFamily.IPV4 else socket.AF_INET6
+        found, gone = [], []
+        with _as_apply_error("cannot read the counters of socket load balancing"):
+            # A descriptor of its own, since the loop may replace the maps meanwhile.
+            table = BpfMap.open(str(self._pins / _map_pin(spec)), spec)
+            for key, value in table.items():
+                name = names.get(int.from_bytes(key[:4], sys.byteorder))
+                if name is None:
+                    gone.append(key)
+                    continue
+                count = sum(struct.unpack(f"={len(value) // 8}Q", value))
+                place = socket.inet_ntop(kind, key[4:-4]), int.from_bytes(key[-4:-2], "big")
+                found.append(ConnectionCount(("sockets", key), name, place, count))
+                found.append(ConnectionCount(("sockets", key, "service"), name, None, count))
+            table.delete_many(gone)
+            table.close()
+        return found
+
+    # ---- programs --------------------------------------------------------------------------------------------------
+
+    def activate(self) -> None:
+        """Attach the programs for the present maps, or replace those that are attached. Raises ApplyError."""
+        by_family = {family: self._family(family) for family in IPFamily}
+        kept = {_map_pin(spec) for spec in self._specs()}
+        with _as_apply_error("cannot attach the programs of socket load balancing"):
+            folder = os.open(self.cgroup, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                for spec in programs(by_family, self._node_cookie):
+                    kept |= self._attach(spec, folder)
+            finally:
+                os.close(folder)
+            for name in pinned_names(self._pins) - kept:
+                (self._pins / name).unlink()
+        self.active = True
+
+    def _attach(self, spec: ProgramSpec, cgroup: int) -> set[str]:
+        """Attach one program; return the names of its pins."""
+        program_pin, link_pin = f"{spec.name}-{spec.digest}", f"{spec.name}{_LINK}"
+        ids = {self._maps[name].id for name in spec.maps}
+        program = self._program(spec, self._pins / program_pin, ids)
+        link = self._link(self._pins / link_pin, spec)
+        try:
+            if link is None:
+                link = BpfLink.create(program, cgroup, spec.attach)
+                link.pin(str(self._pins / link_pin))
+            elif link.state.program != program.id:
+                link.replace(program)
+        finally:
+            program.close()
+            if link is not None:
+                link.close()
+        return {program_pin, link_pin}
+
+    def _program(self, spec: ProgramSpec, path: Path, maps: set[int]) -> BpfProgram:
+        with suppress(BpfError):
+            found = BpfProgram.open(str(path), spec.name)
+            if found.map_ids == maps:
+                return found
+            found.close()
+            path.unlink()
+        made = BpfProgram.load(spec, self._maps)
+        made.pin(str(path))
+        return made
+
+    def _link(self, path: Path, spec: ProgramSpec) -> BpfLink | None:
+        """Return the pinned link if it is attached to our cgroup."""
+        try:
+            link = BpfLink.open(str(path))
+        except BpfError:
+            return None
+        if link.state.cgroup == self.cgroup.stat().st_ino and link.state.attach == spec.attach:
+            return link
+        link.close()
+        path.unlink()
+        return None
+
+    def attached(self) -> int:
+        """Return how many programs are attached to the cgroup. Raises ApplyError."""
+        with _as_apply_error("cannot list the programs of the cgroup"):
+            return sum(1 for _ in attached_links(self.cgroup.stat().st_ino))
+
+    def close(self) -> None:
+        """Close the maps. Pins keep everything at work."""
+        for each in self._maps.values():
+            each.close()
+        self._maps.clear()
+
+
+def remove_pins(family: IPFamily, pins: Path = PINS) -> tuple[str, ...]:
+    """Remove the objects of a family for the network namespace of the calling thread; return the names of their pins.
+
+    Raises OSError. Connections that exist continue: they lead to their endpoints.
+    """
+    try:
+        directory = pins / f"netns-{netns_cookie()}"
+    except OSError:
+        return ()
+    number = "4" if family is IPFamily.IPV4 else "6"
+    mine = (name for name in pinned_names(directory) if name.partition("-")[0].endswith(number))
+    names = sorted(mine, key=lambda name: (not name.endswith(_LINK), name))
+    for name in names:
+        path = directory / name
+        if name.endswith(_LINK):
+            # A descriptor that leaked to another process would keep it attached.
+            with suppress(BpfError):
+                link = BpfLink.open(str(path))
+                link.detach()
+                link.close()
+        path.unlink()
+    if names and not pinned_names(directory):
+        directory.rmdir()
+    return tuple(names)
+
+
+def _map_pin(spec: MapSpec) -> str:
+    return f"{spec.name}-{spec.layout}"
+
+
+@contextmanager
+def _as_apply_error(what: str) -> Iterator[None]:
+    """Turn errors of the kernel into ApplyError."""
+    try:
+        yield
+    except OSError as error:
+        raise ApplyError(f"{what}: {error.strerror or error}") from error

@@ -1,0 +1,117 @@
+"""Laws of socket load balancing over random clusters and changes: the plan and the interpreted programs agree."""
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from narthex.model import Protocol
+from narthex.model.store import Store
+from narthex.proxy.backends.sockets.rows import SocketRows
+from narthex.proxy.backends.sockets.walk import SimulatedSocket, SimulatedSockets, SocketAnswer
+from narthex.proxy.plan.ir import Reject, Sender
+from narthex.proxy.plan.planner import Planner
+from narthex.proxy.plan.sockets import SocketForward, socket_decision
+from narthex.testing import strategies as some
+
+
+def planned(config, family, turns):
+    """Yield the plan after each turn of events."""
+    store, planner = Store(), Planner(msgspec.structs.replace(config, localhost_node_ports=False), family)
+    for turn in turns:
+        for event in turn:
+            store.apply(event)
+        yield planner.plan(store.snapshot, store.take_changed())
+
+
+def meant(plan, service, front, sender, bound):
+    """Return all addresses to which a socket may connect, by the plan."""
+    decision = socket_decision(plan, service, front, sender)
+    left = {SocketAnswer(front.address, front.port)}
+    if isinstance(decision, Reject):
+        return {SocketAnswer(front.address, front.port, refused=True)}
+    if not isinstance(decision, SocketForward) or (decision.unbound_only and bound):
+        return left
+    pool = service.pool(decision.scope)
+    return {SocketAnswer(endpoint.address, endpoint.port) for endpoint in pool.endpoints}
+
+
+def check(plan, sockets):
+    for service in plan.services.values():
+        draws = range(max([1, *(len(pool.endpoints) for pool in service.pools.values())]))
+        for front in service.frontends:
+            if front.address is None:
+                continue
+            for sender in (Sender.POD, Sender.NODE):
+                for source in ("", "10.0.0.1" if ":" not in front.address else "fd00::1"):
+                    sock = SimulatedSocket(protocol=front.protocol, in_node=sender is Sender.NODE, source=source)
+                    expected = meant(plan, service, front, sender, bool(source))
+                    found = {sockets.connect(sock, front.address, front.port, draw) for draw in draws}
+                    assert found == expected, (front, sender, source)
+                    if ":" not in front.address:
+                        mapped = msgspec.structs.replace(sock, mapped=True)
+                        assert {sockets.connect(mapped, front.address, front.port, draw) for draw in draws} == expected
+                    if front.protocol is Protocol.UDP:
+                        sent = {
+                            sockets.send(
+                                msgspec.structs.replace(sock, cookie=100 + draw), front.address, front.port, draw
+                            )
+                            for draw in draws
+                        }
+                        assert sent == expected
+
+
+def assert_counted(rows, sockets, family):
+    kernel = sockets.rows(family)
+    assert (rows.frontend_count, rows.slot_count) == (len(kernel.frontends), len(kernel.slots))
+
+
+turns = st.lists(st.lists(some.events(), max_size=6), min_size=1, max_size=5)
+
+
+@settings(max_examples=60)
+@given(some.configs, some.families, turns)
+def test_programs_do_what_the_plan_says(config, family, turns):
+    rows, sockets = SocketRows(family), SimulatedSockets()
+    for plan in planned(config, family, turns):
+        sockets.apply(family, rows.advance(plan))
+        assert_counted(rows, sockets, family)
+        assert not rows.advance(plan)
+        check(plan, sockets)
+
+
+@settings(max_examples=60)
+@given(some.configs, some.families, turns, st.integers(0, 4))
+def test_a_process_takes_over_what_another_left(config, family, turns, leaves):
+    sockets = SimulatedSockets()
+    rows = SocketRows(family)
+    plans = list(planned(config, family, turns))
+    for plan in plans[: leaves + 1]:
+        sockets.apply(family, rows.advance(plan))
+    left = plans[min(leaves, len(plans) - 1)]
+
+    again = SocketRows(family, sockets.rows(family))
+    assert not again.advance(left)
+    other = SocketRows(family, sockets.rows(family))
+    sockets.apply(family, other.advance(plans[-1]))
+    check(plans[-1], sockets)
+    assert_counted(other, sockets, family)
+    fresh = SimulatedSockets()
+    fresh.apply(family, SocketRows(family).advance(plans[-1]))
+    assert sockets.rows(family).frontends.keys() == fresh.rows(family).frontends.keys()
+    assert sorted(sockets.rows(family).counts.values()) == sorted(fresh.rows(family).counts.values())
+
+
+@settings(max_examples=60)
+@given(some.configs, some.families, turns, st.data())
+def test_a_write_that_was_torn_is_repaired(config, family, turns, data):
+    """Any part of the writes may have happened when a process ends."""
+    sockets, rows = SimulatedSockets(), SocketRows(family)
+    for plan in planned(config, family, turns):
+        changes = rows.advance(plan)
+        part = data.draw(st.integers(0, 3))
+        for name in ("frontends", "pools", "slots")[:part]:
+            changes = msgspec.structs.replace(changes, **{name: type(changes.slots)()})
+        sockets.apply(family, changes)
+        rows = SocketRows(family, sockets.rows(family))
+        sockets.apply(family, rows.advance(plan))
+        check(plan, sockets)
