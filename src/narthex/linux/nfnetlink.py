@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _NETLINK_NETFILTER = 12
-_NLM_F_EXCL, _NLM_F_CREATE, _NLM_F_APPEND = 0x200, 0x400, 0x800
+NLM_F_EXCL, NLM_F_CREATE, _NLM_F_APPEND = 0x200, 0x400, 0x800
 _BATCH_BEGIN, _BATCH_END = 16, 17
 _SUBSYSTEM = 10
 
@@ -44,9 +44,9 @@ _ELEMENTS = 3
 """NFTA_SET_ELEM_LIST_ELEMENTS."""
 
 _FLAGS = {
-    NEW_RULE: NLM_F_REQUEST | _NLM_F_CREATE | _NLM_F_APPEND,
-    NEW_ELEMENTS: NLM_F_REQUEST | _NLM_F_CREATE,
-    NEW_UNTAKEN_ELEMENTS: NLM_F_REQUEST | _NLM_F_CREATE | _NLM_F_EXCL,
+    NEW_RULE: NLM_F_REQUEST | NLM_F_CREATE | _NLM_F_APPEND,
+    NEW_ELEMENTS: NLM_F_REQUEST | NLM_F_CREATE,
+    NEW_UNTAKEN_ELEMENTS: NLM_F_REQUEST | NLM_F_CREATE | NLM_F_EXCL,
 }
 
 FAMILY_NUMBERS = {4: socket.AF_INET, 6: socket.AF_INET6}
@@ -179,10 +179,12 @@ class NfNetlink(Netlink):
             return data[4:]
         raise NetlinkError(errno.EPROTO, "no message in the answer")
 
-    def every(self, subsystem: int, kind: int, family: int, payloads: Sequence[bytes]) -> list[NetlinkError | None]:
+    def every(
+        self, subsystem: int, kind: int, family: int, payloads: Sequence[bytes], flags: int = 0
+    ) -> list[NetlinkError | None]:
         """Send one request for each payload; return the kernel's error for each, None for success."""
         head = struct.pack(">BBH", family, 0, 0)
-        return self.each(subsystem << 8 | kind, [head + payload for payload in payloads])
+        return self.each(subsystem << 8 | kind, [head + payload for payload in payloads], flags)
 
     def _request(self, kind: int, family: int, payload: bytes, flags: int) -> int:
         return self.request(_SUBSYSTEM << 8 | kind, struct.pack(">BBH", family, 0, 0) + payload, flags)

@@ -1,4 +1,4 @@
-"""Codec for tracked connections in netlink messages: entries of a dump, and the identity of an entry to delete.
+"""Codec for tracked connections in netlink messages: entries of a dump, entries to delete, and entries to create.
 
 Numbers are those of linux/netfilter/nfnetlink_conntrack.h. The socket is in `linux/nfnetlink.py`.
 """
@@ -10,13 +10,19 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from narthex.model import ConntrackFlow, Protocol
-from narthex.model.values import address_text
+from narthex.model.values import address_text, packed_address
 from narthex.netfilter.netlink.attributes import NESTED, attribute, attributes
 
 SUBSYSTEM = 1
-GET, DELETE, GET_STATISTICS = 1, 2, 5
+NEW, GET, DELETE, GET_STATISTICS = 0, 1, 2, 5
 
 _TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
+_STATUS, _PROTO_INFO, _NAT_SOURCE, _TIMEOUT, _NAT_DESTINATION = 3, 4, 6, 7, 13
+_SEQUENCE_ORIG, _SEQUENCE_REPLY = 15, 16
+_SEEN_REPLY, _ASSURED, _CONFIRMED = 1 << 1, 1 << 2, 1 << 3
+_ESTABLISHED, _BE_LIBERAL, _WINDOW_SCALE = 3, 1 << 3, 1 << 0
+_ESTABLISHED_SECONDS = 432_000
+"""Default of nf_conntrack_tcp_timeout_established."""
 _FILTER_ORIG = 1
 _BY_PROTOCOL_AND_PORT = 1 << 3 | 1 << 5
 _TUPLE_IP, _TUPLE_PROTO, _TUPLE_ZONE = 1, 2, 3
@@ -38,6 +44,79 @@ class ConntrackEntry(NamedTuple):
     flow: ConntrackFlow
     handle: bytes
     """Attributes that identify this entry, and no other one that replaces it."""
+
+
+TcpSide = tuple[str, int]
+"""Address and port of one side of a TCP connection."""
+
+
+class JoinedConnection(NamedTuple):
+    """Two TCP connections that a process relayed, as one that the kernel rewrites: addresses, ports, sequence numbers.
+
+    The client keeps its connection to `destination`; the endpoint keeps its connection from `relay`.
+    """
+
+    client: TcpSide
+    destination: TcpSide
+    """Where the client connected to, before any rewriting."""
+    relay: TcpSide
+    """This side of the connection to the endpoint."""
+    endpoint: TcpSide
+    towards_endpoint: int
+    """What is added to sequence numbers of the client, modulo 2**32."""
+    towards_client: int
+    """What is added to sequence numbers of the endpoint, modulo 2**32."""
+
+
+def tcp_handle(source: TcpSide, destination: TcpSide) -> bytes:
+    """Return the attributes that identify the entry of a TCP connection by its first packet."""
+    return _tuple_attribute(_TUPLE_ORIG, source, destination)
+
+
+def joined(connection: JoinedConnection) -> bytes:
+    """Return the attributes of a new entry for two relayed connections.
+
+    It has no window state, so the kernel must not check windows.
+    """
+    flags = bytes([_BE_LIBERAL | _WINDOW_SCALE]) * 2
+    state = attribute(1, bytes([_ESTABLISHED])) + attribute(4, flags) + attribute(5, flags)
+    return (
+        _tuple_attribute(_TUPLE_ORIG, connection.client, connection.destination)
+        + _tuple_attribute(_TUPLE_REPLY, connection.destination, connection.client)
+        + attribute(_STATUS, struct.pack(">I", _SEEN_REPLY | _ASSURED | _CONFIRMED))
+        + attribute(_PROTO_INFO | NESTED, attribute(1 | NESTED, state))
+        + attribute(_TIMEOUT, struct.pack(">I", _ESTABLISHED_SECONDS))
+        + _nat_attribute(_NAT_SOURCE, connection.relay)
+        + _nat_attribute(_NAT_DESTINATION, connection.endpoint)
+        + _sequence_attribute(_SEQUENCE_ORIG, connection.towards_endpoint)
+        + _sequence_attribute(_SEQUENCE_REPLY, connection.towards_client)
+    )
+
+
+def _tuple_attribute(kind: int, source: TcpSide, destination: TcpSide) -> bytes:
+    first, second = packed_address(source[0]), packed_address(destination[0])
+    at = int(len(first) == 16)
+    addresses = attribute(_IP_SOURCE[at], first) + attribute(_IP_DESTINATION[at], second)
+    ports = (
+        attribute(_PROTO_NUMBER, bytes([Protocol.TCP.number]))
+        + attribute(_PROTO_SOURCE_PORT, _PORT.pack(source[1]))
+        + attribute(_PROTO_DESTINATION_PORT, _PORT.pack(destination[1]))
+    )
+    return attribute(kind | NESTED, attribute(_TUPLE_IP | NESTED, addresses) + attribute(_TUPLE_PROTO | NESTED, ports))
+
+
+def _nat_attribute(kind: int, side: TcpSide) -> bytes:
+    """Return CTA_NAT_SRC or CTA_NAT_DST with one address and port: both are ranges, from 1 or 4 to 2 or 5."""
+    address, port = packed_address(side[0]), _PORT.pack(side[1])
+    first, last = (1, 2) if len(address) == 4 else (4, 5)
+    ports = attribute(3 | NESTED, attribute(1, port) + attribute(2, port))
+    return attribute(kind | NESTED, attribute(first, address) + attribute(last, address) + ports)
+
+
+def _sequence_attribute(kind: int, offset: int) -> bytes:
+    """Return CTA_SEQ_ADJ_ORIG or _REPLY: the same offset before and after a position."""
+    number = struct.pack(">I", offset & 0xFFFFFFFF)
+    return attribute(kind | NESTED, attribute(1, bytes(4)) + attribute(2, number) + attribute(3, number))
 
 
 class _Tuple(NamedTuple):

@@ -129,6 +129,10 @@ class Dataplane(ABC):
         """The pure part: plan to rules."""
         return BACKENDS[self.mode]
 
+    def backend_here(self, families: Iterable[IPFamily]) -> Backend[Any, Any]:  # noqa: ARG002 (most need not ask)
+        """Return the backend for the kernel of this machine, in the network namespace of the calling thread."""
+        return self.backend
+
     @property
     def fixed_options(self) -> tuple[object, ...]:
         """Options that cannot change while the process runs."""
@@ -372,11 +376,21 @@ class UserspaceDataplane(Dataplane):
     @property
     def backend(self) -> Backend[Any, Any]:
         """The backend with the configured ports."""
-        if self.options.relay_ports is None:
-            return BACKENDS[self.mode]
-        from narthex.proxy.backends.userspace.backend import UserspaceBackend
+        return BACKENDS[self.mode] if self.options.relay_ports is None else self._backend()
 
-        return UserspaceBackend(self.options.relay_ports)
+    def backend_here(self, families: Iterable[IPFamily]) -> Backend[Any, Any]:
+        """Return the backend; connections keep TCP timestamps where the kernel cannot remove them."""
+        from narthex.proxy.kernel.userspace import missing_plain_tcp
+
+        reason = next(filter(None, map(missing_plain_tcp, families)), "")
+        if reason:
+            LOGGER.info("the relay copies all data itself: %s", reason)
+        return self._backend(plain_tcp=not reason)
+
+    def _backend(self, *, plain_tcp: bool = True) -> Backend[Any, Any]:
+        from narthex.proxy.backends.userspace.backend import FIRST, LAST, UserspaceBackend
+
+        return UserspaceBackend(self.options.relay_ports or (FIRST, LAST), plain_tcp=plain_tcp)
 
     @property
     def fixed_options(self) -> tuple[object, ...]:

@@ -32,6 +32,8 @@ class KeptRelay:
         self._died = False
         """The last relay has, and there is no other yet."""
         self._short_of_files = 0
+        self._reasons: set[str] = set()
+        """Why the relay did not hand over connections, as far as it was logged."""
 
     @property
     def counts(self) -> RelayCounts:
@@ -78,7 +80,11 @@ class KeptRelay:
         if not self.alive() and self._lost:
             failed = self.listen(tuple(self._lost.values()), mark)
         if self.alive():
-            short = self.counts.short_of_files
+            counts = self.counts
+            for reason in counts.kept.keys() - self._reasons:
+                _LOGGER.info("the %s relay copies connections with much data itself: %s", self._label, reason)
+            self._reasons |= counts.kept.keys()
+            short = counts.short_of_files
             if short > self._short_of_files:
                 _LOGGER.warning(
                     "the %s relay was short of open files %d times: connections wait for others to end; "

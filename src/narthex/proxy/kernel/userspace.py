@@ -11,12 +11,14 @@ import socket
 
 from immutables import Map
 
+from narthex.linux.iptables_variants import plain_command
 from narthex.linux.module_process import receive
 from narthex.linux.namespaces import in_namespace
+from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.model import IPFamily, Protocol
 from narthex.proxy.backends.base import ApplyError, Target
 from narthex.proxy.backends.iptables.rules import XtablesRules
-from narthex.proxy.backends.userspace.names import USERSPACE_CHAINS
+from narthex.proxy.backends.userspace.names import PROBE, USERSPACE_CHAINS
 from narthex.proxy.backends.userspace.rules import ListenKey, RelayListeners, UserspaceChanges, UserspaceRules
 from narthex.proxy.kernel.iptables import IptablesTarget
 from narthex.proxy.kernel.kept_relay import KeptRelay, listener_of
@@ -115,6 +117,19 @@ class UserspaceTarget(Target[UserspaceRules, UserspaceChanges]):
         raise ApplyError(
             f"the relay cannot listen on {len(failed)} ports ({said}); ports of other programs are avoided from now on"
         )
+
+
+def missing_plain_tcp(family: IPFamily, namespace: str | None = None) -> str:
+    """Return why rules cannot remove TCP timestamps here; empty if they can. Tries it in a chain without packets."""
+    made = f"*mangle\n:{PROBE} - [0:0]\n-A {PROBE} -p tcp -j TCPOPTSTRIP --strip-options 8\nCOMMIT\n"
+    removed = f"*mangle\n-F {PROBE}\n-X {PROBE}\nCOMMIT\n"
+    command = [f"{plain_command(family)}-restore", "--noflush"]
+    try:
+        run(command, stdin=made, namespace=namespace)
+        run(command, stdin=removed, namespace=namespace)
+    except (CommandError, FileNotFoundError, TimeoutExpired) as error:
+        return f"the iptables target TCPOPTSTRIP does not work for {family.label}: {error}"
+    return ""
 
 
 _PATIENCE = 5.0

@@ -45,7 +45,7 @@ class RunningDataplane:
 
     def __init__(self, settings: ProxySettings, families: tuple[IPFamily, ...]) -> None:
         self.dataplane = plane = dataplane_of(settings)
-        self.backend = plane.backend
+        self.backend = plane.backend_here(families)
         self.foreign: ForeignChanges = plane.foreign_changes(families)
         self.localhost = {
             family: LocalhostRelay(family, udp_idle_seconds=settings.own.udp_idle_timeout)

@@ -84,7 +84,7 @@ class RelayDirection:
     """Moves bytes from `source` to `sink`.
 
     `ended` is called after the end of the source once everything is delivered, `broke` if either socket fails. After
-    either call both sockets are released.
+    either call both sockets are released. `bulk` is called at the first read that fills the whole buffer.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class RelayDirection:
         pipes: Pipes,
         ended: Callable[[], object],
         broke: Callable[[OSError], object],
+        bulk: Callable[[], object] = lambda: None,
     ) -> None:
         self._loop = loop
         self._source, self._sink = source, sink
@@ -104,6 +105,7 @@ class RelayDirection:
         self._rest = memoryview(b"")
         self._ended = ended
         self._broke = broke
+        self._bulk = bulk
         self._active = False
 
     def start(self) -> None:
@@ -122,6 +124,11 @@ class RelayDirection:
         if self._pipe is not None:
             self._pipes.give_back(self._pipe)
             self._pipe = None
+
+    @property
+    def idle(self) -> bool:
+        """True if no bytes are held here. The kernel may hold some in either socket."""
+        return not self._waiting
 
     @property
     def _waiting(self) -> bool:
@@ -146,6 +153,7 @@ class RelayDirection:
             return False
         if len(data) == CHUNK:
             self._pipe = self._pipes.borrow()
+            self._bulk()
         self._rest = memoryview(data)
         return self._pushed() and len(data) == CHUNK
 

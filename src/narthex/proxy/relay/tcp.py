@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable
 
 from narthex.proxy.relay.choice import TIMEOUTS, Affinity, Place, Turns
+from narthex.proxy.relay.handover import Handover, HandoverRefused
 from narthex.proxy.relay.pipe import Pipes, RelayDirection
 from narthex.proxy.relay.wire import RelayCounts
 
@@ -18,6 +19,9 @@ PAUSE = 0.1
 ACCEPTS = 64
 """Maximum connections to accept before other sockets are served."""
 SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+HANDOVER_DELAYS = (0.0, 2.0, 8.0)
+"""Seconds before each attempt to hand over a connection whose sides are busy."""
 
 _SO_MARK = 36
 _RESET = struct.pack("ii", 1, 0)
@@ -58,6 +62,7 @@ class RelayShared:
         """TCP connections and UDP clients at once."""
         self.counts = RelayCounts()
         self.pipes = Pipes()
+        self.handover = Handover(family)
         self.freed: list[Callable[[], object]] = []
         """To be called when a connection has ended: listeners that wait for that."""
 
@@ -97,14 +102,16 @@ class RelayedConnection:
     def __init__(
         self, shared: RelayShared, client: socket.socket, endpoint: socket.socket, gone: Callable[[], object]
     ) -> None:
+        self._shared = shared
         self._client, self._endpoint = client, endpoint
         self._gone = gone
         self._left = 2
+        self._handover: asyncio.Task[None] | None = None
         self._up = RelayDirection(
-            shared.loop, client, endpoint, shared.pipes, lambda: self._ended(endpoint), self._broke
+            shared.loop, client, endpoint, shared.pipes, lambda: self._ended(endpoint), self._broke, self._bulk
         )
         self._down = RelayDirection(
-            shared.loop, endpoint, client, shared.pipes, lambda: self._ended(client), self._broke
+            shared.loop, endpoint, client, shared.pipes, lambda: self._ended(client), self._broke, self._bulk
         )
 
     def start(self) -> None:
@@ -114,11 +121,42 @@ class RelayedConnection:
 
     def abort(self) -> None:
         """Reset both sides."""
-        self._up.stop()
-        self._down.stop()
+        self._stop()
         for sock in (self._client, self._endpoint):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._close()
+
+    def _bulk(self) -> None:
+        """Let the kernel forward the connection, if it can. Meanwhile and otherwise, the directions move the bytes."""
+        if self._handover is None:
+            self._handover = self._shared.loop.create_task(self._hand_over())
+
+    async def _hand_over(self) -> None:
+        counts = self._shared.counts
+        for delay in HANDOVER_DELAYS:
+            await asyncio.sleep(delay)
+            try:
+                await self._shared.handover.take(self._client, self._endpoint, self._idle)
+            except HandoverRefused as error:
+                if error.again and delay != HANDOVER_DELAYS[-1]:
+                    continue
+                counts.kept[str(error)] = counts.kept.get(str(error), 0) + 1
+            except OSError:
+                self.abort()
+            else:
+                counts.handed_over += 1
+                self._stop()
+                self._close()
+            return
+
+    def _stop(self) -> None:
+        self._up.stop()
+        self._down.stop()
+
+    def _idle(self) -> bool:
+        if self._left != 2:
+            raise HandoverRefused("a side has ended the connection")
+        return self._up.idle and self._down.idle
 
     def _ended(self, sink: socket.socket) -> None:
         self._left -= 1
@@ -134,6 +172,8 @@ class RelayedConnection:
         self.abort()
 
     def _close(self) -> None:
+        if self._handover is not None and self._handover is not asyncio.current_task(self._shared.loop):
+            self._handover.cancel()
         self._client.close()
         self._endpoint.close()
         self._gone()

@@ -57,6 +57,10 @@ class RelayCounts(msgspec.Struct):
     """Times when a TCP client had to wait, or a UDP client was dropped, because no more files could be opened."""
     open: int = 0
     """Current TCP connections and UDP clients."""
+    handed_over: int = 0
+    """TCP connections with bulk data that the kernel forwards since then without the relay."""
+    kept: dict[str, int] = {}
+    """TCP connections with bulk data that the relay copies, by the reason."""
 
 
 class PortFailure(msgspec.Struct, frozen=True):

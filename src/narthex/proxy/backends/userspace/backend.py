@@ -27,7 +27,19 @@ from narthex.model import (
     WalkStep,
     join_port,
 )
-from narthex.netfilter.ast import Accept, Compare, Field, Jump, MarkIs, RejectPacket, Return, Rule
+from narthex.netfilter.ast import (
+    Accept,
+    Compare,
+    CtState,
+    Field,
+    IgnoredStatement,
+    Jump,
+    MarkIs,
+    PortRange,
+    RejectPacket,
+    Return,
+    Rule,
+)
 from narthex.netfilter.walk.walk import walk
 from narthex.netfilter.xtables.print import save_text
 from narthex.proxy.backends.base import Backend
@@ -61,6 +73,8 @@ FIRST, LAST = 61000, 65535
 ports of every cluster.
 """
 
+ESTABLISHED = CtState(("established",))
+
 RELAYED = (Protocol.TCP, Protocol.UDP)
 """Protocols that the relay supports."""
 
@@ -81,9 +95,16 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
     )
     traits = USERSPACE
 
-    def __init__(self, ports: tuple[int, int] = (FIRST, LAST)) -> None:
-        """Create the backend. The relay listens on ports between these two, both included (`portRange`)."""
+    def __init__(self, ports: tuple[int, int] = (FIRST, LAST), *, plain_tcp: bool = True) -> None:
+        """Create the backend.
+
+        Args:
+            ports: The relay listens on ports between these two, both included (`portRange`).
+            plain_tcp: Rules keep connections through the relay free of TCP timestamps, so that the relay can hand them
+                over. Needs the iptables target TCPOPTSTRIP.
+        """
         self._first, self._last = ports
+        self._plain_tcp = plain_tcp
 
     def advance(self, previous: UserspaceRules | None, plan: Plan) -> tuple[UserspaceRules, UserspaceChanges]:
         """Return the rules for a plan and the changes. Listeners keep the ports that they have in `previous`."""
@@ -96,7 +117,13 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
             for name, service in sorted(plan.services.items(), key=lambda item: item[0].sort_key)
         }
         rules = UserspaceRules(
-            tables=_tables(plan, frame, list(fragments.values()), previous.tables if previous else None),
+            tables=_tables(
+                plan,
+                frame,
+                list(fragments.values()),
+                self._plain_tcp_rules(frame),
+                previous.tables if previous else None,
+            ),
             listeners=_listeners(plan, ports, previous.listeners if previous else Map()),
             mark=frame.mark,
             taken=previous.taken if previous else frozenset(),
@@ -104,6 +131,20 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
             rendering=_Rendering(frame=frame, fragments=fragments),
         )
         return rules, diff(previous, rules)
+
+    def _plain_tcp_rules(self, frame: Frame) -> Rules:
+        """Return the rules for the first packets of clients, after they were redirected, and of the relay itself."""
+        if not self._plain_tcp:
+            return ()
+        # Timestamps are option 8 (RFC 7323), which iptables prints as a number.
+        strip = IgnoredStatement("-j TCPOPTSTRIP --strip-options 8")
+        tcp = PROTOCOLS[Protocol.TCP]
+        one = self._first == self._last
+        relay = Compare(Field.DPORT, (self._first,)) if one else PortRange(Field.DPORT, self._first, self._last)
+        return (
+            rule(tcp, relay, SENT_ON, strip, comment="connections to the relay"),
+            rule(tcp, MarkIs(frame.mark, frame.mark), strip, comment="connections of the relay itself"),
+        )
 
     def _ports(self, plan: Plan, previous: UserspaceRules | None) -> dict[ServicePortName, dict[Scope, int]]:
         held = {(one.name, one.scope): one.port for one in previous.listeners.values()} if previous else {}
@@ -194,7 +235,9 @@ def _unserved(plan: Plan, ports: Mapping[ServicePortName, Ports], count: int) ->
 # ---- tables --------------------------------------------------------------------------------------------------------
 
 
-def _tables(plan: Plan, frame: Frame, ordered: list[UserspaceFragment], known: XtablesRules | None) -> XtablesRules:
+def _tables(
+    plan: Plan, frame: Frame, ordered: list[UserspaceFragment], plain_tcp: Rules, known: XtablesRules | None
+) -> XtablesRules:
     portals = exact_lines((each.portals, each.refused) for each in ordered)
     node_ports = tuple(line for each in ordered for line in each.node_ports)
     # The relay's own connections: an endpoint may have the address and port of a frontend, as host network pods do,
@@ -216,8 +259,13 @@ def _tables(plan: Plan, frame: Frame, ordered: list[UserspaceFragment], known: X
         names.REFUSED: (*own, *refused) if refused else (),
         names.NON_LOCAL: tuple(_doors(plan, ordered)),
     }
+    if plain_tcp:
+        filter_[names.FORWARD] = (rule(ESTABLISHED, SENT_ON, Accept(), comment="handed over by the relay"),)
+    tables = {"nat": nat, "filter": filter_, "mangle": {names.PLAIN_TCP: plain_tcp} if plain_tcp else {}}
     return XtablesRules(
-        plan.family, {"nat": _kept(nat, known, "nat"), "filter": _kept(filter_, known, "filter")}, Map(_jumps())
+        plan.family,
+        {name: _kept(chains, known, name) for name, chains in tables.items()},
+        Map(_jumps(plain_tcp=bool(plain_tcp))),
     )
 
 
@@ -244,18 +292,27 @@ def _doors(plan: Plan, ordered: list[UserspaceFragment]) -> Iterator[Rule]:
             yield rule(*place, NEW, RejectPacket(), comment=comment_text(f"{text} is reached by its own addresses"))
 
 
-def _jumps() -> dict[tuple[str, str], Rules]:
+def _jumps(*, plain_tcp: bool) -> dict[tuple[str, str], Rules]:
     firewall = rule(NEW, Jump(names.FIREWALL), comment="kubernetes load balancer firewall")
     refused = rule(NEW, Jump(names.REFUSED), comment="kubernetes service portals")
     before = "handle ClusterIPs; NOTE: this must be before the NodePort rules"
     doors = rule(Jump(names.NON_LOCAL), comment="Ensure that non-local NodePort traffic can flow")
-    return {
+    found = {
         ("nat", "PREROUTING"): (rule(Jump(names.CONTAINER), comment=before),),
         ("nat", "OUTPUT"): (rule(Jump(names.HOST), comment=before),),
         ("filter", "INPUT"): (firewall, doors, refused),
         ("filter", "FORWARD"): (firewall, refused),
         ("filter", "OUTPUT"): (firewall, refused),
     }
+    if plain_tcp:
+        opening = rule(NEW, Jump(names.PLAIN_TCP), comment="connections that a relay hands over")
+        found["filter", "FORWARD"] = (
+            rule(Jump(names.FORWARD), comment="kubernetes forwarding rules"),
+            firewall,
+            refused,
+        )
+        found["mangle", "INPUT"] = found["mangle", "OUTPUT"] = (opening,)
+    return found
 
 
 # ---- the relay -----------------------------------------------------------------------------------------------------
