@@ -98,7 +98,8 @@ class Cluster:
         self.directory.logs.mkdir(parents=True)
         make_network(self.name, self.nodes, topology.VXLAN)
         fabric = topology.fabric_namespace(self.name)
-        run(["ip", "address", "add", f"{API_ADDRESSES[1]}/128", "dev", "underlay", "nodad"], namespace=fabric)
+        for command in self.families.access(self.nodes):
+            run(["ip", *command.split()], namespace=fabric)
         for node in self.nodes:
             for command in self.families.without_others():
                 run(["ip", *command.split()], namespace=node.namespace)

@@ -32,7 +32,6 @@ class Installation:
         if families.name == IPV6:
             service = self.directory / "cluster-dns" / "service.yaml"
             service.write_text(service.read_text().replace(DNS_ADDRESSES[0], DNS_ADDRESSES[1]))
-            self.configure(healthzBindAddress="[::]:10256")
 
     def edit(self, *, tag: str) -> None:
         """Choose the build of the image."""

@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 from tests.cluster import files, images, workloads
-from tests.cluster.families import DNS_ADDRESSES, INDEXES, IPV4, Families
+from tests.cluster.families import API_ADDRESSES, DNS_ADDRESSES, INDEXES, IPV4, Families
 from tests.cluster.installation import COMPONENTS
 from tests.cluster.operations import OPERATIONS
 from tests.cluster.programs import PACKAGES, ClusterPrograms, missing
 from tests.cluster.workloads import Totals
 
+from narthex.lab import topology
 from narthex.lab.cluster import ADDRESSES
 from narthex.lab.program.control_plane import PROGRAMS
+from narthex.lab.program.network import make_network
 from narthex.lab.topology import CLUSTER_CIDRS
+from narthex.linux.namespaces import delete_namespace, namespace_names
 from narthex.linux.run import run
 from narthex.overlay.net_conf import parse
 
@@ -93,6 +96,27 @@ def test_the_families_of_a_cluster(name):
     assert [each["ipFamilyPolicy"] == "PreferDualStack" for each in spec] == [len(families.indexes) == 2]
     (pool, _) = workloads.pool(families)
     assert len(pool["spec"]["addresses"]) == len(families.indexes)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", INDEXES)
+def test_the_api_server_reaches_pods_in_the_first_family(name):
+    lab = f"nxf{os.getpid()}"
+    families, nodes = Families(name), topology.nodes(lab, 2)
+    try:
+        make_network(lab, nodes, topology.VXLAN)
+        fabric = topology.fabric_namespace(lab)
+        for command in families.access(nodes):
+            run(["ip", *command.split()], namespace=fabric)
+        for node in nodes:
+            pod = node.gateways[families.first]
+            (way, *_) = json.loads(run(["ip", "-j", "route", "get", pod], namespace=fabric))
+            assert way["gateway"] == node.addresses[families.first]
+            assert way["prefsrc"] == API_ADDRESSES[families.first]
+    finally:
+        for namespace in namespace_names():
+            if topology.owns(lab, namespace):
+                delete_namespace(namespace)
 
 
 def test_an_image_is_what_its_index_says(tmp_path):

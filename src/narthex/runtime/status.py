@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -117,9 +118,7 @@ class StatusServer:
                 if listener.place in self._bound:
                     continue
                 try:
-                    # `::` accepts IPv4 too, as in kube-proxy.
-                    both = listener.address == "::"
-                    sock = listen_tcp(listener.address, listener.port, both_families=both)
+                    sock = _listen_at(listener.address, listener.port)
                 except OSError as error:
                     failed.append((listener, error))
                     continue
@@ -141,6 +140,21 @@ class StatusServer:
         if failed and not self._waiting:
             self._waiting = True
             self._http.later(self._retry_seconds, self._retry)
+
+
+def _listen_at(address: str, port: int) -> socket.socket:
+    """Listen; 0.0.0.0 and `::` both mean all addresses of both families, as in Go's net.Listen and so in kube-proxy.
+
+    Raises OSError.
+    """
+    if address == "0.0.0.0":
+        try:
+            return listen_tcp("::", port, both_families=True)
+        except OSError as error:
+            # The kernel has no IPv6.
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                raise
+    return listen_tcp(address, port, both_families=address == "::")
 
 
 def _answer(routes: Routes) -> Responder:

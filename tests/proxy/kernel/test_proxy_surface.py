@@ -114,18 +114,18 @@ def node_file(folder, **fields):
 @pytest.mark.parametrize(
     ("flags", "places"),
     [
-        ([], {"0.0.0.0:10256", "127.0.0.1:10249"}),
+        ([], {"*:10256", "127.0.0.1:10249"}),
         (["--bind-address=fd20::11"], {"*:10256", "[::1]:10249"}),
-        (["--bind-address=10.20.0.11"], {"0.0.0.0:10256", "127.0.0.1:10249"}),
+        (["--bind-address=10.20.0.11"], {"*:10256", "127.0.0.1:10249"}),
         (["--healthz-bind-address=127.0.0.2", "--metrics-bind-address=[::1]:77"], {"127.0.0.2:10256", "[::1]:77"}),
-        (["--healthz-bind-address=::1", "--metrics-bind-address=0.0.0.0:77"], {"[::1]:10256", "0.0.0.0:77"}),
+        (["--healthz-bind-address=::1", "--metrics-bind-address=0.0.0.0:77"], {"[::1]:10256", "*:77"}),
         (["--healthz-bind-address=", "--metrics-bind-address="], set()),
         (["--healthz-port=0"], {"127.0.0.1:10249"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_every_port_is_where_kube_proxys_is(proxy, manifests, flags, places):
-    """`*` is the unspecified IPv6 address that takes IPv4, too."""
+    """`*` is the unspecified IPv6 address that takes IPv4, too: what Go listens at for 0.0.0.0 as well."""
     proxy.start(f"--manifests={manifests}", *flags).ready()
     assert proxy.listening() == places
     if "*:10256" in places:

@@ -17,10 +17,11 @@ from narthex.model.net import FAMILIES, IPFamily
 from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.metrics import ProxyMetrics
 from narthex.proxy.program.status import health_routes, metrics_routes
+from narthex.runtime import status
 from narthex.runtime.http import HttpResponse, SlowResponse
 from narthex.runtime.http import connection as http_connection
 from narthex.runtime.http import server as http_server
-from narthex.runtime.http.server import HttpServer
+from narthex.runtime.http.server import HttpServer, listen_tcp
 from narthex.runtime.status import BindError, StatusListener, StatusServer
 from narthex.testing.fakes import FakeClock
 
@@ -251,7 +252,7 @@ def test_a_port_of_ones_own_is_free_again_when_it_moves(http):
         moving.serve(
             [StatusListener("health", address, port, {"/": lambda: HttpResponse(200, b"here")})], hard_fail=True
         )
-        assert moving.addresses["health"] == (address, port)
+        assert moving.addresses["health"] == (address.replace("0.0.0.0", "::"), port)
 
 
 def test_a_wish_of_the_past_is_not_tried_again(http):
@@ -273,11 +274,28 @@ def test_a_server_without_listeners_does_nothing(http):
     assert "http" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_unspecified_ipv6_takes_ipv4_too(http):
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_an_unspecified_address_is_of_both_families(http, address, host):
     both = StatusServer(http)
-    both.serve([StatusListener("health", "::", 0, {"/": lambda: HttpResponse(200, b"both")})])
-    with urllib.request.urlopen(f"http://127.0.0.1:{both.addresses['health'][1]}/", timeout=30) as response:
+    both.serve([StatusListener("health", address, 0, {"/": lambda: HttpResponse(200, b"both")})])
+    with urllib.request.urlopen(f"http://{host}:{both.addresses['health'][1]}/", timeout=30) as response:
         assert response.read() == b"both"
+
+
+@pytest.mark.parametrize(
+    ("reason", "address"), [(errno.EAFNOSUPPORT, "0.0.0.0"), (errno.EADDRINUSE, None)], ids=["no IPv6", "taken"]
+)
+def test_a_kernel_without_ipv6_has_the_ipv4_address(http, monkeypatch, reason, address):
+    def listen(address, port, *, both_families=False):
+        if ":" in address:
+            raise OSError(reason, os.strerror(reason))
+        return listen_tcp(address, port, both_families=both_families)
+
+    monkeypatch.setattr(status, "listen_tcp", listen)
+    four = StatusServer(http)
+    four.serve([StatusListener("health", "0.0.0.0", 0, {})])
+    assert four.addresses.get("health", (None,))[0] == address
 
 
 @pytest.mark.row("17.9")
