@@ -88,7 +88,7 @@ class UdpSockets:
         return found
 
     def destroy(self, sockets: Sequence[ConnectedSocket]) -> list[bool]:
-        """Close sockets: their programs get ECONNABORTED. Return for each whether it still was as described.
+        """Close sockets: their programs get ECONNABORTED, or EDESTADDRREQ when they send. Return for each whether it still was as described.
 
         Raises OSError if the kernel refuses (EOPNOTSUPP without CONFIG_INET_DIAG_DESTROY).
         """

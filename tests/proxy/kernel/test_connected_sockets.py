@@ -105,7 +105,7 @@ def pods():
 
 def closer(pods, known):
     """Closes sockets that `known` says were redirected."""
-    return ConnectedSockets(pods.cgroup, lambda _, cookies: [known.get(cookie) for cookie in cookies])
+    return ConnectedSockets(pods.cgroup, lambda _, found: [known.get(each.cookie) for each in found])
 
 
 def gone(flow):
@@ -145,6 +145,7 @@ def test_one_look_at_each_namespace(pods, monkeypatch):
     name = pods.namespace()
     for below in "abc":
         pods.client(name, "127.0.0.1@5301", below=below)
+    monkeypatch.setattr(connected_sockets, "missing_destroy", lambda: "")
     dumps = []
     monkeypatch.setattr(
         connected_sockets.UdpSockets, "connected", lambda _self, _family, peers: dumps.append(peers) or []
@@ -161,6 +162,17 @@ def test_namespaces_of_processes():
 
 def test_a_cgroup_that_is_gone_has_no_processes(tmp_path):
     assert processes_in_cgroup(tmp_path / "gone") == []
+
+
+def test_a_kernel_that_closes_no_sockets_is_reported_once(monkeypatch, caplog, tmp_path):
+    caplog.set_level(logging.WARNING, "narthex")
+    monkeypatch.setattr(connected_sockets, "missing_destroy", lambda: "it cannot")
+    made = ConnectedSockets(tmp_path, lambda *_: [])
+    for _ in range(2):
+        assert made.close_stale(IPFamily.IPV4, None, gone) == Counter()
+    assert [text for text in caplog.messages if "it cannot" in text] == [
+        "UDP sockets stay connected to endpoints that are gone: it cannot"
+    ]
 
 
 def test_hidden_processes_are_reported_once(monkeypatch, caplog, tmp_path):

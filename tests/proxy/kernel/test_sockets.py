@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from tests.cgroup_client import cgroup_client, own_cgroup
@@ -16,6 +16,7 @@ from narthex.linux.namespaces import create_namespace, delete_namespace, in_name
 from narthex.linux.run import run
 from narthex.model import EndpointPort, IPFamily, Protocol, ServicePort
 from narthex.proxy.kernel.sockets import SocketsUnavailableError, cgroup_path, remove_pins
+from narthex.proxy.plan.stale import StaleReason, StaleSearch
 from narthex.proxy.program.sockets import SocketAccelerator
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
 
@@ -288,3 +289,39 @@ def test_a_path_that_is_no_cgroup_keeps_it_off(world, tmp_path, caplog):
     assert "socket load balancing stays off" in caplog.text and "the rules serve all connections" in caplog.text
     with pytest.raises(SocketsUnavailableError):
         cgroup_path(str(tmp_path))
+
+
+@pytest.mark.parametrize(("family", "mapped"), [(IPFamily.IPV4, False), (IPFamily.IPV4, True), (IPFamily.IPV6, False)])
+def test_udp_sockets_of_an_endpoint_that_left_are_closed(world, family, mapped):
+    gone, *left = PODS[family]
+    accelerator = world.accelerator()
+    world.follow(accelerator, family, [gone])
+    with ExitStack() as stack:
+        pod = stack.enter_context(cgroup_client(world.cgroup, world.pod))
+        assert pod.ask("udp", SERVICE[family], 53, held=True, mapped=mapped)["data"] == gone
+        # This one asked for the endpoint itself, which still serves there.
+        direct = stack.enter_context(cgroup_client(world.cgroup, world.pod))
+        assert direct.ask("udp", gone, 8053, held=True)["data"] == gone
+        before = plan_of(family, [gone])
+        world.follow(accelerator, family, [gone, *left])
+        while True:
+            other = stack.enter_context(cgroup_client(world.cgroup, world.pod))
+            if other.ask("udp", SERVICE[family], 53, held=True)["data"] != gone:
+                break
+
+        world.follow(accelerator, family, left)
+        now = plan_of(family, left)
+        search = StaleSearch(now, before, now.services)
+        assert search.left == {(gone, 8053)}
+        with in_namespace(world.node):
+            closed = accelerator.close_stale(family, search.left, lambda flow: search.reason(flow, ()))
+        assert closed[StaleReason.ENDPOINT_GONE] >= 1
+        # To send is the first thing that it does; to receive would be ECONNABORTED.
+        assert pod.ask("alive") == {"errno": errno.EDESTADDRREQ}
+        assert pod.ask("udp", SERVICE[family], 53, mapped=mapped)["data"] in left
+        assert direct.ask("alive") == other.ask("alive") == {"alive": 0}
+
+
+def test_without_programs_no_socket_is_closed(world):
+    with in_namespace(world.node):
+        assert world.accelerator().close_stale(IPFamily.IPV4, None, lambda _: StaleReason.ENDPOINT_GONE) == Counter()

@@ -11,15 +11,15 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from narthex.linux.processes import network_namespaces, processes_in_cgroup
-from narthex.linux.socket_diag import ConnectedSocket, UdpSockets
+from narthex.linux.socket_diag import ConnectedSocket, UdpSockets, missing_destroy
 from narthex.model import ConntrackFlow, IPFamily, Protocol
 from narthex.proxy.plan.stale import StaleReason
 from narthex.runtime.logs import LOGGER
 
 Place = tuple[str, int]
 """Address and port."""
-Destinations = Callable[[IPFamily, Sequence[int]], Iterable[Place | None]]
-"""Returns the destinations that the programs of these sockets asked for, by cookie; None: not redirected."""
+Destinations = Callable[[IPFamily, Sequence[ConnectedSocket]], Iterable[Place | None]]
+"""Returns the destinations that the programs of these sockets asked for; None: not redirected. Raises OSError."""
 
 
 class ConnectedSockets:
@@ -29,6 +29,8 @@ class ConnectedSockets:
         self._cgroup = cgroup
         self._destinations = destinations
         self._hidden = False
+        self._unable: str | None = None
+        """Why the kernel cannot close sockets; None: not asked yet."""
 
     def close_stale(
         self,
@@ -41,6 +43,12 @@ class ConnectedSockets:
         `endpoints` limits the search to sockets connected to these; None: to any. Raises OSError if the kernel refuses;
         a network namespace that ends meanwhile is no error.
         """
+        if self._unable is None:
+            self._unable = missing_destroy()
+            if self._unable:
+                LOGGER.warning("UDP sockets stay connected to endpoints that are gone: %s", self._unable)
+        if self._unable:
+            return Counter()
         processes = processes_in_cgroup(self._cgroup)
         if 0 in processes and not self._hidden:
             self._hidden = True
@@ -65,7 +73,7 @@ class ConnectedSockets:
         reason: Callable[[ConntrackFlow], StaleReason | None],
     ) -> Counter[StaleReason]:
         found = sockets.connected(family, endpoints)
-        asked = self._destinations(family, [each.cookie for each in found]) if found else ()
+        asked = self._destinations(family, found) if found else ()
         stale: list[ConnectedSocket] = []
         reasons: list[StaleReason] = []
         for sock, destination in zip(found, asked, strict=True):

@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from narthex.linux.bpf import (
     pinned_names,
 )
 from narthex.linux.cgroups import cgroup_mount
+from narthex.linux.socket_diag import ConnectedSocket
 from narthex.model import IPFamily, ServicePortName
 from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.counters import ConnectionCount
@@ -209,6 +210,24 @@ class SocketTarget:
                 found.append(ConnectionCount(("sockets", key, "service"), name, None, count))
             table.delete_many(gone)
             table.close()
+        return found
+
+    def origins(self, family: IPFamily, sockets: Iterable[ConnectedSocket]) -> list[tuple[str, int] | None]:
+        """Return the frontend that each connected socket asked for; None if no program changed its destination.
+
+        Raises BpfError.
+        """
+        table = self._maps[self._family(family).origins.name]
+        kind = socket.AF_INET if family is IPFamily.IPV4 else socket.AF_INET6
+        found: list[tuple[str, int] | None] = []
+        for each in sockets:
+            address, port = each.peer
+            end = socket.inet_pton(kind, address) + struct.pack(">HH", port, 0)
+            value = table.lookup(struct.pack("=Q", each.cookie) + end)
+            asked = None
+            if value is not None:
+                asked = socket.inet_ntop(kind, value[:-4]), int.from_bytes(value[-4:-2], "big")
+            found.append(asked)
         return found
 
     # ---- programs --------------------------------------------------------------------------------------------------

@@ -5,16 +5,19 @@ Nothing here can fail a sync. Whatever the kernel refuses, the rules serve the c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from narthex.model import IPFamily, ServicePortName
+from narthex.model import ConntrackFlow, IPFamily, ServicePortName
 from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.counters import ConnectionCount
 from narthex.proxy.backends.sockets.rows import SocketRows
+from narthex.proxy.kernel.connected_sockets import ConnectedSockets
 from narthex.proxy.kernel.sockets import PINS, SocketsUnavailableError, SocketTarget, cgroup_path, remove_pins
 from narthex.proxy.plan.ir import Plan
+from narthex.proxy.plan.stale import StaleReason
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import gauge
 
@@ -43,6 +46,7 @@ class SocketAccelerator:
         self.reason = "no Services are known yet"
         """Why sockets are not balanced; empty if they are."""
         self._given_up = False
+        self._connected: ConnectedSockets | None = None
 
     def follow(self, plan: Plan) -> None:
         """Bring the maps to a plan, and attach the programs at first. Errors are logged, never raised."""
@@ -93,6 +97,20 @@ class SocketAccelerator:
                 remove_pins(family, self._pins)
         except OSError as error:
             LOGGER.error("pins below %s could not be removed: %s; remove them by hand", self._pins, error)
+
+    def close_stale(
+        self,
+        family: IPFamily,
+        endpoints: Collection[tuple[str, int]] | None,
+        reason: Callable[[ConntrackFlow], StaleReason | None],
+    ) -> Counter[StaleReason]:
+        """Close UDP sockets that were sent to an endpoint that is gone, as `ConnectedSockets.close_stale` does."""
+        target = self._target
+        if target is None or not target.active:
+            return Counter()
+        if self._connected is None:
+            self._connected = ConnectedSockets(target.cgroup, target.origins)
+        return self._connected.close_stale(family, endpoints, reason)
 
     def counters(self, plan: Plan) -> Iterable[ConnectionCount]:
         """Return the connections that sockets sent to the endpoints of a plan in force. Raises ApplyError."""

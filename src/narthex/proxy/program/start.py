@@ -112,7 +112,13 @@ def assemble(
         after_sync=_in_turn(
             LeftoverRemover(settings.mode, clock, foreign.writing).after,
             StaleFlowRemover(
-                ConntrackTable(), _own_addresses, clock, metrics, relayed=relayed, gentle=plane.drains_connections
+                ConntrackTable(),
+                _own_addresses,
+                clock,
+                metrics,
+                relayed=relayed,
+                gentle=plane.drains_connections,
+                sockets=running.sockets,
             ).after,
             explainer.after,
             unserved.after,
