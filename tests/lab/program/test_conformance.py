@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +14,7 @@ from narthex.cli import main
 from narthex.lab.conformance import CaseReport, choose, first_line
 from narthex.lab.program.conformance import image, netcat
 from narthex.lab.program.conformance.coordinator import Coordinator
+from narthex.lab.program.conformance.suite import Suite
 from narthex.runtime.http import HttpRequest
 
 
@@ -128,6 +130,19 @@ def test_the_netcat_of_the_image(kind):
         )  # fmt: skip
     assert done.stdout == "you said hello"
     assert "succeeded!" in done.stderr
+
+
+def test_no_process_reads_a_file_that_is_being_written_for_another_one(tmp_path):
+    program = tmp_path / "e2e.test"
+    program.write_text('#!/bin/sh\necho "$KUBE_TEST_REPO_LIST"\n')
+    program.chmod(0o755)
+    suite = Suite(program, tmp_path, "all", "")
+    for number in (1, 2):
+        started = suite.start(number, 2, "http://127.0.0.1:1", tmp_path / "kubeconfig", 3, None)
+        assert started.wait(60) == 0
+    files = [suite.last_words(number).strip() for number in (1, 2)]
+    assert len(set(files)) == 2
+    assert [json.loads(Path(file).read_text()) for file in files] == [image.REGISTRIES] * 2
 
 
 def test_the_image_has_a_dns_server_that_reads_a_corefile(tmp_path, monkeypatch):

@@ -64,9 +64,10 @@ class Suite:
         options = [*self._options, *(f"--ginkgo.parallel.{each}" for each in parallel)]
         options += [f"--ginkgo.timeout={_MOST_SECONDS}s", "--ginkgo.output-interceptor-mode=none"]
         options += ["--provider=skeleton", f"--kubeconfig={kubeconfig}", f"--num-nodes={nodes}"]
-        # kubectl writes its cache into the home directory.
-        registries = self._directory / "registries.yaml"
+        # Each process has a file of its own: another one may be reading the file that was written for it.
+        registries = self._directory / f"registries-{process}.yaml"
         registries.write_text(json.dumps(REGISTRIES))
+        # kubectl writes its cache into the home directory.
         places = {"HOME": str(self._directory), "TMPDIR": str(self._directory), "KUBECONFIG": str(kubeconfig)}
         places["KUBE_TEST_REPO_LIST"] = str(registries)
         with self._log(process).open("wb") as log:
