@@ -8,18 +8,26 @@ the count. Endpoints stay in any order: each has the same probability.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from socket import AF_INET, AF_INET6, inet_pton
 
 import msgspec
 
 from narthex.model import IPFamily, ServicePortName
-from narthex.proxy.backends.sockets.layout import FRONTEND_VALUE, PROTOCOL_NUMBERS, SLOT_KEY, action_of
+from narthex.proxy.backends.sockets.layout import (
+    ADDRESS_SIZES,
+    FRONTEND_VALUE,
+    PROTOCOL_NUMBERS,
+    SLOT_KEY,
+    Action,
+    action_of,
+)
 from narthex.proxy.plan.ir import Endpoint, Frontend, Plan, Sender, ServicePlan
 from narthex.proxy.plan.sockets import socket_decision
 
 _FAMILIES = {IPFamily.IPV4: AF_INET, IPFamily.IPV6: AF_INET6}
-_CACHED_ADDRESSES = 1 << 20
+_REMEMBERED_ACTIONS = 256
+_NO_ACTIONS = (Action.LEAVE, Action.LEAVE)
 
 
 class MapWrites(msgspec.Struct, frozen=True):
@@ -63,8 +71,8 @@ class _ServiceRows:
         self.service = service
         self.number = number
         self.frontends: dict[bytes, bytes] = {}
-        self.pools: tuple[list[bytes], list[bytes]] = ([], [])
-        """Endpoints by slot: of the cluster, and of this node."""
+        self.pools = [b"", b""]
+        """Endpoints by slot, joined: of the cluster, and of this node."""
         self.stored: list[int] = [0, 0]
         """Slots of each pool that exist in the kernel; those behind the count are not used."""
 
@@ -76,7 +84,9 @@ class SocketRows:
         """Start with empty maps, or with what an earlier process has left in them."""
         self.family = family
         self._services: dict[ServicePortName, _ServiceRows] = {}
-        self._addresses: dict[str, bytes] = {}
+        self._pack_family = int(_FAMILIES[family])
+        self._place_size = ADDRESS_SIZES[family] + 4
+        self._actions: dict[tuple[object, ...], tuple[tuple[int, int], Frontend]] = {}
         self._free: list[int] = []
         self._next = 1
         self._lineage = 0
@@ -103,11 +113,9 @@ class SocketRows:
 
     def advance(self, plan: Plan) -> SocketChanges:
         """Take over a plan, and return what to write."""
-        changes = _Writer(self)
-        services = plan.services
+        changes = _Writer(self, self._place_size)
         known = self._services
-        for name in self._differing(plan):
-            service = services.get(name)
+        for name, service in self._differing(plan):
             rows = known.get(name)
             if service is None:
                 if rows is not None:
@@ -115,15 +123,12 @@ class SocketRows:
                     del known[name]
                 continue
             fronts = self._frontends(plan, service)
-            if rows is None:
-                if not fronts:
-                    # Remembered, so that it is compared only when it changes.
-                    known[name] = _ServiceRows(service, 0)
-                    continue
-                rows = known[name] = self._start(service, fronts)
-            elif not rows.number and fronts:
-                rows = known[name] = self._start(service, fronts)
-            changes.bring(rows, service, fronts)
+            if rows is None or (fronts and not rows.number):
+                # Without frontends it has no number, and is remembered so that it is compared only when it changes.
+                rows = known[name] = self._start(service, fronts) if fronts else _ServiceRows(service, 0)
+            if rows.number:
+                changes.bring(rows, service, fronts, self.pack)
+            rows.service = service
         if self._found is not None:
             changes.forget(self._found)
             self._found = None
@@ -131,12 +136,17 @@ class SocketRows:
         self._free += changes.released
         return changes.done()
 
-    def _differing(self, plan: Plan) -> Iterable[ServicePortName]:
+    def _differing(self, plan: Plan) -> Iterable[tuple[ServicePortName, ServicePlan | None]]:
         """Return the Service ports that may differ; all of them if it changed how pods are recognized."""
+        services, known = plan.services, self._services
+        if not known:
+            self._detects_pods = plan.pods.enabled
+            return services.items()
         if plan.pods.enabled is not self._detects_pods:
             self._detects_pods = plan.pods.enabled
-            return [*plan.services, *(name for name in self._services if name not in plan.services)]
-        return plan.differing(self._lineage, self._services)
+            self._actions.clear()
+            return [*services.items(), *((name, None) for name in known if name not in services)]
+        return [(name, services.get(name)) for name in plan.differing(self._lineage, known)]
 
     def _start(self, service: ServicePlan, fronts: Mapping[bytes, tuple[int, int]]) -> _ServiceRows:
         """Return the rows of a Service port that is new, or that an earlier process knew."""
@@ -152,34 +162,36 @@ class SocketRows:
     def _frontends(self, plan: Plan, service: ServicePlan) -> dict[bytes, tuple[int, int]]:
         """Return the actions for pods and for the node by the key of each frontend; none without any action."""
         found = {}
+        affinity = service.affinity_seconds is not None
         for front in service.frontends:
-            pod = _action(plan, service, front, Sender.POD)
-            node = _action(plan, service, front, Sender.NODE)
-            if pod or node:
-                found[self.place(front.address or "", front.port) + _PROTOCOLS[front.protocol]] = pod, node
+            if front.address is None or front.allow_from is not None:
+                # Always left to the rules.
+                continue
+            # Few decisions exist, and plans share them: those that are the same object need no second thought.
+            shared = id(front.pod), id(front.node), id(front.other), front.protocol, affinity
+            held = self._actions.get(shared)
+            if held is None:
+                if len(self._actions) >= _REMEMBERED_ACTIONS:
+                    self._actions.clear()
+                pod, node = (
+                    action_of(socket_decision(plan, service, front, sender)) for sender in (Sender.POD, Sender.NODE)
+                )
+                # The frontend keeps its decisions alive, so that no other object can have their identity.
+                held = self._actions[shared] = (pod, node), front
+            actions = held[0]
+            if actions != _NO_ACTIONS:
+                key = inet_pton(self._pack_family, front.address) + _PORTS[front.port][:2] + _PROTOCOLS[front.protocol]
+                found[key] = actions
         return found
 
-    def place(self, address: str, port: int) -> bytes:
-        """Return an address and a port, in network order."""
-        packed = self._addresses.get(address)
-        if packed is None:
-            if len(self._addresses) >= _CACHED_ADDRESSES:
-                self._addresses.clear()
-            packed = self._addresses[address] = inet_pton(_FAMILIES[self.family], address)
-        return packed + port.to_bytes(2, "big")
-
-    def endpoints(self, endpoints: Sequence[Endpoint]) -> list[bytes]:
-        """Return the values of the slots of endpoints."""
-        known, pack, family = self._addresses, inet_pton, _FAMILIES[self.family]
-        ports = _PORTS
-        found = []
-        for endpoint in endpoints:
-            address = endpoint.address
-            packed = known.get(address)
-            if packed is None:
-                packed = known[address] = pack(family, address)
-            found.append(packed + ports[endpoint.port])
-        return found
+    def pack(self, endpoints: Sequence[Endpoint]) -> bytes:
+        """Return the values of the slots of endpoints, joined. Called for every endpoint of a cluster at a start."""
+        family = self._pack_family
+        ports = {endpoint.port for endpoint in endpoints}
+        if len(ports) == 1:
+            port = _PORTS[ports.pop()]
+            return port.join([inet_pton(family, endpoint.address) for endpoint in endpoints]) + port
+        return b"".join([inet_pton(family, endpoint.address) + _PORTS[endpoint.port] for endpoint in endpoints])
 
 
 class _Ports(dict[int, bytes]):
@@ -194,15 +206,12 @@ _PORTS = _Ports()
 _PROTOCOLS = {protocol: bytes((number, 0)) for protocol, number in PROTOCOL_NUMBERS.items()}
 
 
-def _action(plan: Plan, service: ServicePlan, front: Frontend, sender: Sender) -> int:
-    return action_of(socket_decision(plan, service, front, sender))
-
-
 class _Writer:
     """Collects the writes of one `advance`."""
 
-    def __init__(self, rows: SocketRows) -> None:
+    def __init__(self, rows: SocketRows, place_size: int) -> None:
         self._rows = rows
+        self._size = place_size
         self._front_keys: list[bytes] = []
         self._front_values: list[bytes] = []
         self._front_deleted: list[bytes] = []
@@ -214,53 +223,60 @@ class _Writer:
         self.released: list[int] = []
         """Numbers that may be used again by the next plan."""
 
-    def bring(self, rows: _ServiceRows, service: ServicePlan, fronts: Mapping[bytes, tuple[int, int]]) -> None:
+    def bring(
+        self,
+        rows: _ServiceRows,
+        service: ServicePlan,
+        fronts: Mapping[bytes, tuple[int, int]],
+        pack: Callable[[Sequence[Endpoint]], bytes],
+    ) -> None:
         """Bring the rows of a Service port to its plan."""
-        rows.service = service
-        if not rows.number:
-            return
         if not fronts:
             self.remove(rows)
             rows.number = 0
             return
         for index, pool in enumerate((service.cluster, service.local)):
             if pool is not None or rows.stored[index]:
-                desired = self._rows.endpoints(pool.endpoints) if pool is not None else []
-                self._bring_pool(rows, index, desired)
+                self._bring_pool(rows, index, pack(pool.endpoints) if pool is not None else b"")
         held, number = rows.frontends, rows.number
-        desired_fronts = {key: FRONTEND_VALUE.pack(pod, node, 0, number) for key, (pod, node) in fronts.items()}
-        if held == desired_fronts:
+        desired = {key: FRONTEND_VALUE.pack(pod, node, 0, number) for key, (pod, node) in fronts.items()}
+        if held == desired:
             return
-        for key, value in desired_fronts.items():
+        for key, value in desired.items():
             if held.get(key) != value:
                 self._front_keys.append(key)
                 self._front_values.append(value)
         if held:
-            self._front_deleted += held.keys() - desired_fronts.keys()
-        self._rows.frontend_count += len(desired_fronts) - len(held)
-        rows.frontends = desired_fronts
+            self._front_deleted += held.keys() - desired.keys()
+        self._rows.frontend_count += len(desired) - len(held)
+        rows.frontends = desired
 
-    def _bring_pool(self, rows: _ServiceRows, index: int, desired: list[bytes]) -> None:
+    def _bring_pool(self, rows: _ServiceRows, index: int, desired: bytes) -> None:
         pool = 2 * rows.number + index
         held = rows.pools[index]
-        before = len(held)
-        if not before:
-            count = len(desired)
+        if held == desired:
+            return
+        if not held:
             base = pool << 32
-            self._slot_keys.extend(range(base, base + count))
-            self._slot_values += desired
-            held += desired
-        elif held != desired:
-            self._edit(pool, held, desired)
-        if len(held) != before:
+            self._slot_keys.extend(range(base, base + len(desired) // self._size))
+            self._slot_values.append(desired)
+        else:
+            desired = self._edit(pool, held, desired)
+        rows.pools[index] = desired
+        count = len(desired) // self._size
+        if len(held) != len(desired):
             self._pool_keys.append(pool)
-            self._pool_counts.append(len(held))
-        if len(held) > rows.stored[index]:
-            self._rows.slot_count += len(held) - rows.stored[index]
-            rows.stored[index] = len(held)
+            self._pool_counts.append(count)
+        if count > rows.stored[index]:
+            self._rows.slot_count += count - rows.stored[index]
+            rows.stored[index] = count
 
-    def _edit(self, pool: int, held: list[bytes], desired: list[bytes]) -> None:
-        """Change as few slots as possible: what is new takes the place of what is gone, and the last ones fill the rest."""
+    def _edit(self, pool: int, before: bytes, after: bytes) -> bytes:
+        """Change as few slots as possible, and return them.
+
+        What is new takes the place of what is gone, and the last endpoints fill the rest.
+        """
+        held, desired = split(before, self._size), split(after, self._size)
         missing = dict.fromkeys(desired)
         holes: set[int] = set()
         for slot, endpoint in enumerate(held):
@@ -277,10 +293,10 @@ class _Writer:
                 self._write(pool, held, len(held) - 1, endpoint)
         size = len(held) - len(holes)
         movable = [slot for slot in range(size, len(held)) if slot not in holes]
-        for slot in sorted(holes):
+        for slot in holes:
             if slot < size:
                 self._write(pool, held, slot, held[movable.pop()])
-        del held[size:]
+        return b"".join(held[:size])
 
     def _write(self, pool: int, held: list[bytes], slot: int, endpoint: bytes) -> None:
         held[slot] = endpoint
@@ -299,7 +315,7 @@ class _Writer:
             if rows.pools[index]:
                 self._pool_keys.append(pool)
                 self._pool_counts.append(0)
-                rows.pools[index].clear()
+                rows.pools[index] = b""
             self._slot_deleted += [SLOT_KEY.pack(slot, pool) for slot in range(rows.stored[index])]
             self._rows.slot_count -= rows.stored[index]
             rows.stored[index] = 0
@@ -323,6 +339,11 @@ class _Writer:
             pools=MapWrites(self._pool_keys.tobytes(), self._pool_counts.tobytes()),
             frontends=MapWrites(b"".join(self._front_keys), b"".join(self._front_values), deleted),
         )
+
+
+def split(data: bytes, size: int) -> list[bytes]:
+    """Return the parts of joined keys or values."""
+    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 class _FoundRows:
@@ -354,12 +375,13 @@ class _FoundRows:
     def _take_pool(self, rows: _ServiceRows, index: int) -> None:
         pool = 2 * rows.number + index
         count = self.counts.pop(pool, 0)
+        size = len(next(iter(self._values.values()), b""))
         slot = 0
         # A slot that is missing counts as one with another endpoint.
         while slot < count or SLOT_KEY.pack(slot, pool) in self.slots:
             key = SLOT_KEY.pack(slot, pool)
             self.slots.discard(key)
             if slot < count:
-                rows.pools[index].append(self._values.get(key, b""))
+                rows.pools[index] += self._values.get(key, bytes(size))
             slot += 1
         rows.stored[index] = slot

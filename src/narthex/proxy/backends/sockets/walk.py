@@ -30,7 +30,7 @@ from narthex.proxy.backends.sockets.programs import (
     USER_PORT,
     programs,
 )
-from narthex.proxy.backends.sockets.rows import KernelRows, SocketChanges
+from narthex.proxy.backends.sockets.rows import KernelRows, SocketChanges, split
 
 NODE_COOKIE, POD_COOKIE = 1, 2
 _SOCKET_SIZE = 80
@@ -75,7 +75,7 @@ class SimulatedSockets:
         parts = (maps.slots, changes.slots), (maps.pools, changes.pools), (maps.frontends, changes.frontends)
         writes = 0
         for spec, part in parts:
-            keys, values = _split(part.keys, spec.key_size), _split(part.values, spec.value_size)
+            keys, values = split(part.keys, spec.key_size), split(part.values, spec.value_size)
             for key, value in zip(keys, values, strict=True):
                 if self._maps[spec.name].update(key, value):
                     raise ValueError(f"map {spec.name} refuses {key.hex()}")
@@ -156,7 +156,3 @@ class SimulatedSockets:
 
 def _packed(address: str) -> bytes:
     return inet_pton(AF_INET6 if ":" in address else AF_INET, address)
-
-
-def _split(data: bytes, size: int) -> list[bytes]:
-    return [data[start : start + size] for start in range(0, len(data), size)]
