@@ -113,12 +113,3 @@ def deviation(
     if sender is Sender.POD and cidrs and not in_any(cidrs, source):
         return SocketDeviation.NAMESPACE_IS_SENDER
     return SocketDeviation.HAIRPIN_KEPT if source == endpoint else None
-
-
-def frontend_at(plan: Plan, address: str, protocol: Protocol, port: int) -> tuple[ServicePlan, Frontend] | None:
-    """Return the frontend with exactly this address, protocol, and port; None if there is none."""
-    match = address, protocol, port
-    return next(
-        ((service, front) for service in plan.services.values() for front in service.frontends if front.match == match),
-        None,
-    )
