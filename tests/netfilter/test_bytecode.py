@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from narthex.model.net import IPFamily
-from narthex.netfilter.ast import Accept, Chain, DnatMap, Field, InSet, Rule, Slot, Unprintable
+from narthex.netfilter.ast import Accept, Chain, Compare, DnatMap, Field, HashedFields, InSet, Rule, Slot, Unprintable
 from narthex.netfilter.netlink.attributes import attributes
 from narthex.netfilter.netlink.rules import chain_payload, needs_bytecode, rule_payload
 
@@ -45,6 +45,19 @@ def test_ipv4_rule():
     assert (draw[0], numbers(draw[1])) == ("numgen", {1: 11, 2: 3, 3: 1})
     assert (look[0], look[1][1], numbers(look[1])) == ("lookup", b"endpoints\0", {2: 8, 3: 8})
     assert (send[0], numbers(send[1])) == ("nat", {1: 1, 2: 2, 3: 8, 5: 9})
+
+
+@pytest.mark.parametrize("family, length, words", [(IPFamily.IPV4, 4, 1), (IPFamily.IPV6, 16, 4)], ids=str)
+def test_hash_of_the_source(family, length, words):
+    number = HashedFields((Field.SADDR,), 1021, 0x2A)
+    rule = Rule((Compare(Field.L4PROTO, ("udp",)), DnatMap((number,), "m")))
+    protocol, compared, source, hashed, look, send = expressions(rule_payload("narthex", "c", rule, family))
+    assert (protocol[0], numbers(protocol[1])) == ("meta", {1: 8, 2: 16})
+    assert compared[0] == "cmp" and compared[1][3] == b"\5\0\1\0\x11\0\0\0"
+    assert source[0] == "payload" and numbers(source[1])[4] == length
+    assert (hashed[0], numbers(hashed[1])) == ("hash", {1: 8, 2: 8, 3: length, 4: 1021, 5: 0x2A, 6: 0, 7: 0})
+    assert (look[0], numbers(look[1])) == ("lookup", {2: 8, 3: 8})
+    assert (send[0], numbers(send[1])[5]) == ("nat", 8 + words)
 
 
 def test_not_in_a_set():

@@ -16,6 +16,7 @@ from narthex.netfilter.ast import (
     DropPacket,
     Field,
     Goto,
+    HashedFields,
     Hook,
     IgnoredStatement,
     InSet,
@@ -26,6 +27,7 @@ from narthex.netfilter.ast import (
     MarkXor,
     Masquerade,
     RandomGoto,
+    RandomMap,
     RejectPacket,
     Return,
     Rule,
@@ -84,6 +86,25 @@ def rule(text, family="ip"):
         ("dnat ip to ip daddr . numgen random mod 3 map @m", (DnatMap((Field.DADDR, Slot(3)), "m"),)),
         ("numgen random mod 2 vmap { 0 : goto a, 1 : goto b }", (RandomGoto(("a", "b")),)),
         ("numgen inc mod 2 vmap { 0 : goto a, 1 : goto b }", (RandomGoto(("a", "b")),)),
+        (
+            "dnat ip to jhash ip saddr mod 1021 seed 0x2a map @m",
+            (DnatMap((HashedFields((Field.SADDR,), 1021, 42),), "m"),),
+        ),
+        (
+            "jhash ip saddr . tcp dport mod 2 vmap { 0 : goto a, 1 : goto b }",
+            (RandomMap(2, ((0, 0, Goto("a")), (1, 1, Goto("b"))), HashedFields((Field.SADDR, Field.DPORT), 2)),),
+        ),
+        (
+            "dnat to jhash ip saddr mod 2 seed 0x7 offset 5 map { 5 : 10.0.0.1, 6 : 10.0.0.2 }",
+            (
+                RandomMap(
+                    2, ((0, 0, Dnat("10.0.0.1")), (1, 1, Dnat("10.0.0.2"))), HashedFields((Field.SADDR,), 2, 7, 5)
+                ),
+            ),
+        ),
+        ("dnat to symhash mod 9 map @m", (DnatMap((HashedFields((), 9),), "m"),)),
+        ("jhash ip saddr mod 4 seed 0x1 vmap @v", (VerdictMap((HashedFields((Field.SADDR,), 4, 1),), "v"),)),
+        ("jhash ip saddr mod 2 seed 0x5 1 accept", (Unknown("jhash ip saddr mod 2 seed 0x5 1"), Accept())),
         ("update @s { ip saddr timeout 3h }", (UpdateSet((Field.SADDR,), "s"),)),
         ("ip6 saddr ::ffff:10.0.0.1 accept", (Compare(Field.SADDR, ("::ffff:a00:1",)), Accept())),
         (

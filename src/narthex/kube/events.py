@@ -204,3 +204,10 @@ def cannot_check(service: NamespacedName, note: str) -> ClusterEvent:
     """Return the event for a health check node port that cannot be opened."""
     reason = "FailedToStartServiceHealthcheck"
     return ClusterEvent(kind="Service", object=service, uid=str(service), reason=reason, action="Listen", note=note)
+
+
+def balancing_not_applied(service: NamespacedName, uid: str, note: str) -> ClusterEvent:
+    """Return the event for a Service whose request for load balancing has no effect on this node (row 29.19)."""
+    return ClusterEvent(
+        kind="Service", object=service, uid=uid, reason="LoadBalancingNotApplied", action="SelectEndpoints", note=note
+    )

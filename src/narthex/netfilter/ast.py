@@ -53,7 +53,20 @@ class Slot(msgspec.Struct, frozen=True, tag=True):
     mod: int
 
 
-KeyPart = Field | Slot
+class HashedFields(msgspec.Struct, frozen=True, tag=True):
+    """A number that a hash of fields selects, the same for the same values: `jhash FIELDS mod N seed S offset M`."""
+
+    fields: tuple[Field, ...]
+    """Empty: fields that are not known, as `symhash` has."""
+    mod: int
+    """How many numbers there are."""
+    seed: int | None = None
+    """None: the kernel chose one, and does not tell it."""
+    offset: int = 0
+    """The lowest number."""
+
+
+KeyPart = Field | Slot | HashedFields
 Key = tuple[KeyPart, ...]
 
 Atom = str | int
@@ -407,6 +420,8 @@ class RandomMap(msgspec.Struct, frozen=True, tag=True):
 
     mod: int
     arms: tuple[tuple[int, int, Verdict | Dnat], ...]
+    by: HashedFields | None = None
+    """What selects the number instead; the numbers of the arms are without its offset."""
 
 
 class UpdateSet(msgspec.Struct, frozen=True, tag=True):

@@ -44,7 +44,17 @@ def describe(expression: ast.Expression) -> str:
 
 def describe_key(key: ast.Key) -> str:
     """Describe the parts of a key."""
-    return " . ".join(f"random of {part.mod}" if isinstance(part, ast.Slot) else _FIELDS[part] for part in key)
+    return " . ".join(map(_key_part, key))
+
+
+def _key_part(part: ast.KeyPart) -> str:
+    if isinstance(part, ast.Slot):
+        return f"random of {part.mod}"
+    return _hashed(part) if isinstance(part, ast.HashedFields) else _FIELDS[part]
+
+
+def _hashed(part: ast.HashedFields) -> str:
+    return f"hash of {describe_key(part.fields) or 'the connection'} of {part.mod}"
 
 
 def describe_element(name: str, key: tuple[ast.Atom, ...], data: ast.Verdict | tuple[str, int] | None) -> str:
@@ -141,7 +151,7 @@ _PRINTERS: dict[type, Callable[[Any], str]] = {
     ast.DnatRange: _dnat_range,
     ast.RedirectRange: lambda e: "redirect to this machine" + (f"'s ports {e.first}-{e.last}" if e.first else ""),
     ast.InlineVerdictMap: lambda e: f"{one_of(len(e.arms), 'verdict')} by the first match",
-    ast.RandomMap: lambda e: f"random number below {e.mod}",
+    ast.RandomMap: lambda e: _hashed(e.by) if e.by else f"random number below {e.mod}",
     ast.Unknown: lambda e: e.text,
     ast.Undecoded: lambda e: e.text,
     ast.RuleGap: lambda e: e.text,

@@ -25,6 +25,7 @@ from narthex.model import (
     SliceEndpoint,
     Upsert,
 )
+from narthex.proxy.plan.balancing import LOAD_BALANCING
 from narthex.proxy.plan.planner import NodeConfig
 from narthex.testing.build import NODE, NODE_IPS, node
 
@@ -52,6 +53,7 @@ PORT_NAMES = ("http", "web", "")
 ZONES = ("", "east", "west")
 
 families = st.sampled_from(list(IPFamily))
+_BALANCING = tuple(((LOAD_BALANCING, value),) for value in ("maglev", "maglev", "least-connections", "unknown"))
 protocols = st.sampled_from([Protocol.TCP, Protocol.UDP, Protocol.SCTP])
 
 
@@ -86,6 +88,7 @@ def services(draw: st.DrawFn) -> Service:
         internal_policy_local=draw(st.booleans()),
         health_check_node_port=draw(st.sampled_from([0, 0, 32080])),
         affinity_seconds=draw(st.sampled_from([None, None, 10, 10800])),
+        annotations=draw(st.sampled_from([(), (), *_BALANCING])),
     )
 
 

@@ -21,6 +21,7 @@ from narthex.model import (
 )
 from narthex.netfilter.describe import one_of
 from narthex.proxy.plan.ir import (
+    Balancing,
     Decision,
     Deviation,
     Endpoint,
@@ -32,7 +33,9 @@ from narthex.proxy.plan.ir import (
     Sender,
     ServicePlan,
 )
+from narthex.proxy.plan.maglev import client_slot, lookup_table
 
+_OTHER_HASHING = frozenset({Deviation.NO_CONSISTENT_HASHING, Deviation.HASH_OF_THE_KERNEL})
 NO_DEVIATIONS: frozenset[Deviation] = frozenset()
 
 
@@ -208,6 +211,15 @@ def _forwarded(
             steps.append(
                 WalkStep(where="affinity", what="the same endpoint again", why=f"{packet.source} is remembered")
             )
+    elif service.balancing is Balancing.MAGLEV and not deviations & _OTHER_HASHING:
+        table = lookup_table(pool.endpoints)
+        slot = client_slot(packet.source, len(table))
+        drawn = (table[slot],)
+        steps.append(
+            WalkStep(
+                where="consistent hashing", what=f"slot {slot} of {len(table)}", why=f"the hash of {packet.source}"
+            )
+        )
     probability = Fraction(1, len(drawn))
     outcomes = []
     for endpoint in drawn:

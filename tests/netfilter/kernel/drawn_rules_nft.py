@@ -111,6 +111,7 @@ class NftCase(Case):
             to = draw.choice((*THERE, OWN[1]))
             choices += [f"dnat ip to {to}", f"dnat ip to {to}", "dnat ip to 10.61.1.1-10.61.1.3"]
             choices += ["dnat ip to numgen random mod 2 map { 0 : 10.61.1.1, 1 : 10.61.1.2 }"]
+            choices += [f"dnat ip to {_hash(draw, mine)} mod 2 seed 0x2a map {{ 0 : 10.61.1.1, 1 : 10.61.1.2 }}"] * 3
             if mine != "icmp":
                 with_ports = [
                     f"dnat ip to {to}:{draw.choice(PORTS)}",
@@ -131,6 +132,8 @@ class NftCase(Case):
             choices += [f"jump {chain}", f"goto {chain}"]
             choices += [
                 f"numgen random mod 3 vmap {{ 0 : jump {chain}, 1-2 : return }}",
+                f"{_hash(draw, mine)} mod 3 seed {draw.randrange(1 << 32):#x} vmap {{ 0 : jump {chain}, 1 : return }}",
+                f"{_hash(draw, mine)} mod 2 offset 7 vmap {{ 7 : jump {chain}, 8 : return }}",
                 f"ip daddr vmap {{ {self.shot.destination} : jump {chain}, 10.61.1.0/24 : goto {chain} }}"
                 if not self.shot.destination.startswith("10.61.1.")
                 else f"ip daddr vmap {{ {self.shot.destination} : goto {chain} }}",
@@ -139,6 +142,14 @@ class NftCase(Case):
                 f"ip protocol . th dport vmap {{ tcp . 80 : jump {chain}, udp . 53-443 : goto {chain} }}",
             ]
         return draw.choice(choices)
+
+
+def _hash(draw: Random, protocol: str) -> str:
+    """Draw a hash of fields; that of a port says its protocol."""
+    fields = ["ip saddr", "ip daddr", "ip saddr . ip daddr"]
+    if protocol != "icmp":
+        fields += ["ip saddr . meta l4proto . ip daddr", f"ip saddr . {protocol} sport . {protocol} dport . ip daddr"]
+    return f"jhash {draw.choice(fields)}"
 
 
 def _jump(draw: Random, further: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from narthex.netfilter.ipvs import RealServer
 from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs.backend import IpvsBackend
 from narthex.proxy.backends.ipvs.rules import RealChanges, SetChanges
-from narthex.proxy.plan.ir import Forward, Scope
+from narthex.proxy.plan.ir import Deviation, Forward, Scope
 from narthex.proxy.plan.planner import Planner
 from narthex.testing.build import CONFIG, endpoint, endpoint_slice, node, plan, port_name, service
 
@@ -138,6 +138,20 @@ def test_schedulers(scheduler):
     servers = backend.render(plan(*shop())).servers.values()
     assert {(each.scheduler, each.hash_ports) for each in servers} == {(scheduler, scheduler == "mh")}
     assert (f"-s {scheduler} -b mh-port\n" in backend.text(backend.render(plan(*shop())))) is (scheduler == "mh")
+
+
+@pytest.mark.row("29.18", "29.19")
+@pytest.mark.parametrize("value, scheduler", [("maglev", "mh"), ("least-connections", "lc"), ("random", "sed")])
+def test_a_service_requests_a_scheduler(value, scheduler):
+    objects = shop(annotations=(("narthex.dev/load-balancing", value),))
+    servers = IpvsBackend("sed").render(plan(*objects)).servers.values()
+    assert {(each.scheduler, each.hash_ports) for each in servers} == {(scheduler, False)}
+    backend = IpvsBackend("sed", frozenset({"mh", "lc"}))
+    assert {each.scheduler for each in backend.render(plan(*objects)).servers.values()} == {"sed"}
+    assert backend.deviations - IpvsBackend.deviations == {
+        Deviation.NO_CONSISTENT_HASHING,
+        Deviation.NO_LEAST_CONNECTIONS,
+    }
 
 
 def test_no_scheduler_named_is_round_robin():

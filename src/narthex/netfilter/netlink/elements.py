@@ -216,7 +216,7 @@ def layout_of(key: tuple[ast.KeyPart, ...], family: IPFamily) -> str:
     letters = {ast.Field.L4PROTO: "B3x", ast.Field.SPORT: "2s2x", ast.Field.DPORT: "2s2x"}
     text = ""
     for part in key:
-        if isinstance(part, ast.Slot):
+        if isinstance(part, ast.Slot | ast.HashedFields):
             text += "I"
         elif part in (ast.Field.SADDR, ast.Field.DADDR):
             text += f"{family.host_bits // 8}s"
@@ -239,7 +239,7 @@ def fillers(key: tuple[ast.KeyPart, ...], family: IPFamily) -> list[Filler]:
 
     def filler(part: ast.KeyPart) -> Filler:
         """Return the function that converts values of one key part to what `struct.pack` takes."""
-        if isinstance(part, ast.Slot):
+        if isinstance(part, ast.Slot | ast.HashedFields):
             return partial(map, int)
         if part in (ast.Field.SADDR, ast.Field.DADDR):
             return partial(map, inet_pton, repeat(af))
@@ -306,7 +306,7 @@ def _reader(key: tuple[ast.KeyPart, ...], family: IPFamily) -> Callable[[bytes |
 
     def part_reader(part: ast.KeyPart) -> Callable[[bytes | int], ast.Atom]:
         """Return the function that converts one unpacked key part to its value."""
-        if isinstance(part, ast.Slot):
+        if isinstance(part, ast.Slot | ast.HashedFields):
             return lambda raw: raw  # type: ignore[return-value]
         if part in (ast.Field.SADDR, ast.Field.DADDR):
             return _address_text if family is IPFamily.IPV6 else lambda raw: inet_ntop(AF_INET, raw)  # type: ignore[arg-type]

@@ -14,9 +14,21 @@ import struct
 from collections.abc import Iterator
 
 from narthex.model import IPFamily
-from narthex.netfilter.ast import Chain, DnatMap, Expression, Field, InSet, Key, KeyPart, Rule, Slot, Unprintable
+from narthex.netfilter.ast import (
+    Chain,
+    Compare,
+    DnatMap,
+    Expression,
+    Field,
+    HashedFields,
+    InSet,
+    Key,
+    Rule,
+    Slot,
+    Unprintable,
+)
 from narthex.netfilter.netlink.attributes import NESTED, attribute
-from narthex.netfilter.netlink.elements import LIST_ELEM
+from narthex.netfilter.netlink.elements import LIST_ELEM, PROTOCOL_NUMBERS, size_of
 
 _RULE_TABLE, _RULE_CHAIN, _RULE_EXPRESSIONS = 1, 2, 4
 _EXPR_NAME, _EXPR_DATA = 1, 2
@@ -24,6 +36,9 @@ _REGISTER = 8
 _META_L4PROTO = 16
 _NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2
 _RANDOM = 1
+_JENKINS = 0
+_EQUAL = 0
+_DATA_VALUE = 1
 _DNAT = 1
 _FAMILY_NUMBERS = {IPFamily.IPV4: 2, IPFamily.IPV6: 10}
 _ADDRESS_OFFSETS = {
@@ -55,6 +70,11 @@ def rule_payload(table: str, chain: str, rule: Rule, family: IPFamily) -> bytes:
 
 def _encoded(one: Expression, family: IPFamily) -> Iterator[bytes]:
     match one:
+        case Compare(Field.L4PROTO, (str() as protocol,), False) if protocol in PROTOCOL_NUMBERS:
+            yield _load(Field.L4PROTO, _REGISTER, family)
+            value = attribute(_DATA_VALUE, bytes([PROTOCOL_NUMBERS[protocol]]))
+            operands = _number(1, _REGISTER) + _number(2, _EQUAL) + attribute(3 | NESTED, value)
+            yield _named("cmp", operands)
         case InSet(key, name, negate):
             yield from _loaded(key, family)
             inverted = ((5, 1),) if negate else ()
@@ -74,11 +94,24 @@ def _loaded(key: Key, family: IPFamily) -> Iterator[bytes]:
     """Yield expressions that load the parts of a key into consecutive registers."""
     register = _REGISTER
     for part in key:
-        yield _load(part, register, family)
+        if isinstance(part, HashedFields):
+            yield from _hashed(part, register, family)
+        else:
+            yield _load(part, register, family)
         register += family.host_bits // 32 if part in (Field.SADDR, Field.DADDR) else 1
 
 
-def _load(part: KeyPart, register: int, family: IPFamily) -> bytes:
+def _hashed(part: HashedFields, register: int, family: IPFamily) -> Iterator[bytes]:
+    """Yield expressions that load the fields, and replace them by their hash."""
+    if part.seed is None or part.fields not in ((Field.SADDR,), (Field.DADDR,)):
+        raise Unprintable(f"a hash of {part.fields!r} in a key of a map to endpoints")
+    yield _load(part.fields[0], register, family)
+    length, seed = size_of(part.fields, family), part.seed
+    numbers = (1, register), (2, register), (3, length), (4, part.mod), (5, seed), (6, part.offset), (7, _JENKINS)
+    yield _expression("hash", *numbers)
+
+
+def _load(part: Field | Slot, register: int, family: IPFamily) -> bytes:
     if isinstance(part, Slot):
         return _expression("numgen", (1, register), (2, part.mod), (3, _RANDOM))
     if part is Field.L4PROTO:

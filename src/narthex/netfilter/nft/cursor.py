@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from narthex.netfilter.ast import Field, Key, KeyPart, Slot
+from narthex.netfilter.ast import Field, HashedFields, Key, KeyPart, Slot
 
 
 class UnknownSyntax(Exception):
@@ -23,6 +23,7 @@ class Token(NamedTuple):
 
 
 _TOKEN = re.compile(r'"[^"]*"|#[^\n]*|[{},;\n]|[^\s{},;"]+')
+HASHES = ("jhash", "symhash")
 _PLAIN_FIELDS = {"iifname": Field.IIFNAME, "oifname": Field.OIFNAME, "iif": Field.IIFNAME, "oif": Field.OIFNAME}
 _ORIGINAL_FIELDS = {
     "saddr": Field.ORIG_SADDR,
@@ -132,6 +133,9 @@ class TokenCursor:
             if self.peek() == "offset":
                 raise UnknownSyntax
             return Slot(mod)
+        if first in HASHES:
+            self.position -= 1
+            return self.hashed()
         if first == "ct":
             self.expect("original")
             self.take_if("ip", "ip6")
@@ -141,6 +145,19 @@ class TokenCursor:
         if field is None:
             raise UnknownSyntax
         return field
+
+    def hashed(self) -> HashedFields:
+        """Read `jhash ip saddr . th sport mod N [seed S] [offset M]`, or `symhash mod N [offset M]`."""
+        fields: list[Field] = []
+        if self.take() == "jhash":
+            for part in self.key():
+                if not isinstance(part, Field):
+                    raise UnknownSyntax
+                fields.append(part)
+        self.expect("mod")
+        mod = self.number()
+        seed = self.number() if self.take_if("seed") else None
+        return HashedFields(tuple(fields), mod, seed, self.number() if self.take_if("offset") else 0)
 
     def key_or_none(self) -> Key | None:
         """Read a key, or return None if there is none."""

@@ -244,6 +244,17 @@ def _numgen(value: Any) -> str:
     return f"numgen {_name(value['mode'])} mod {int(value['mod'])}{offset}"
 
 
+def _hash(kind: str) -> Callable[[Any], str]:
+    def translate(value: Any) -> str:
+        """Return the hash as nft text."""
+        fields = f" {_value(value['expr'])}" if "expr" in value else ""
+        seed = f" seed {int(value['seed']):#x}" if "seed" in value else ""
+        offset = f" offset {int(value['offset'])}" if value.get("offset") else ""
+        return f"{kind}{fields} mod {int(value['mod'])}{seed}{offset}"
+
+    return translate
+
+
 def _prefix(value: Any) -> str:
     return f"{_value(value['addr'])}/{int(value['len'])}"
 
@@ -282,6 +293,8 @@ _VALUES: dict[str, Callable[[Any], str]] = {
     "ct": _ct,
     "fib": _fib,
     "numgen": _numgen,
+    "jhash": _hash("jhash"),
+    "symhash": _hash("symhash"),
     "prefix": _prefix,
     "range": lambda value: f"{_value(value[0])}-{_value(value[1])}",
     "set": _set_of,

@@ -92,9 +92,19 @@ def rule_text(rule: ast.Rule, family: Family) -> str:
 
 def key_text(key: ast.Key, family: Family) -> str:
     """Return a key such as `ip daddr . meta l4proto . th dport`."""
-    return " . ".join(
-        f"numgen random mod {part.mod:d}" if isinstance(part, ast.Slot) else _field_text(part, family) for part in key
-    )
+    return " . ".join(_key_part_text(part, family) for part in key)
+
+
+def _key_part_text(part: ast.KeyPart, family: Family) -> str:
+    if isinstance(part, ast.Slot):
+        return f"numgen random mod {part.mod:d}"
+    if isinstance(part, ast.HashedFields):
+        if not part.fields:
+            raise ast.Unprintable("a hash of unknown fields")
+        seed = "" if part.seed is None else f" seed 0x{part.seed:x}"
+        offset = f" offset {part.offset:d}" if part.offset else ""
+        return f"jhash {key_text(part.fields, family)} mod {part.mod:d}{seed}{offset}"
+    return _field_text(part, family)
 
 
 def name_text(name: str) -> str:

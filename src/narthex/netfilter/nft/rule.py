@@ -9,7 +9,7 @@ from narthex.model import networks_between
 from narthex.netfilter import ast
 from narthex.netfilter.nft import matches as nft_matches
 from narthex.netfilter.nft import statements as nft_statements
-from narthex.netfilter.nft.cursor import TokenCursor, UnknownSyntax, canonical
+from narthex.netfilter.nft.cursor import HASHES, TokenCursor, UnknownSyntax, canonical
 from narthex.netfilter.nft.matches import Expressions, negation
 
 _RESUME = frozenset(
@@ -57,8 +57,8 @@ def _pass_over(cursor: TokenCursor) -> None:
 
 def _field_match(cursor: TokenCursor) -> Expressions:
     """Read a comparison of a key, or a match that cannot be decided."""
-    if cursor.peek() == "numgen":
-        return (_numgen(cursor),)
+    if cursor.peek() == "numgen" or (cursor.peek() in HASHES and "vmap" in cursor.texts()):
+        return (_drawn(cursor),)
     try:
         return _compared(cursor)
     except UnknownSyntax:
@@ -79,7 +79,8 @@ def _compared(cursor: TokenCursor) -> Expressions:
         if cursor.peek().startswith("@"):
             return (ast.VerdictMap(key, cursor.take()[1:]),)
         return (_inline_map(lambda: [_alternative(key, cursor)], cursor),)
-    if any(isinstance(part, ast.Slot) for part in key):
+    if not all(isinstance(part, ast.Field) for part in key):
+        cursor.position = start
         raise UnknownSyntax
     if cursor.peek() in ("<", ">", "<=", ">="):
         return (_ordered(key, cursor),)
@@ -165,22 +166,22 @@ def _inline_map(read_key: Callable[[], list[Expressions]], cursor: TokenCursor) 
     return ast.InlineVerdictMap(tuple(arms))
 
 
-def _numgen(cursor: TokenCursor) -> ast.Expression:
-    """Read `numgen random mod N vmap { 0 : goto a, 1 : goto b }`, or the same with a named map."""
-    if cursor.peek(1) == "random":
+def _drawn(cursor: TokenCursor) -> ast.Expression:
+    """Read `numgen random mod N vmap { 0 : goto a, 1 : goto b }`, or the same with a hash or a named map."""
+    if cursor.peek() != "numgen" or cursor.peek(1) == "random":
         start = cursor.position
         key = cursor.key_or_none()
         if key is not None and cursor.peek() == "vmap" and cursor.peek(1).startswith("@"):
             cursor.take()
             return ast.VerdictMap(key, cursor.take()[1:])
         cursor.position = start
-    mod, offset = nft_statements.numgen(cursor)
+    mod, offset, by = nft_statements.drawn(cursor)
     cursor.expect("vmap")
     arms = nft_statements.arms(cursor, mod, offset, lambda: nft_statements.verdict(cursor))
     chains = [what.chain for _, _, what in arms if isinstance(what, ast.Goto)]
-    if len(chains) == len(arms) == mod:
+    if by is None and len(chains) == len(arms) == mod:
         return ast.RandomGoto(tuple(chains))
-    return ast.RandomMap(mod, arms)
+    return ast.RandomMap(mod, arms, by)
 
 
 def _state_map(cursor: TokenCursor) -> Expressions:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from narthex.model import split_port
 from narthex.netfilter import ast
-from narthex.netfilter.nft.cursor import TokenCursor, UnknownSyntax
+from narthex.netfilter.nft.cursor import HASHES, TokenCursor, UnknownSyntax
 from narthex.netfilter.xtables.values import destination_range
 
 Expressions = tuple[ast.Expression, ...]
@@ -103,7 +103,7 @@ def _dnat(cursor: TokenCursor) -> Expressions:
     cursor.expect("dnat")
     cursor.take_if("ip", "ip6")
     cursor.expect("to")
-    if cursor.peek() == "numgen" and _has_braces(cursor):
+    if cursor.peek() in ("numgen", *HASHES) and _has_braces(cursor):
         return (_random_dnat(cursor),)
     if cursor.peek(1) not in ("", "comment", *_NAT_FLAGS):
         key = cursor.key()
@@ -148,22 +148,25 @@ def _has_braces(cursor: TokenCursor) -> bool:
     return cursor.peek(ahead + 1) == "{"
 
 
-def numgen(cursor: TokenCursor) -> tuple[int, int]:
-    """Read `numgen random mod N [offset M]`. Return N and M.
+def drawn(cursor: TokenCursor) -> tuple[int, int, ast.HashedFields | None]:
+    """Read `numgen random mod N [offset M]`, or a hash. Return N, M, and the hash.
 
     `inc` takes the numbers in turn, which over many connections gives the same shares.
     """
+    if cursor.peek() in HASHES:
+        by = cursor.hashed()
+        return by.mod, by.offset, by
     cursor.expect("numgen")
     if cursor.take() not in ("random", "inc"):
         raise UnknownSyntax
     cursor.expect("mod")
     mod = cursor.number()
-    return mod, cursor.number() if cursor.take_if("offset") else 0
+    return mod, cursor.number() if cursor.take_if("offset") else 0, None
 
 
 def _random_dnat(cursor: TokenCursor) -> ast.RandomMap:
-    """Read `numgen random mod 2 map { 0 : 10.0.0.1, 1 : 10.0.0.2 . 80 }`."""
-    mod, offset = numgen(cursor)
+    """Read `numgen random mod 2 map { 0 : 10.0.0.1, 1 : 10.0.0.2 . 80 }`, or the same with a hash."""
+    mod, offset, by = drawn(cursor)
     cursor.expect("map")
 
     def endpoint() -> ast.Dnat:
@@ -173,7 +176,7 @@ def _random_dnat(cursor: TokenCursor) -> ast.RandomMap:
             return ast.Dnat(address, cursor.number())
         return _endpoint(address)
 
-    return ast.RandomMap(mod, arms(cursor, mod, offset, endpoint))
+    return ast.RandomMap(mod, arms(cursor, mod, offset, endpoint), by)
 
 
 def arms(
@@ -250,7 +253,7 @@ def _update(cursor: TokenCursor) -> Expressions:
         raise UnknownSyntax
     cursor.expect("{")
     key = cursor.key()
-    if any(isinstance(part, ast.Slot) for part in key) or not all(isinstance(part, ast.Field) for part in key):
+    if not all(isinstance(part, ast.Field) for part in key):
         raise UnknownSyntax
     if cursor.take_if("timeout"):
         cursor.take()

@@ -14,6 +14,7 @@ from typing import Any
 from narthex.model import Host, IPFamily, Memory, Packet, contains, family_of
 from narthex.netfilter import ast
 from narthex.netfilter.describe import describe, describe_rule
+from narthex.netfilter.walk.hashing import hashed_number
 from narthex.netfilter.walk.lookup import ElementIndex, RulesetIndex, ipset_fields, ipset_index
 from narthex.netfilter.walk.state import Branch, HookPoint, KernelObjects
 from narthex.netfilter.xtables.values import TABLES
@@ -132,26 +133,41 @@ class Matcher:
         """Yield all values of a key with their probabilities, none if the packet lacks a field. Raises ValueNotKnown."""
         if not self._has_ports and ast.Field.L4PROTO in key:
             # Other protocols have other data in place of the ports. A set that names the protocol has no such element.
-            values: list[ast.Atom | None] = [
-                None if isinstance(part, ast.Slot) else -1 if part in _PORTS else self._value(part, branch, point)
-                for part in key
-            ]
+            values: list[ast.Atom | None] = [-1 if part in _PORTS else self._part(part, branch, point) for part in key]
         else:
-            values = [None if isinstance(part, ast.Slot) else self._value(part, branch, point) for part in key]
-        slots = [(position, part.mod) for position, part in enumerate(key) if isinstance(part, ast.Slot)]
+            values = [self._part(part, branch, point) for part in key]
+        slots = [
+            (position, part)
+            for position, part in enumerate(key)
+            if not isinstance(part, ast.Field) and values[position] is None
+        ]
         if sum(value is None for value in values) > len(slots):
             return
         total = 1
-        for _, mod in slots:
-            total *= mod
+        for _, part in slots:
+            total *= part.mod
         if total > _MAX_DRAW:
             raise ValueNotKnown(f"a draw of 1 in {total} is too wide to follow")
         for number in range(total):
             rest = number
-            for position, mod in slots:
-                values[position] = rest % mod
-                rest //= mod
+            for position, part in slots:
+                values[position] = rest % part.mod + (part.offset if isinstance(part, ast.HashedFields) else 0)
+                rest //= part.mod
             yield Fraction(1, total), tuple(value for value in values if value is not None)
+
+    def _part(self, part: ast.KeyPart, branch: Branch, point: HookPoint) -> ast.Atom | None:
+        """Return one part of a key; None if it is drawn, or if the packet lacks the field. Raises ValueNotKnown."""
+        if isinstance(part, ast.HashedFields):
+            return self.hashed(part, branch, point)
+        return None if isinstance(part, ast.Slot) else self._value(part, branch, point)
+
+    def hashed(self, part: ast.HashedFields, branch: Branch, point: HookPoint) -> int | None:
+        """Return the number that the hash of the packet's fields selects; None if it is not known."""
+        try:
+            values = [self._value(field, branch, point) for field in part.fields]
+        except ValueNotKnown:
+            return None
+        return hashed_number(part, values)
 
     def describe_match(self, rule: ast.Rule, branch: Branch, point: HookPoint, table: ast.Table) -> str:
         """Describe the rule with the set elements that matched. Must be called before the statements of the rule run."""
@@ -363,8 +379,8 @@ class Matcher:
             return f"the set {e.name} is not in the input"
         if elements.set.unsupported:
             return f"the set {e.name} is not understood: {elements.set.unsupported}"
-        if any(isinstance(part, ast.Slot) for part in e.key):
-            return f"a random number is looked up in the set {e.name}"
+        if not all(isinstance(part, ast.Field) for part in e.key):
+            return f"a random number or a hash is looked up in the set {e.name}"
         try:
             key = self.key(e.key, branch, point)
         except ValueNotKnown as error:

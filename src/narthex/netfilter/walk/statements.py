@@ -222,13 +222,17 @@ class StatementExecutor:
     def _draw(
         self, e: ast.RandomMap, branch: Branch, point: HookPoint, _table: ast.Table, _where: str
     ) -> Iterator[StatementResult]:
-        left = e.mod
-        for first, last, what in e.arms:
+        left, arms = e.mod, e.arms
+        number = self._matcher.hashed(e.by, branch, point) if e.by else None
+        if e.by and number is not None:
+            number -= e.by.offset
+            left, arms = 1, tuple((number, number, what) for low, high, what in arms if low <= number <= high)
+        for first, last, what in arms:
             count = last - first + 1
             out = branch.take(Fraction(count, left))
             left -= count
             drawn = str(first) if first == last else f"{first}-{last}"
-            description = f"draw {drawn} of {e.mod}: {describe(what)}"
+            description = f"{'hash' if e.by else 'draw'} {drawn} of {e.mod}: {describe(what)}"
             if isinstance(what, ast.Dnat):
                 continuation = self.rewrite(point, out, what.address or out.daddr, what.port)
                 yield StatementResult(

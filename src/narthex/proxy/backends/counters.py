@@ -15,8 +15,9 @@ from narthex.model import ServicePortName
 from narthex.netfilter.ast import ElementData, ElementKey, Set
 from narthex.proxy.backends.iptables import names
 from narthex.proxy.backends.nftables.frame import NODEPORT_SERVICES, SERVICES, NftSettings, shared_sets
+from narthex.proxy.backends.nftables.hashing import declared_map
 from narthex.proxy.backends.nftables.rows import ENDPOINT_MAPS
-from narthex.proxy.plan.ir import Endpoint, Forward, Plan
+from narthex.proxy.plan.ir import Balancing, Endpoint, Forward, Plan
 
 
 class ConnectionCount(NamedTuple):
@@ -74,13 +75,24 @@ Element = tuple[str, ElementKey, ElementData, int]
 def counted_sets(plan: Plan, endpoints: bool) -> Mapping[str, Set]:
     """Return the declarations of the maps that count; those of endpoints only if `endpoints` is set."""
     declared = shared_sets(NftSettings.of(plan))
-    return {name: declared[name] for name in (*_FRONTENDS, *(ENDPOINT_MAPS.values() if endpoints else ()))}
+    found = {name: declared[name] for name in (*_FRONTENDS, *(ENDPOINT_MAPS.values() if endpoints else ()))}
+    if endpoints:
+        found.update((one.name, one) for _, one in _hashing_maps(plan))
+    return found
+
+
+def _hashing_maps(plan: Plan) -> Iterator[tuple[ServicePortName, Set]]:
+    """Yield the maps of Service ports with consistent hashing."""
+    for service in plan.services.values():
+        if service.balancing is Balancing.MAGLEV:
+            yield from ((service.name, declared_map(service, scope)) for scope in service.pools)
 
 
 class NftCounterOwners:
     """Assigns the counters of map elements (nftables) to the Service ports of one plan."""
 
     def __init__(self, plan: Plan) -> None:
+        self._hashing = {one.name: owner for owner, one in _hashing_maps(plan)}
         self._owners: dict[ElementKey, ServicePortName] = {}
         for service in plan.services.values():
             for front in service.frontends:
@@ -97,6 +109,6 @@ class NftCounterOwners:
                 if owner is not None:
                     yield ConnectionCount((name, key), owner, None, packets)
             else:
-                owner = self._owners.get(key[:-1])
+                owner = self._hashing.get(name) or self._owners.get(key[:-1])
                 if owner is not None and isinstance(data, tuple):
                     yield ConnectionCount((name, key, data), owner, data, packets)

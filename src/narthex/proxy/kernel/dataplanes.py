@@ -310,6 +310,14 @@ class IpvsDataplane(Dataplane):
 
         return IpvsBackend(self.options.ipvs.scheduler)
 
+    def backend_here(self, families: Iterable[IPFamily]) -> Backend[Any, Any]:  # noqa: ARG002 (schedulers serve both)
+        """Return the backend without the schedulers that the kernel does not have (row 29.19)."""
+        from narthex.proxy.backends.ipvs.backend import IpvsBackend
+        from narthex.proxy.backends.ipvs.service import SCHEDULERS
+        from narthex.proxy.kernel.virtual_servers import missing_schedulers
+
+        return IpvsBackend(self.options.ipvs.scheduler, missing_schedulers(SCHEDULERS.values()))
+
     @property
     def fixed_options(self) -> tuple[object, ...]:
         """The scheduler and the other options of the section `ipvs`."""

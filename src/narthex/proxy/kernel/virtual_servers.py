@@ -84,6 +84,17 @@ def check_scheduler(name: str, namespace: str | None = None) -> None:
         raise ApplyError(f"this kernel's IPVS does not take the scheduler {name!r}: {made.strerror}")
 
 
+def missing_schedulers(names: Iterable[str]) -> frozenset[str]:
+    """Return those of the schedulers that the kernel does not have; all if it has no IPVS."""
+    missing = set()
+    for name in names:
+        try:
+            check_scheduler(name)
+        except ApplyError:
+            missing.add(name)
+    return frozenset(missing)
+
+
 def set_timeouts(desired: IpvsTimeouts, namespace: str | None = None) -> IpvsTimeouts | None:
     """Set the timeouts that are not 0. Returns the previous ones, None if nothing changes. Raises ApplyError."""
     if not any(desired):

@@ -75,6 +75,8 @@ class ServicePortRecord(_Record, frozen=True, kw_only=True):
     cluster: PoolRecord | None
     local: PoolRecord | None
     affinity_seconds: int | None
+    load_balancing: str
+    """How an endpoint of a pool is selected: `random`, `least-connections`, or `maglev`."""
 
 
 class PodDetectionRecord(_Record, frozen=True, kw_only=True):
@@ -167,6 +169,7 @@ def _service(service: ServicePlan) -> ServicePortRecord:
         cluster=msgspec.convert(service.cluster, PoolRecord | None, from_attributes=True),
         local=msgspec.convert(service.local, PoolRecord | None, from_attributes=True),
         affinity_seconds=service.affinity_seconds,
+        load_balancing=service.balancing.value,
     )
 
 

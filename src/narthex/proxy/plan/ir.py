@@ -10,8 +10,8 @@ The handling of a packet is one lookup:
    addresses.
 2. If `allow_from` does not contain the source, drop the packet, whatever the decisions say.
 3. The class of the sender selects the decision: `pod`, `node`, or `other`. The first class that matches counts.
-4. Forward: select one endpoint of the pool, each with the same probability, or the remembered one when the Service has
-   session affinity. Masquerade the source if the decision says so, and always if the endpoint is the sender itself
+4. Forward: select one endpoint of the pool as `ServicePlan.balancing` says, by default each with the same probability, or
+   the remembered one when the Service has session affinity. Masquerade the source if the decision says so, and always if the endpoint is the sender itself
    (hairpin).
 5. No frontend: reject at a known ClusterIP, drop at a free address of a ServiceCIDR, and leave everything else alone.
 """
@@ -125,6 +125,19 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """Why these endpoints, for people: "ready", "ready and hinted for zone a", "terminating, none is ready"."""
 
 
+class Balancing(enum.Enum):
+    """How a new connection gets one of the endpoints of a pool. The value is that of the annotation."""
+
+    RANDOM = "random"
+    """Each endpoint with the same probability."""
+    LEAST_CONNECTIONS = "least-connections"
+    """The one with fewer open connections from this node, of two that are drawn at random."""
+    MAGLEV = "maglev"
+    """The one that the client's source address is hashed to, the same on every node (`plan.maglev`)."""
+
+    __hash__ = object.__hash__  # as `model.net.IPFamily`
+
+
 class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     """All decisions for one Service port. An unchanged Service port keeps the identical object from plan to plan."""
 
@@ -145,6 +158,8 @@ class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
     """ClientIP session affinity: a client keeps its endpoint if it returns within this time, across all frontends of
     the Service port on this node (rows 14.1, 14.2), as long as the endpoint is in the pool that the decision names.
     """
+    balancing: Balancing = Balancing.RANDOM
+    """RANDOM if `affinity_seconds` is set."""
 
     @property
     def pools(self) -> dict[Scope, Pool]:
@@ -352,4 +367,19 @@ class Deviation(enum.Enum):
     AFFINITY_PER_ADDRESS = (
         "affinity-per-address",
         "each address and port of a Service remembers its clients for itself",
+    )
+    # iptables, userspace.
+    NO_CONSISTENT_HASHING = (
+        "no-consistent-hashing",
+        "a Service that asks for consistent hashing gets the endpoints that other Services would get",
+    )
+    # ipvs.
+    HASH_OF_THE_KERNEL = (
+        "hash-of-the-kernel",
+        "consistent hashing uses a table of IPVS's own, so that only the kernel knows a client's endpoint",
+    )
+    # nftables, iptables, userspace.
+    NO_LEAST_CONNECTIONS = (
+        "no-least-connections",
+        "a Service that asks for the least connections gets the endpoints that other Services would get",
     )

@@ -25,6 +25,7 @@ from narthex.model import (
     host_network,
     is_zero_prefix,
 )
+from narthex.proxy.plan.balancing import balancing_of
 from narthex.proxy.plan.ir import (
     Decision,
     Drop,
@@ -144,6 +145,7 @@ def _decide_port(
         serving=_serving(found, selection),
         not_serving=() if found.all_ready else found.where(_is_not_serving).endpoints,
         affinity_seconds=service.affinity_seconds,
+        balancing=balancing_of(service),
     )
 
 

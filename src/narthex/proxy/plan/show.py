@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 from narthex.model import join_port, visible
 from narthex.proxy.plan.ir import (
+    Balancing,
     Decision,
     Drop,
     Endpoint,
@@ -139,6 +140,8 @@ def _pool_lines(service: ServicePlan, limit: int | None) -> Iterable[str]:
         yield f"{scope.value}: {_pool_text(pool, limit)}"
     if service.affinity_seconds is not None:
         yield f"affinity: a client keeps its endpoint for {service.affinity_seconds} s"
+    if service.balancing is not Balancing.RANDOM:
+        yield f"load balancing: {service.balancing.value}"
 
 
 def _pool_text(pool: Pool, limit: int | None) -> str:

@@ -24,6 +24,7 @@ from narthex.model import (
     Event,
     IPFamily,
     NamespacedName,
+    Service,
     Snapshot,
     Store,
     Synced,
@@ -33,7 +34,7 @@ from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import Planner
 from narthex.proxy.program.health import ProxyHealth
 from narthex.proxy.program.metrics import ProgrammingLatency, ProxyMetrics
-from narthex.proxy.program.report import ExternalIPReporter, SyncReporter
+from narthex.proxy.program.report import BalancingReporter, ExternalIPReporter, SyncReporter
 from narthex.proxy.program.schedule import FamilySchedule, LookBudget, SyncPeriods
 from narthex.proxy.program.sync import FamilySync, Look, SyncResult
 from narthex.runtime.reconciler import Reconciler
@@ -70,12 +71,14 @@ class Proxy:
         follow: Callable[[Plan], float] = lambda _: math.inf,
         after_sync: Callable[[SyncResult], object] = lambda _: None,
         record: Callable[[ClusterEvent], object] = lambda _: None,
+        balancing_problem: Callable[[Service], str] = lambda _: "",
     ) -> None:
         """Prepare the loop; nothing is started.
 
         `complete` adds the node's own addresses to a snapshot. `foreign` reports rules changed by others (row 29.9).
         `follow` receives the plan in force of each family at each turn and returns the seconds until it must be
         called again. `after_sync` receives the result of each successful sync, `record` receives Events.
+        `balancing_problem` returns why a Service's request for load balancing has no effect.
         """
         self._inbox = inbox
         budget = LookBudget()
@@ -91,6 +94,7 @@ class Proxy:
         self._after_sync = after_sync
         self._report = SyncReporter(node_name, len(families), record)
         self._external_ips = ExternalIPReporter(node_name)
+        self._balancing = BalancingReporter(balancing_problem, record)
         self._programming = ProgrammingLatency(clock.wall())
         self._store = Store()
         self._loop = Reconciler(clock)
@@ -196,6 +200,7 @@ class Proxy:
         self._report.node(snapshot)
         self._report.health_check_ports(snapshot, changed)
         self._external_ips.update(snapshot, changed)
+        self._balancing.update(snapshot, changed)
         for half in self._halves:
             half.changed(changed, self._periods)
             if snapshot.synced:

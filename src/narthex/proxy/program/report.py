@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from narthex.kube.events import ClusterEvent, source_problem
+from narthex.kube.events import ClusterEvent, balancing_not_applied, source_problem
 from narthex.model import EventProblem, IPFamily, NamespacedName, Problem, Service, ServicePortName, Snapshot
 from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.iptables.rules import XtablesChanges
@@ -280,6 +280,32 @@ class ExternalIPReporter:
                 "AllowServiceExternalIPs=false",
                 severity="error" if api else "warning",
             )
+
+
+class BalancingReporter:
+    """Reports each Service whose request for another way to select endpoints has no effect, in the log and as an Event.
+
+    `problem` returns what is wrong with the request of a Service; empty if nothing is.
+    """
+
+    def __init__(self, problem: Callable[[Service], str], record: Callable[[ClusterEvent], object]) -> None:
+        self._problem = problem
+        self._record = record
+        self._said: dict[NamespacedName, str] = {}
+
+    def update(self, snapshot: Snapshot, changed: Iterable[NamespacedName]) -> None:
+        """Report new and resolved problems of the Services that changed."""
+        for name in sorted(changed):
+            service = snapshot.services.get(name)
+            problem = self._problem(service) if service is not None and service.annotations else ""
+            before = self._said.pop(name, "")
+            if problem:
+                self._said[name] = problem
+            if service is not None and problem and problem != before:
+                LOGGER.warning("Service %s: %s", name, problem, extra=data(object=f"Service {name}"))
+                self._record(balancing_not_applied(name, service.uid, f"Service {name}: {problem}"))
+            elif before and not problem:
+                LOGGER.info("Service %s: its request for load balancing is no problem any more", name)
 
 
 class UnservedReporter:

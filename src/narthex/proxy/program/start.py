@@ -30,6 +30,7 @@ from narthex.linux.privileges import allow_many_files, set_oom_score
 from narthex.model import IPFamily, NamespacedName, Node, Snapshot
 from narthex.model.kernel_setting import KernelSetting
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
+from narthex.proxy.plan.balancing import balancing_problem
 from narthex.proxy.plan.ir import Deviation
 from narthex.proxy.plan.planner import Planner, plan_once
 from narthex.proxy.program.cleanup import LeftoverRemover
@@ -125,6 +126,7 @@ def assemble(
             running.follow,
         ),
         record=events.record,
+        balancing_problem=lambda service: balancing_problem(service, plane.mode, running.backend.deviations),
     )
     return AssembledProxy(proxy, explainer, connections, running)
 

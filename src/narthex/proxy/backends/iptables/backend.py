@@ -56,7 +56,14 @@ class IptablesBackend(Backend[XtablesRules, XtablesChanges]):
     """Renders plans as kube-proxy's chains."""
 
     name = "iptables"
-    deviations = frozenset({Deviation.NO_CLUSTER_IP_GUARD, Deviation.REJECT_BEFORE_RANGES})
+    deviations = frozenset(
+        {
+            Deviation.NO_CLUSTER_IP_GUARD,
+            Deviation.REJECT_BEFORE_RANGES,
+            Deviation.NO_CONSISTENT_HASHING,
+            Deviation.NO_LEAST_CONNECTIONS,
+        }
+    )
     traits = IPTABLES
 
     def advance(self, previous: XtablesRules | None, plan: Plan) -> tuple[XtablesRules, XtablesChanges]:

@@ -27,6 +27,7 @@ from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs.frame import MASK_NONE, IpvsFrame, Mask
 from narthex.proxy.backends.ipvs.rules import IpvsChanges, IpvsRules, diff, patch
 from narthex.proxy.backends.ipvs.service import (
+    SCHEDULERS,
     IpvsFragment,
     IpvsServerSettings,
     PlacedServer,
@@ -35,8 +36,12 @@ from narthex.proxy.backends.ipvs.service import (
     settings_of,
 )
 from narthex.proxy.backends.traits import IPVS
-from narthex.proxy.plan.ir import Deviation, Plan, ServiceHealthCheck
+from narthex.proxy.plan.ir import Balancing, Deviation, Plan, ServiceHealthCheck
 
+_WITHOUT = {
+    SCHEDULERS[Balancing.MAGLEV]: Deviation.NO_CONSISTENT_HASHING,
+    SCHEDULERS[Balancing.LEAST_CONNECTIONS]: Deviation.NO_LEAST_CONNECTIONS,
+}
 _NO_PLAN = -1
 """A lineage number that no plan has, nor the missing parent of a plan."""
 
@@ -70,22 +75,26 @@ class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
             Deviation.CLUSTER_IP_SOURCE,
             Deviation.AFFINITY_PER_ADDRESS,
             Deviation.HAIRPIN_LOCAL_ONLY,
+            Deviation.HASH_OF_THE_KERNEL,
         }
     )
     traits = IPVS
 
-    def __init__(self, scheduler: str = "rr") -> None:
+    def __init__(self, scheduler: str = "rr", lacking: frozenset[str] = frozenset()) -> None:
         """Create the backend for a scheduler, the name of a kernel module without `ip_vs_`.
 
-        The scheduler mh hashes clients' ports, too (row 24.6).
+        The scheduler mh hashes clients' ports, too (row 24.6). `lacking` has the schedulers that Services may request and
+        the kernel does not have (row 29.19).
         """
         self._scheduler = scheduler or "rr"
+        self._lacking = lacking
+        self.deviations = self.deviations | {_WITHOUT[name] for name in lacking}
 
     def advance(self, previous: IpvsRules | None, plan: Plan) -> tuple[IpvsRules, IpvsChanges]:
         """Return the rules for a plan and the changes. Fragments of unchanged Service ports are taken over."""
         last = cast("_Rendering | None", previous.rendering) if previous else None
         frame = IpvsFrame(Frame.of(plan, commented=False), plan.service_cidrs)
-        settings = settings_of(plan, self._scheduler)
+        settings = settings_of(plan, self._scheduler, self._lacking)
         if previous is None or last is None or last.frame != frame or last.settings != settings:
             empty = _Rendering(plan_number=_NO_PLAN, frame=frame, settings=settings)
             rules, _ = _Turn(plan, empty, None).rules()

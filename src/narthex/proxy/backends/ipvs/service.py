@@ -10,7 +10,7 @@ from narthex.model import Protocol, in_any, is_zero_prefix, parsed_network
 from narthex.netfilter.ipvs import RealServer, ServerKey, VirtualServer
 from narthex.proxy.backends.ipvs import names
 from narthex.proxy.backends.ipvs.frame import Mask
-from narthex.proxy.plan.ir import Drop, Forward, Frontend, FrontendKind, Plan, ServicePlan
+from narthex.proxy.plan.ir import Balancing, Drop, Forward, Frontend, FrontendKind, Plan, ServicePlan
 
 SetEntry = tuple[str, str]
 """A set by its IPv4 name, and an entry of it in the format of `ipset save`."""
@@ -24,13 +24,17 @@ class IpvsServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The addresses of the node at which node ports answer."""
     node_addresses: frozenset[str]
     """All addresses of the node: never bound a second time."""
+    lacking: frozenset[str] = frozenset()
+    """Schedulers that Services may request and the kernel does not have."""
 
 
-def settings_of(plan: Plan, scheduler: str) -> IpvsServerSettings:
+def settings_of(plan: Plan, scheduler: str, lacking: frozenset[str] = frozenset()) -> IpvsServerSettings:
     """Return the settings of a plan."""
     cidrs = plan.node_ports.cidrs
     answering = tuple(ip for ip in plan.node_addresses if cidrs is None or in_any(cidrs, ip))
-    return IpvsServerSettings(scheduler=scheduler, node_ports=answering, node_addresses=frozenset(plan.node_addresses))
+    return IpvsServerSettings(
+        scheduler=scheduler, node_ports=answering, node_addresses=frozenset(plan.node_addresses), lacking=lacking
+    )
 
 
 class PlacedServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,15 +80,23 @@ def fragment(service: ServicePlan, settings: IpvsServerSettings) -> IpvsFragment
     return IpvsFragment(service=service, exact=exact, node=node, entries=frozenset(entries), mask=mask)
 
 
+SCHEDULERS = {Balancing.MAGLEV: "mh", Balancing.LEAST_CONNECTIONS: "lc"}
+"""By request. The scheduler lc compares all endpoints, not two."""
+
+
 def _server(service: ServicePlan, frontend: Frontend, settings: IpvsServerSettings) -> VirtualServer:
     """Return the virtual server of a frontend, without an address."""
+    requested = SCHEDULERS.get(service.balancing)
+    if requested in settings.lacking:
+        requested = None
     return VirtualServer(
         address="",
         protocol=frontend.protocol,
         port=frontend.port,
-        scheduler=settings.scheduler,
+        scheduler=requested or settings.scheduler,
         persistence_seconds=service.affinity_seconds,
-        hash_ports=settings.scheduler == "mh",
+        # A request is for clients, not for connections.
+        hash_ports=requested is None and settings.scheduler == "mh",
         reals=_reals(service, frontend),
     )
 

@@ -210,7 +210,7 @@ class NftablesBackend(Backend[NftRules, NftChanges]):
     """Renders table `ip narthex` or `ip6 narthex`; nothing outside it is touched."""
 
     name = "nftables"
-    deviations = frozenset({Deviation.HAIRPIN_LOCAL_ONLY})
+    deviations = frozenset({Deviation.HAIRPIN_LOCAL_ONLY, Deviation.NO_LEAST_CONNECTIONS})
     traits = NFTABLES
 
     def advance(self, previous: NftRules | None, plan: Plan) -> tuple[NftRules, NftChanges]:

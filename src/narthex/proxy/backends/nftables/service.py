@@ -24,6 +24,7 @@ from narthex.proxy.backends.nftables.frame import (
     NftSettings,
     element_network,
 )
+from narthex.proxy.backends.nftables.hashing import hashed_slots, hashing_chain, hashing_chains, hashing_maps
 from narthex.proxy.backends.nftables.rows import (
     ENDPOINT_MAPS,
     NODEPORT,
@@ -37,7 +38,7 @@ from narthex.proxy.backends.nftables.rows import (
     refuse_verdict,
     send_cell,
 )
-from narthex.proxy.plan.ir import Forward, Frontend, FrontendKind, Pool, Scope, ServicePlan
+from narthex.proxy.plan.ir import Balancing, Forward, Frontend, FrontendKind, Pool, Scope, ServicePlan
 
 SHARED: Mapping[str, Callable[[str], ElementKey]] = {CLUSTER_IPS: lambda ip: (ip,), HAIRPIN: lambda ip: (ip, ip)}
 """Sets in which several Service ports may need the same element, and the element of an address."""
@@ -54,6 +55,10 @@ class NftFragment(msgspec.Struct, frozen=True):
         """Return the slots of one pool."""
         return self.cluster if scope is Scope.CLUSTER else self.local
 
+    def hashed(self) -> dict[Scope, Slots]:
+        """Return the slots of the pools that there are."""
+        return {scope: self.slots(scope) for scope in self.service.pools}
+
 
 class _RowElements(msgspec.Struct, frozen=True):
     """What frontends with the same decisions add: the target sets and the data of their elements."""
@@ -65,7 +70,7 @@ class _RowElements(msgspec.Struct, frozen=True):
     """Elements of the map that ends the lookup in nat."""
     verdict: ElementData
     cells: Cells | None
-    """Set if the Service has session affinity, and so its own chains."""
+    """Set if the Service port has chains of its own, for session affinity or consistent hashing."""
     sends: tuple[tuple[EndpointCount, SlotMap], ...] = ()
     """The endpoint maps in use, each with a count of zero."""
 
@@ -91,12 +96,12 @@ class TablePart:
         """Return the elements of one set, to be filled."""
         return self.elements.setdefault(name, {})
 
-    def elements_for(self, frontend: Frontend, with_affinity: bool) -> _RowElements:
+    def elements_for(self, frontend: Frontend, own_chains: bool) -> _RowElements:
         """Return what the decisions of a frontend add; nearly all frontends have the same few decisions."""
-        key = frontend.address is None, with_affinity, frontend.pod, frontend.node, frontend.other
+        key = frontend.address is None, own_chains, frontend.pod, frontend.node, frontend.other
         elements = self._row_elements.get(key)
         if elements is None:
-            elements = self._row_elements[key] = self._made(frontend, with_affinity)
+            elements = self._row_elements[key] = self._made(frontend, own_chains)
         return elements
 
     def counted(self, kind: EndpointCount, number: int) -> dict[ElementKey, ElementData]:
@@ -108,7 +113,7 @@ class TablePart:
             found = self._counted[kind, number] = self.of(count.frontends)
         return found
 
-    def _made(self, frontend: Frontend, with_affinity: bool) -> _RowElements:
+    def _made(self, frontend: Frontend, own_chains: bool) -> _RowElements:
         node_port = frontend.address is None
         row = decisions(frontend, self.settings)
         sends = [decision for decision in row if isinstance(decision, Forward)]
@@ -125,7 +130,7 @@ class TablePart:
             # An exact address wins over node ports, also when it refuses: the walk in nat must end here.
             return _RowElements(refusals, refused, services, Return(), None)
         cells = (send_cell(row[0]), send_cell(row[1]), send_cell(row[2]))
-        if with_affinity:
+        if own_chains:
             return _RowElements(refusals, refused, services, None, cells)
         kind = NODEPORT if node_port else SEND
         sending = DecisionRow(kind, cells)
@@ -140,11 +145,19 @@ class TablePart:
 
 def fragment(service: ServicePlan, before: NftFragment | None) -> NftFragment:
     """Return the Service port with slots; known endpoints keep theirs."""
+    if _is_hashed(service):
+        return NftFragment(service, hashed_slots(service.cluster), hashed_slots(service.local))
+    if before is not None and _is_hashed(before.service):
+        before = None
     return NftFragment(
         service,
         arrange(before.cluster if before else (), service.cluster),
         arrange(before.local if before else (), service.local),
     )
+
+
+def _is_hashed(service: ServicePlan) -> bool:
+    return service.balancing is Balancing.MAGLEV
 
 
 def arrange(before: Slots, pool: Pool | None) -> Slots:
@@ -185,7 +198,7 @@ def add(part: TablePart, fragments: Iterable[NftFragment]) -> TablePart:
 
 def _add_service(part: TablePart, one: NftFragment) -> None:
     service = one.service
-    affinity_rows: set[Cells] = set()
+    rows: set[Cells] = set()
     for frontend in service.frontends:
         if frontend.kind is FrontendKind.CLUSTER_IP and frontend.address is not None:
             _count(part, CLUSTER_IPS, frontend.address)
@@ -193,16 +206,19 @@ def _add_service(part: TablePart, one: NftFragment) -> None:
             _add_ranges(part, frontend, frontend.allow_from)
         cells = _add_frontend(part, one, frontend)
         if cells is not None:
-            affinity_rows.add(cells)
+            rows.add(cells)
     for pool in service.pools.values():
         for end in pool.endpoints:
             if end.local:
                 _count(part, HAIRPIN, end.address)
-    if affinity_rows:
-        part.chains.update(
-            (chain.name, chain) for chain in affinity_chains(service, frozenset(affinity_rows), part.settings)
-        )
-        part.sets.update((clients.name, clients) for clients in affinity_sets(service))
+    if not rows:
+        return
+    if _is_hashed(service):
+        chains, sets = hashing_chains(service, frozenset(rows), part.settings), hashing_maps(service, one.hashed())
+    else:
+        chains, sets = affinity_chains(service, frozenset(rows), part.settings), affinity_sets(service)
+    part.chains.update((chain.name, chain) for chain in chains)
+    part.sets.update((each.name, each) for each in sets)
 
 
 def _count(part: TablePart, name: str, address: str) -> None:
@@ -228,14 +244,16 @@ def _add_ranges(part: TablePart, frontend: Frontend, ranges: tuple[str, ...]) ->
 
 
 def _add_frontend(part: TablePart, one: NftFragment, frontend: Frontend) -> Cells | None:
-    """Add the elements of one frontend. Returns its cells if it needs chains for session affinity."""
-    elements = part.elements_for(frontend, one.service.affinity_seconds is not None)
+    """Add the elements of one frontend. Returns its cells if it needs chains of the Service port's own."""
+    hashed = _is_hashed(one.service)
+    elements = part.elements_for(frontend, hashed or one.service.affinity_seconds is not None)
     key = _key(frontend)
     if elements.refusals is not None:
         elements.refusals[key] = elements.refused
     if elements.services is not None:
+        name_of = hashing_chain if hashed else affinity_chain
         elements.services[key] = (
-            Goto(affinity_chain(one.service, elements.cells)) if elements.cells is not None else elements.verdict
+            Goto(name_of(one.service, elements.cells)) if elements.cells is not None else elements.verdict
         )
     for kind, endpoints in elements.sends:
         slots = one.slots(kind.scope)

@@ -91,7 +91,14 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
 
     name = "userspace"
     deviations = frozenset(
-        {Deviation.NO_CLUSTER_IP_GUARD, Deviation.REJECT_BEFORE_RANGES, Deviation.RELAYED, Deviation.NO_SCTP}
+        {
+            Deviation.NO_CLUSTER_IP_GUARD,
+            Deviation.REJECT_BEFORE_RANGES,
+            Deviation.RELAYED,
+            Deviation.NO_SCTP,
+            Deviation.NO_CONSISTENT_HASHING,
+            Deviation.NO_LEAST_CONNECTIONS,
+        }
     )
     traits = USERSPACE
 
