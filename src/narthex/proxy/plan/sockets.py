@@ -12,7 +12,7 @@ import enum
 import msgspec
 
 from narthex.model import Protocol, in_any
-from narthex.proxy.plan.ir import Decision, Drop, Frontend, Plan, Reject, Scope, Sender, ServicePlan
+from narthex.proxy.plan.ir import Balancing, Decision, Drop, Frontend, Plan, Reject, Scope, Sender, ServicePlan
 
 
 class _Explained(enum.Enum):
@@ -31,6 +31,7 @@ class _Explained(enum.Enum):
 class LeftToRules(_Explained):
     """Why sockets leave a connection to the rules, which then decide as without socket load balancing."""
 
+    HASHING = "hashing", "the source address, by which consistent hashing selects, is known only when a packet is sent"
     AFFINITY = "affinity", "session affinity is remembered by the rules, for clients of all kinds"
     SOURCE_RANGES = "source-ranges", "the source address is known only when a packet is sent"
     MASQUERADE = "masquerade", "the source address must be rewritten"
@@ -90,6 +91,8 @@ def _expressible(decision: Decision, service: ServicePlan, sender: Sender) -> So
         return LeftToRules.DROP
     if service.affinity_seconds is not None:
         return LeftToRules.AFFINITY
+    if service.balancing is Balancing.MAGLEV:
+        return LeftToRules.HASHING
     if not decision.masquerade:
         return SocketForward(decision.scope)
     return SocketForward(decision.scope, unbound_only=True) if sender is Sender.NODE else LeftToRules.MASQUERADE
