@@ -34,6 +34,8 @@ class Stage(enum.Enum):
 
     START = "start"
     """The packet is created, or enters the part of the network that is known."""
+    SOCKET = "socket"
+    """A socket connects, and socket load balancing replaces its destination before there is a packet."""
     POD_LINK = "pod link"
     """Between the network namespaces of a pod and its node."""
     BRIDGE = "bridge"

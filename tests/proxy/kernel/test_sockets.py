@@ -15,7 +15,8 @@ from narthex.linux.bpf import mount_bpf_file_system, pinned_names, unmount
 from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
 from narthex.model import EndpointPort, IPFamily, Protocol, ServicePort
-from narthex.proxy.kernel.sockets import SocketsUnavailableError, cgroup_path, remove_pins
+from narthex.proxy.backends.sockets.document import socket_document
+from narthex.proxy.kernel.sockets import SocketsUnavailableError, cgroup_path, pinned_rows, remove_pins
 from narthex.proxy.plan.stale import StaleReason, StaleSearch
 from narthex.proxy.program.sockets import SocketAccelerator
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
@@ -325,3 +326,16 @@ def test_udp_sockets_of_an_endpoint_that_left_are_closed(world, family, mapped):
 def test_without_programs_no_socket_is_closed(world):
     with in_namespace(world.node):
         assert world.accelerator().close_stale(IPFamily.IPV4, None, lambda _: StaleReason.ENDPOINT_GONE) == Counter()
+
+
+@each_family
+def test_pinned_maps_are_read_without_a_process(world, family):
+    accelerator = world.accelerator()
+    with in_namespace(world.node):
+        assert pinned_rows(world.pins) == {}
+    world.follow(accelerator, family, PODS[family])
+    accelerator.close()
+    with in_namespace(world.node):
+        found = socket_document(pinned_rows(world.pins)).frontend(SERVICE[family], 80, "TCP")
+    assert found is not None
+    assert (found.pods, found.cluster) == ("cluster", tuple(sorted((pod, 8080) for pod in PODS[family])))

@@ -154,6 +154,25 @@ class SocketTarget:
         made.pin(path)
         return made
 
+    def look(self) -> dict[IPFamily, KernelRows]:
+        """Return the rows of the families whose maps are pinned, without creating any. Raises ApplyError."""
+        self._restore_capacity()
+        names = pinned_names(self._pins)
+        found: dict[IPFamily, KernelRows] = {}
+        try:
+            for family in IPFamily:
+                maps = self._family(family)
+                needed = (maps.frontends, maps.pools, maps.slots)
+                if not all(_map_pin(spec) in names for spec in needed):
+                    continue
+                with _as_apply_error("cannot open the maps of socket load balancing"):
+                    for spec in needed:
+                        self._maps[spec.name] = BpfMap.open(str(self._pins / _map_pin(spec)), spec)
+                found[family] = self.read(family)
+        finally:
+            self.close()
+        return found
+
     # ---- rows ------------------------------------------------------------------------------------------------------
 
     def read(self, family: IPFamily) -> KernelRows:
@@ -298,6 +317,15 @@ class SocketTarget:
         for each in self._maps.values():
             each.close()
         self._maps.clear()
+
+
+def pinned_rows(pins: Path = PINS) -> dict[IPFamily, KernelRows]:
+    """Return the rows in the pinned maps for the network namespace of the calling thread; none if nothing is pinned.
+
+    It creates nothing. Raises ApplyError, and OSError if the kernel does not tell the namespace's number.
+    """
+    target = SocketTarget(Path(), pins)
+    return target.look()
 
 
 def remove_pins(family: IPFamily, pins: Path = PINS) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from narthex.model import Host, IPFamily, Protocol, contains, family_of, network
 from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.dump.dump import DumpGap
 from narthex.netfilter.walk.state import KernelObjects
+from narthex.proxy.backends.sockets.document import SocketDocument
 
 MAIN, LOCAL, DEFAULT = "main", "local", "default"
 """Names of the kernel's own routing tables."""
@@ -234,6 +235,8 @@ class NodeView(msgspec.Struct, kw_only=True):
     """The network namespaces of pods on this node, as far as they are known, by `NAMESPACE/NAME`."""
     relay: RelayEndpoints | None = None
     """The listeners of a userspace relay on this node."""
+    sockets: SocketDocument | None = None
+    """The maps of socket load balancing on this node."""
 
     @property
     def node(self) -> str:

@@ -85,6 +85,9 @@ CNI_FILE = "about/cni.txt"
 """Names of the files in CNI_DIRECTORY and the types of their plugins, and nothing else from them."""
 CNI_DIRECTORY = "/etc/cni/net.d"
 
+SOCKETS_FILE = "net/sockets.json"
+"""The maps of socket load balancing. Only `narthex bundle` can read them, not the script."""
+
 OBJECTS = {
     "objects/services.json": "services",
     "objects/endpointslices.json": "endpointslices",

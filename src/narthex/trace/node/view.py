@@ -9,19 +9,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
+
 from narthex.model import FAMILIES, IPFamily
 from narthex.model.lines import without_long_lines_of
 from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.dump.dump import GapKind
 from narthex.netfilter.dump.read import Dump, DumpError, merge_dumps, read_dump
 from narthex.netfilter.walk.state import KernelObjects
+from narthex.proxy.backends.sockets.document import SocketDocument
 from narthex.trace.follow.views import DEFAULT, LOCAL, MAIN, NodeView, PolicyRule
 from narthex.trace.node import network as links
 from narthex.trace.node import routes
-from narthex.trace.node.layout import FAILED, TAKEN, BundleManifest
+from narthex.trace.node.layout import FAILED, SOCKETS_FILE, TAKEN, BundleManifest
 from narthex.trace.node.network import LINE, ConntrackListing, listeners_of
 
 T = TypeVar("T")
+_SOCKETS = msgspec.json.Decoder(SocketDocument)
 
 _RULES = "rules/"
 NOT_WALKED = ("rules/nft.json", "rules/ipvs-stats.txt")
@@ -65,7 +69,18 @@ def view_of_bundle(parts: Mapping[str, str], table: BundleManifest, origin: str)
         connections=ConntrackListing("\n".join(conntrack)) if conntrack else None,
         sysctls=settings_of(parts["net/sysctls.txt"]) if "net/sysctls.txt" in parts else None,
         absent=reader.absent,
+        sockets=_sockets(parts.get(SOCKETS_FILE), reader.absent),
     )
+
+
+def _sockets(text: str | None, absent: dict[str, str]) -> SocketDocument | None:
+    if text is None:
+        return None
+    try:
+        return _SOCKETS.decode(text)
+    except msgspec.DecodeError as error:
+        absent["sockets"] = f"{SOCKETS_FILE} cannot be read: {error}"
+        return None
 
 
 def _short_lines(parts: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

@@ -26,6 +26,9 @@ import narthex
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.model import InputError
+from narthex.proxy.backends.base import ApplyError
+from narthex.proxy.backends.sockets.document import socket_document
+from narthex.proxy.kernel.sockets import PINS, pinned_rows
 from narthex.trace.node.layout import (
     ABSENT,
     CNI_DIRECTORY,
@@ -35,6 +38,7 @@ from narthex.trace.node.layout import (
     PARTS,
     ROOT,
     SETTINGS,
+    SOCKETS_FILE,
     TABLE_FILE,
     TAKEN,
     BundleManifest,
@@ -222,6 +226,8 @@ def gather(node: str = "", namespace: str | None = None, *, without: frozenset[s
             add(*(_settings(part, namespace) if part.path == _SYSCTLS else _asked(part, namespace)))
     if CNI_FILE not in without:
         add(*_cni(Path(CNI_DIRECTORY)))
+    if SOCKETS_FILE not in without:
+        add(*_sockets(namespace))
     name = node or namespace or socket.gethostname()
     return GatheredParts(
         table=BundleManifest(node=name, writer=f"narthex {narthex.__version__}", parts=tuple(taken)), parts=parts
@@ -276,6 +282,20 @@ def _settings(part: BundlePart, namespace: str | None) -> tuple[str | None, Part
                         continue
     text = "".join(line + "\n" for line in sorted(lines))
     return text, PartStatus(path=part.path, status=TAKEN, command="/proc/sys/net", bytes=len(text))
+
+
+def _sockets(namespace: str | None) -> tuple[str | None, PartStatus]:
+    """Return the maps of socket load balancing."""
+    status = PartStatus(path=SOCKETS_FILE, status=ABSENT, command=str(PINS))
+    try:
+        with in_namespace(namespace):
+            rows = pinned_rows()
+    except (ApplyError, OSError) as error:
+        return None, replace(status, status=FAILED, remark=str(error)[:_REMARK])
+    if not rows:
+        return None, replace(status, remark="socket load balancing is not in use")
+    text = msgspec.json.encode(socket_document(rows)).decode()
+    return text, replace(status, status=TAKEN, bytes=len(text))
 
 
 def _cni(directory: Path) -> tuple[str | None, PartStatus]:

@@ -20,10 +20,22 @@ from narthex.trace.follow.bridges import entry_from
 from narthex.trace.follow.departure import CREATED_HERE, NodeEntry
 from narthex.trace.follow.path import PathFollower
 from narthex.trace.follow.routing import RouteQuery, look_up
+from narthex.trace.follow.sockets import connect
 from narthex.trace.follow.steps import view_step
 from narthex.trace.follow.unknown_facts import NOTHING, AskedFacts, Assumption, doubt_sender, follow_all
 from narthex.trace.follow.views import ClusterMap, Impairment, NodeView
-from narthex.trace.model import Header, PacketPath, Party, PathBranch, PathStep, Stage, branch_steps, branch_tree
+from narthex.trace.model import (
+    Fate,
+    Header,
+    PacketPath,
+    Party,
+    PathBranch,
+    PathEnd,
+    PathStep,
+    Stage,
+    branch_steps,
+    branch_tree,
+)
 from narthex.trace.names import AddressName, AddressNames, service_of_steps
 from narthex.trace.node.layout import CNI_FILE, OBJECTS, PARTS
 from narthex.trace.node.view import NOT_WALKED, view_of_bundle, view_of_files
@@ -325,11 +337,24 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
     atlas = known.atlas()
     follower = PathFollower(atlas, request.size)
     view, entry, what = _start(known, atlas, source, header, request)
+    # Programs see sockets of this node and of its pods, and no packets of others.
+    is_node = view.on is None and (source.kind == "node" or view.own(sent_from) is not None)
+    is_pod = not is_node and (source.kind == "pod" or (source.kind == "address" and bool(source.node)))
+    sends = (is_pod or is_node) and not request.iif
 
     def run(assumed: Assumption) -> tuple[PathBranch, AskedFacts]:
         """Follow the packet as if the assumption held. Return the branches and the facts that decided them."""
         with_assumption = PathFollower(atlas, request.size, assumed) if assumed != NOTHING else follower
-        return branch_tree(with_assumption.follow(view, header, entry, (what,))), with_assumption.asked
+        first = connect(atlas.view(view.node), view, header, from_node=is_node) if sends else []
+        found = [] if first else with_assumption.follow(view, header, entry, (what,))
+        for each in first:
+            if each.header is None:
+                end = PathEnd(fate=Fate.REJECTED, node=view.node, reason=each.step.what)
+                found.append((each.share, (what, each.step), end))
+                continue
+            onward = with_assumption.follow(view, each.header, entry, (what, each.step))
+            found += [(each.share * part, steps, end) for part, steps, end in onward]
+        return branch_tree(found), with_assumption.asked
 
     tree = follow_all(run, header)
     if _may_be_made_here(known, view, source, header, what):

@@ -1,0 +1,57 @@
+"""Socket load balancing on a path: where a connection leads before there is a packet."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import msgspec
+
+from narthex.model import join_port
+from narthex.netfilter.describe import one_of
+from narthex.trace.follow.steps import view_step
+from narthex.trace.follow.views import NodeView
+from narthex.trace.model import Header, PathStep, Stage
+
+_MAPS = "maps of socket load balancing"
+
+
+class ConnectedHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """One destination that a socket may get, with its probability. Without a header, the connection is refused."""
+
+    share: Fraction
+    header: Header | None
+    step: PathStep
+
+
+def connect(node: NodeView | None, view: NodeView, header: Header, *, from_node: bool) -> list[ConnectedHeader]:
+    """Return what becomes of a socket that connects in `view`; nothing if no program changes its destination.
+
+    `node` is the node that the socket is on, `from_node` is True for sockets of the node itself.
+    """
+    table = node.sockets if node is not None else None
+    frontend = table.frontend(header.destination, header.port, header.protocol) if table is not None else None
+    if frontend is None:
+        return []
+    action = frontend.node if from_node else frontend.pods
+    if action == "reject":
+        what = "connect is refused at once: the Service has no endpoint for this sender"
+        step = msgspec.structs.replace(view_step(view, Stage.SOCKET, what, _MAPS), verdict="reject")
+        return [ConnectedHeader(share=Fraction(1), header=None, step=step)]
+    endpoints = {"cluster": frontend.cluster, "local": frontend.local}.get(action, ())
+    found = []
+    for address, port in endpoints:
+        after = msgspec.structs.replace(header, destination=address, port=port)
+        what = f"connect chooses {join_port(address, port)}, {one_of(len(endpoints), 'endpoint')}"
+        share = Fraction(1, len(endpoints))
+        step = msgspec.structs.replace(
+            view_step(view, Stage.SOCKET, what, _MAPS),
+            verdict=f"connect {join_port(address, port)}",
+            probability=share,
+            before=header,
+            after=after,
+            unknown="the socket's source address: one that has a source meets the rules"
+            if from_node and frontend.unbound_only
+            else "",
+        )
+        found.append(ConnectedHeader(share=share, header=after, step=step))
+    return found
