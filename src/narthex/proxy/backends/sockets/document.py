@@ -53,8 +53,8 @@ class SocketDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
 
     def frontend(self, address: str, port: int, protocol: str) -> SocketFrontend | None:
         """Return the frontend with this address and port; `protocol` in any case."""
-        wanted = (address, port, protocol.upper())
-        return next((each for each in self.frontends if (each.address, each.port, each.protocol) == wanted), None)
+        place = (address, port, protocol.upper())
+        return next((each for each in self.frontends if (each.address, each.port, each.protocol) == place), None)
 
 
 def socket_document(rows: Mapping[IPFamily, KernelRows]) -> SocketDocument:
