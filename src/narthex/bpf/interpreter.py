@@ -98,6 +98,10 @@ class Execution:
     # ---- memory ----------------------------------------------------------------------------------------------------
 
     def _address(self, region: bytearray | MapModel) -> int:
+        """Return the address of an object: the same one as long as the program runs."""
+        for number, known in enumerate(self._regions):
+            if known is region:
+                return number << _REGION_BITS
         self._regions.append(region)
         return (len(self._regions) - 1) << _REGION_BITS
 

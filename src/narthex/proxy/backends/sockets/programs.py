@@ -125,6 +125,8 @@ class _Forward:
         """Key of the flow: cookie, frontend."""
         self._value = self._flow - 16 - place
         """A value to store."""
+        self._endpoint = self._value - place
+        """The endpoint that was chosen. Programs never read it from the map again, since its memory may be reused."""
 
     def nodes(self) -> Iterator[Node]:
         """Yield the instructions; they end at the labels `pass` and `refuse`."""
@@ -160,9 +162,14 @@ class _Forward:
             yield Store(Width.WORD, R10, self._front + 4 * word, R2)
         yield from _lookup(self._maps.frontends, self._front)
         yield JumpIf(Condition.EQ, R0, 0, "pass")
-        yield Load(Width.WORD, R9, R0, 4)
-        yield Load(Width.BYTE, R7, R0, 0)
-        yield Load(Width.BYTE, R8, R0, 1)
+        # One access, since the element may be replaced meanwhile.
+        yield Load(Width.DOUBLE, R9, R0, 0)
+        yield _move(R7, R9)
+        yield Compute(Operation.AND, R7, 0xFF)
+        yield _move(R8, R9)
+        yield Compute(Operation.RSH, R8, 8)
+        yield Compute(Operation.AND, R8, 0xFF)
+        yield Compute(Operation.RSH, R9, 32)
         yield _move(R1, R6)
         yield Call(Helper.NETNS_COOKIE)
         yield LoadConstant(R1, self._cookie)
@@ -213,13 +220,11 @@ class _Forward:
         yield Load(Width.WORD, R1, R0, 0)
         yield Load(Width.WORD, R2, R10, self._slot)
         yield JumpIf(Condition.GE, R2, R1, self._name("fresh"))
-        yield from _lookup(self._maps.slots, self._slot)
-        yield JumpIf(Condition.EQ, R0, 0, self._name("fresh"))
+        yield from self._copy_endpoint("same", self._name("fresh"))
         for word in range(self._words):
-            yield Load(Width.WORD, R1, R0, 4 * word)
+            yield Load(Width.WORD, R1, R10, self._endpoint + 4 * word)
             yield Load(Width.WORD, R2, R7, 4 * word)
             yield JumpIf(Condition.NE, R1, R2, self._name("fresh"))
-        yield _move(R7, R0)
         yield Jump(self._name("again"))
         yield Label(self._name("fresh"))
 
@@ -227,7 +232,7 @@ class _Forward:
         yield from _lookup(self._maps.pools, self._slot + 4)
 
     def _choose(self) -> Iterator[Node]:
-        """R7 = the value of a slot, chosen at random."""
+        """Choose a slot at random, and copy its endpoint."""
         yield from self._pool_count()
         yield JumpIf(Condition.EQ, R0, 0, "pass")
         yield Load(Width.WORD, R7, R0, 0)
@@ -235,13 +240,29 @@ class _Forward:
         yield Call(Helper.RANDOM)
         yield Compute(Operation.MOD, R0, R7, wide=False)
         yield Store(Width.WORD, R10, self._slot, R0)
-        yield from _lookup(self._maps.slots, self._slot)
-        yield JumpIf(Condition.EQ, R0, 0, "pass")
-        yield _move(R7, R0)
+        yield from self._copy_endpoint("chosen", "pass")
+
+    def _copy_endpoint(self, label: str, otherwise: str) -> Iterator[Node]:
+        """Copy the value of the slot to the stack.
+
+        The kernel may use the memory of a replaced element at once for another one. If the slot still has the same
+        element after the copy, the copy is the slot's; otherwise it is tried once more.
+        """
+        for _ in range(2):
+            yield from _lookup(self._maps.slots, self._slot)
+            yield JumpIf(Condition.EQ, R0, 0, otherwise)
+            yield _move(R8, R0)
+            for word in range(self._words):
+                yield Load(Width.WORD, R2, R0, 4 * word)
+                yield Store(Width.WORD, R10, self._endpoint + 4 * word, R2)
+            yield from _lookup(self._maps.slots, self._slot)
+            yield JumpIf(Condition.EQ, R0, R8, self._name(label))
+        yield Jump(otherwise)
+        yield Label(self._name(label))
 
     def _remember_flow(self) -> Iterator[Node]:
         for word in range(self._words):
-            yield Load(Width.WORD, R2, R7, 4 * word)
+            yield Load(Width.WORD, R2, R10, self._endpoint + 4 * word)
             yield Store(Width.WORD, R10, self._value + 4 * word, R2)
         size = self._maps.place_size
         for offset in (0, 4):
@@ -252,7 +273,7 @@ class _Forward:
     def _add_to_counter(self) -> Iterator[Node]:
         yield Store(Width.WORD, R10, self._count, R9)
         for word in range(self._words):
-            yield Load(Width.WORD, R2, R7, 4 * word)
+            yield Load(Width.WORD, R2, R10, self._endpoint + 4 * word)
             yield Store(Width.WORD, R10, self._count + 4 + 4 * word, R2)
         yield from _lookup(self._maps.counts, self._count)
         yield JumpIf(Condition.EQ, R0, 0, self._name("first"))
@@ -267,7 +288,7 @@ class _Forward:
     def _remember_origin(self) -> Iterator[Node]:
         """Remember the frontend, so that programs which ask for the peer learn its address."""
         for word in range(self._words):
-            yield Load(Width.WORD, R2, R7, 4 * word)
+            yield Load(Width.WORD, R2, R10, self._endpoint + 4 * word)
             yield Store(Width.WORD, R10, self._origin + 8 + 4 * word, R2)
         yield _move(R1, R6)
         yield Call(Helper.SOCKET_COOKIE)
@@ -281,9 +302,9 @@ class _Forward:
 
     def _rewrite(self) -> Iterator[Node]:
         for word in range(self._words - 1):
-            yield Load(Width.WORD, R2, R7, 4 * word)
+            yield Load(Width.WORD, R2, R10, self._endpoint + 4 * word)
             yield Store(Width.WORD, R6, self._address + 4 * word, R2)
-        yield Load(Width.HALF, R2, R7, self._maps.place_size - 4)
+        yield Load(Width.HALF, R2, R10, self._endpoint + self._maps.place_size - 4)
         yield Store(Width.WORD, R6, USER_PORT, R2)
 
     def _cookie_key(self, key: int, place: int) -> Iterator[Node]:
