@@ -214,7 +214,7 @@ class Overlay:
         problems = (*found.problems, *peers.problems)
         desired, more = self._apply(conf, node, subnets, external, peers.usable)
         sources = _sources(desired, external)
-        if sum((full, self._rules_changed(), sources != self._sources)):
+        if full or sources != self._sources or self._rules_changed():
             self._reconcile_rules(conf, subnets, sources)
             self._sources = sources
         if full:
@@ -335,7 +335,8 @@ class Overlay:
                 sources=sources[family],
             )
             what = (conf.nftables, cluster, subnet, sources[family])
-            if sum((self._rules.reconcile(rules), self._reconcile_to_peers(rules))):
+            changed = self._rules.reconcile(rules)
+            if self._reconcile_to_peers(rules) or changed:
                 if self._rules_in_force.get(family) == what:
                     self._metrics.healed["rules"] += 1
                 LOGGER.info("overlay: masquerading rules of %s written", family.label)
