@@ -1,0 +1,233 @@
+"""Passive ejection: laws, and simulations of lossy networks and black holes in simulated time."""
+
+import heapq
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from narthex.proxy.plan.ejection import (
+    ConnectEvent,
+    ConnectObservation,
+    EjectionPolicy,
+    EndpointEjector,
+    EndpointState,
+    without_ejected,
+)
+from narthex.proxy.plan.ir import Endpoint, Pool, ServicePlan
+from narthex.testing.build import port_name
+
+POLICY = EjectionPolicy()
+STARTED, CONNECTED, FAILED = ConnectEvent.STARTED, ConnectEvent.CONNECTED, ConnectEvent.FAILED
+TEN = tuple((f"10.64.0.{number}", 8080) for number in range(10))
+BAD = TEN[3]
+
+
+def service(endpoints, local=()):
+    return ServicePlan(
+        name=port_name("shop/web"),
+        frontends=(),
+        cluster=Pool(endpoints=tuple(Endpoint(*each) for each in endpoints), reason="ready"),
+        local=Pool(endpoints=tuple(Endpoint(*each) for each in local), reason="ready") if local else None,
+    )
+
+
+def fail(ejector, times=5, start=0.0, clients=2, endpoint=BAD):
+    return [
+        ejector.observe(ConnectObservation(start + number * 0.01, endpoint, f"c{number % clients}", FAILED))
+        for number in range(times)
+    ]
+
+
+def test_failures_in_a_row_of_several_clients_eject():
+    ejector = EndpointEjector(POLICY)
+    assert fail(ejector) == [False] * 4 + [True]
+    assert ejector.ejected == (BAD,) and ejector.due() == pytest.approx(10.04)
+
+
+def test_one_client_ejects_nobody():
+    ejector = EndpointEjector(POLICY)
+    assert not any(fail(ejector, times=1000, clients=1))
+    assert ejector.ejected == ()
+
+
+def test_a_connection_that_is_made_resets_the_count():
+    ejector = EndpointEjector(POLICY)
+    for round_ in range(20):
+        fail(ejector, times=4, start=round_)
+        ejector.observe(ConnectObservation(round_ + 0.5, BAD, "c0", CONNECTED))
+    assert ejector.ejected == ()
+
+
+def test_old_failures_do_not_count():
+    ejector = EndpointEjector(POLICY)
+    for number in range(20):
+        assert fail(ejector, times=2, start=number * 11.0) == [False, False]
+
+
+def test_the_trial_is_one_connection():
+    ejector = EndpointEjector(POLICY)
+    fail(ejector)
+    assert not ejector.advance(10.0) and ejector.advance(10.1)
+    assert ejector.state(BAD) is EndpointState.TRIAL and ejector.ejected == ()
+    assert ejector.observe(ConnectObservation(10.2, BAD, "c1", STARTED))
+    assert ejector.state(BAD) is EndpointState.AWAITED and ejector.ejected == (BAD,)
+    assert ejector.observe(ConnectObservation(11.2, BAD, "c1", FAILED))
+    assert ejector.state(BAD) is EndpointState.EJECTED
+    assert ejector.due() == pytest.approx(31.2), "the second ejection lasts twice as long"
+    ejector.advance(31.3)
+    ejector.observe(ConnectObservation(31.4, BAD, "c1", STARTED))
+    assert ejector.observe(ConnectObservation(31.5, BAD, "c1", CONNECTED))
+    assert ejector.state(BAD) is EndpointState.IN_USE and ejector.due() is None
+
+
+def test_a_trial_without_an_outcome_ends():
+    ejector = EndpointEjector(POLICY)
+    fail(ejector)
+    ejector.advance(11.0)
+    ejector.observe(ConnectObservation(11.0, BAD, "c1", STARTED))
+    assert ejector.advance(16.0) and ejector.state(BAD) is EndpointState.EJECTED
+    assert ejector.due() == 26.0
+
+
+def test_endpoints_that_leave_are_forgotten():
+    ejector = EndpointEjector(POLICY)
+    fail(ejector)
+    ejector.keep_only(TEN[:2])
+    assert ejector.ejected == () and ejector.state(BAD) is EndpointState.IN_USE
+
+
+def test_ejections_do_not_grow_for_ever():
+    ejector, now = EndpointEjector(POLICY), 0.0
+    fail(ejector)
+    for _ in range(10):
+        now = ejector.due()
+        ejector.advance(now)
+        ejector.observe(ConnectObservation(now, BAD, "c1", STARTED))
+        ejector.observe(ConnectObservation(now + 1, BAD, "c1", FAILED))
+    assert ejector.due() == now + 1 + POLICY.longest_seconds
+
+
+@given(st.integers(1, 12), st.lists(st.integers(0, 14), max_size=15), st.integers(0, 4))
+def test_a_pool_loses_at_most_half_and_never_the_last(count, numbers, local):
+    everyone = [(f"10.64.0.{number}", 8080) for number in range(count)]
+    ejected = [(f"10.64.0.{number}", 8080) for number in numbers]
+    whole = service(everyone, everyone[:local])
+    left = without_ejected(whole, ejected)
+    for before, after in ((whole.cluster, left.cluster), (whole.local, left.local)):
+        if before is None:
+            assert after is None
+            continue
+        out = set(before.endpoints) - set(after.endpoints)
+        assert set(after.endpoints) <= set(before.endpoints) and after.endpoints
+        assert len(out) <= len(before.endpoints) // 2
+        assert {(each.address, each.port) for each in out} <= set(ejected)
+        assert (after is before) is (not out)
+    assert without_ejected(whole, ()) is whole
+
+
+observations = st.lists(
+    st.tuples(st.floats(0, 5), st.sampled_from(TEN[:3]), st.sampled_from("abc"), st.sampled_from(ConnectEvent)),
+    max_size=60,
+)
+
+
+@settings(max_examples=200)
+@given(observations)
+def test_what_is_ejected_follows_from_evidence(drawn):
+    """An endpoint in use is ejected only after failures in a row of two clients, and `due` is never in the past."""
+    ejector, now = EndpointEjector(POLICY), 0.0
+    row = {endpoint: [] for endpoint in TEN}
+    for wait, endpoint, client, event in drawn:
+        now += wait
+        ejector.advance(now)
+        before = ejector.state(endpoint)
+        ejector.observe(ConnectObservation(now, endpoint, client, event))
+        after = ejector.state(endpoint)
+        if event is CONNECTED:
+            row[endpoint] = []
+            assert after is EndpointState.IN_USE
+        elif event is FAILED:
+            row[endpoint].append(client)
+        if (before, after) == (EndpointState.IN_USE, EndpointState.EJECTED):
+            assert len(row[endpoint]) >= 5 and len(set(row[endpoint])) >= 2
+        assert ejector.due() is None or ejector.due() > now - 1e-9
+        assert (after in (EndpointState.EJECTED, EndpointState.AWAITED)) is (endpoint in ejector.ejected)
+
+
+class Simulation:
+    """Clients that connect at random times to random endpoints, with losses, and an ejector that watches them."""
+
+    RETRANSMIT = 1.0
+    """TCP sends the first packet again after one second (RFC 6298), and reports the connection as failed until then."""
+
+    def __init__(self, seed, *, rate, seconds, clients=20, loss=0.01, dead=(), endpoints=TEN):
+        self.random, self.loss, self.dead = random.Random(seed), loss, dead
+        self.rate, self.seconds, self.clients = rate, seconds, clients
+        self.service, self.ejector = service(endpoints), EndpointEjector(POLICY)
+        self.ever, self.ejected_at, self.slow = set(), {}, []
+        self.total = []
+
+    def run(self):
+        events, number, draw = [], 0, self.random
+        pool, now = self.service.cluster.endpoints, 0.0
+        while now < self.seconds:
+            now += draw.expovariate(self.rate)
+            while events and events[0][0] <= now:
+                pool = self.see(ConnectObservation(events[0][0], *heapq.heappop(events)[2:]), pool)
+            if self.ejector.due() is not None and self.ejector.advance(now):
+                pool = self.pool()
+            end = pool[draw.randrange(len(pool))]
+            target, client = (end.address, end.port), f"c{draw.randrange(self.clients)}"
+            pool = self.see(ConnectObservation(now, target, client, STARTED), pool)
+            number += 1
+            lost = target in self.dead or draw.random() < self.loss or draw.random() < self.loss
+            self.total.append(now)
+            if lost:
+                self.slow.append(now)
+                heapq.heappush(events, (now + self.RETRANSMIT, number, target, client, FAILED))
+            if target not in self.dead:
+                after = now + self.RETRANSMIT + 0.001 if lost else now + 0.001
+                heapq.heappush(events, (after, -number, target, client, CONNECTED))
+        return self
+
+    def pool(self):
+        return without_ejected(self.service, self.ejector.ejected).cluster.endpoints
+
+    def see(self, seen, pool):
+        if not self.ejector.observe(seen):
+            return pool
+        for endpoint in self.ejector.ejected:
+            self.ejected_at.setdefault(endpoint, seen.time)
+        return self.pool()
+
+    def slow_share(self, start, end):
+        return sum(start <= when < end for when in self.slow) / sum(start <= when < end for when in self.total)
+
+
+def test_no_healthy_endpoint_is_ejected_in_10000_runs_with_loss():
+    for seed in range(10_000):
+        draw = random.Random(seed)
+        made = Simulation(seed, rate=draw.choice((5, 20, 60)), seconds=3.0, clients=draw.choice((2, 20))).run()
+        assert not made.ejected_at, f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_black_hole_among_ten_is_ejected_within_three_seconds(seed):
+    made = Simulation(seed, rate=100.0, seconds=40.0, loss=0.0, dead=(BAD,)).run()
+    assert set(made.ejected_at) == {BAD}
+    assert made.ejected_at[BAD] < 3.0
+    assert made.slow_share(0.0, 1.0) > 0
+    assert made.slow_share(3.0, 40.0) < 0.005
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_losses_beside_a_black_hole_eject_only_the_black_hole(seed):
+    made = Simulation(seed, rate=100.0, seconds=15.0, dead=(BAD,)).run()
+    assert set(made.ejected_at) == {BAD} and made.ejected_at[BAD] < 3.0
+
+
+def test_when_everything_fails_half_of_the_pool_stays():
+    made = Simulation(1, rate=100.0, seconds=10.0, dead=TEN).run()
+    assert len(made.pool()) >= 5
