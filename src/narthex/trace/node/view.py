@@ -23,6 +23,7 @@ from narthex.trace.node import network as links
 from narthex.trace.node import routes
 from narthex.trace.node.layout import FAILED, SOCKETS_FILE, TAKEN, BundleManifest
 from narthex.trace.node.network import LINE, ConntrackListing, listeners_of
+from narthex.trace.node.socket_maps import foreign_maps_message, foreign_socket_maps
 
 T = TypeVar("T")
 _SOCKETS = msgspec.json.Decoder(SocketDocument)
@@ -161,10 +162,13 @@ def view_of_files(files: Sequence[tuple[str, str]], name: str = "") -> NodeView:
     for file, text in files:
         other = _other_than_rules(view, file, text)
         view.said = (*view.said, *_reported_faults(text))
+        foreign = foreign_socket_maps(file, text)
+        if foreign:
+            view.partial = (*view.partial, foreign_maps_message(file, foreign))
         found = read_dump(text, file)
         if found.tables or found.sets or found.servers:
             rules.append(found)
-        elif not other:
+        elif not other and not foreign:
             unused.append(f"{file}: holds nothing that is known: no rules, sets, routes, links, connections, settings")
     if len(unused) == len(files):
         raise DumpError("; ".join(unused) or "no file is given")
