@@ -93,6 +93,7 @@ def test_our_own_document():
         ("overlay: {interfacePatterns: ['(']}", "'(' is not a regular expression: missing )"),
         ("overlay: {publicIPs: [node-1]}", "overlay.publicIPs"),
         ("overlay: {annotationPrefix: a b}", "overlay.annotationPrefix: 'a b' is not an annotation prefix"),
+        ("socketLoadBalancingCgroup: pods", "socketLoadBalancingCgroup: 'pods' is not an absolute path"),
         (f"cni: {{socket: /{'a' * 107}}}", "is longer than the 107 bytes that a socket's path may have"),
     ],
 )
@@ -111,3 +112,14 @@ def test_our_own_document_has_a_version_and_is_there_once():
         parse((HEAD + OWN_HEAD + OWN_HEAD).encode(), "proxy.yaml")
     _, problems = parse((HEAD + OWN_HEAD + "colour: red\n").encode(), "proxy.yaml")
     assert [problem.field for problem in problems] == ["colour"]
+
+
+def test_sockets_are_balanced_in_mode_nftables_only():
+    body = OWN_HEAD + "socketLoadBalancing: true\nsocketLoadBalancingCgroup: /sys/fs/cgroup/pods\n"
+    configuration, problems = parse((HEAD + body).encode(), "proxy.yaml")
+    assert problems == () and configuration.own.socket_load_balancing
+    assert configuration.own.socket_load_balancing_cgroup == "/sys/fs/cgroup/pods"
+    with pytest.raises(ConfigurationError) as caught:
+        parse((HEAD + "mode: iptables\n" + body).encode(), "proxy.yaml")
+    (problem,) = caught.value.problems
+    assert "socketLoadBalancing: works in mode nftables only, not in mode iptables: remove it" in str(problem)
