@@ -203,7 +203,7 @@ def _forwarded(
         known = (
             endpoint
             for endpoint in pool.endpoints
-            if memory.seen(_record(service, endpoint, via), (packet.source,), now, service.affinity_seconds)
+            if memory.seen(affinity_record(service, endpoint, via), (packet.source,), now, service.affinity_seconds)
         )
         remembered = next(known, None)
         if remembered is not None:
@@ -236,7 +236,7 @@ def _forwarded(
                 probability=probability,
                 endpoint=(endpoint.address, endpoint.port),
                 masquerade=Deviation.RELAYED in deviations or (leaves and (decision.masquerade or hairpin)),
-                remembers=((_record(service, endpoint, via), (packet.source,)),)
+                remembers=((affinity_record(service, endpoint, via), (packet.source,)),)
                 if service.affinity_seconds is not None
                 else (),
                 steps=(*steps, draw),
@@ -245,7 +245,7 @@ def _forwarded(
     return Trace(packet=packet, outcomes=tuple(outcomes))
 
 
-def _record(service: ServicePlan, endpoint: Endpoint, via: str) -> str:
+def affinity_record(service: ServicePlan, endpoint: Endpoint, via: str = "") -> str:
     """Return the name of the affinity list for an endpoint of a Service port, or of one address of the Service port."""
     return f"{service.name} {service.name.protocol.value} {via} {join_port(endpoint.address, endpoint.port)}"
 

@@ -1,0 +1,1 @@
+"""Exact sets of packets, and the walk of such sets through rules."""

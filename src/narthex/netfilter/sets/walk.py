@@ -1,0 +1,236 @@
+"""The symbolic walk: what rules do with all packets at once.
+
+It takes the way of `narthex.netfilter.walk.walk` through hooks and base chains, with boxes of packets in place of one packet. The result
+is a function from packets to distributions over ends, as weighted boxes. It is exact: every packet of a box has the end of the box.
+
+A hook is walked once for each state that packets arrive in (marks, NAT), with all headers at once, and its parts are then looked up for
+the boxes that arrive. The effort is linear in the number of boxes, not in boxes times rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from narthex.model import Disposition, Host, IPFamily
+from narthex.netfilter import ast
+from narthex.netfilter.sets.branch import PacketEnd, SetBranch, WalkPoint
+from narthex.netfilter.sets.chains import SetChains, called
+from narthex.netfilter.sets.diagram import WeightedBox
+from narthex.netfilter.sets.index import BoxIndex
+from narthex.netfilter.sets.matches import ORIGINAL
+from narthex.netfilter.sets.space import DADDR, HERE, LINK, Box, LinkNames, PacketSpace
+from narthex.netfilter.walk.lookup import BaseChain, RulesetIndex, index_ruleset
+
+Passed = tuple[PacketEnd | None, SetBranch]
+"""A branch that a hook lets pass (None), or that ends there."""
+
+_DESTINATION_HOOKS = ("prerouting", "output")
+_ORDER = tuple(range(6))
+
+
+def space_of(ruleset: ast.Ruleset, family: IPFamily, host: Host, links: Sequence[str] = ()) -> PacketSpace:
+    """Return the space of packets that rules of a family see; `links` are further names that matter."""
+    names = LinkNames(set(links))
+    for table in ruleset.tables:
+        if table.family in (None, family):
+            names.read(table)
+    return PacketSpace(family, host, names.names)
+
+
+class SetWalk:
+    """Walks all packets of a family through rules."""
+
+    def __init__(self, ruleset: ast.Ruleset, space: PacketSpace) -> None:
+        self._space = space
+        self._index = index_ruleset(ruleset, space.family)
+        self._chains = SetChains(space, self._index)
+        self._hooks: dict[str, _HookRules] = {}
+        self._summaries: dict[tuple[object, ...], _HookSummary] = {}
+
+    @property
+    def chains(self) -> SetChains:
+        """The evaluation of chains, which knows how far printed probabilities were rounded."""
+        return self._chains
+
+    def ends(self, box: Box | None = None) -> Iterator[WeightedBox]:
+        """Yield the ends of all packets of a box, or of all that the node can meet.
+
+        They come as boxes whose probabilities add up to 1 for each packet.
+        """
+        box = self._space.possible if box is None else box
+        for links, follow in ((box[LINK] - HERE, self._received), (box[LINK] & HERE, self._sent)):
+            if links:
+                for end, branch in follow(SetBranch((*box[:LINK], links, *box[LINK + 1 :]))):
+                    yield WeightedBox(branch.box, end or _end(branch), branch.probability, branch.choices)
+
+    def _received(self, branch: SetBranch) -> Iterator[Passed]:
+        for end, passed in self._hook(WalkPoint("prerouting"), branch, first=True):
+            if end is not None:
+                yield end, passed
+                continue
+            for local, part in self._routed(passed):
+                if local:
+                    yield from self._hook(WalkPoint("input"), part)
+                else:
+                    yield from self._through((WalkPoint("forward", oif=None), WalkPoint("postrouting", oif=None)), part)
+
+    def _sent(self, branch: SetBranch) -> Iterator[Passed]:
+        over_loopback = (
+            WalkPoint("postrouting", iif="", oif="lo"),
+            WalkPoint("prerouting", iif="lo"),
+            WalkPoint("input", iif="lo"),
+        )
+        for here, whole in self._routed(branch):
+            oif = "lo" if here else None
+            for end, passed in self._hook(WalkPoint("output", iif="", oif=oif), whole, first=True):
+                if end is not None:
+                    yield end, passed
+                    continue
+                for local, part in self._routed(passed):
+                    if local:
+                        yield from self._through(over_loopback, part)
+                    else:
+                        yield from self._hook(WalkPoint("postrouting", iif="", oif=None), part)
+
+    def _through(self, points: Sequence[WalkPoint], branch: SetBranch) -> Iterator[Passed]:
+        """Walk hooks one after the other. Over loopback, only the first one has nat chains."""
+        for end, passed in self._hook(points[0], branch, nat=points[0].iif != "lo"):
+            if end is not None or len(points) == 1:
+                yield end, passed
+            else:
+                yield from self._through(points[1:], passed)
+
+    def _routed(self, branch: SetBranch) -> list[tuple[bool, SetBranch]]:
+        """Split a branch into packets for this host and for others."""
+        have, own = branch.header[DADDR], self._space.own
+        here = have & own
+        if not here.size or here.size == have.size:
+            return [(bool(here.size), branch)]
+        return [(True, branch.within(DADDR, here)), (False, branch.within(DADDR, have - own))]
+
+    # ---- one hook ------------------------------------------------------------------------------------------------------------
+
+    def _hook(
+        self, point: WalkPoint, branch: SetBranch, *, nat: bool = True, first: bool = False
+    ) -> Iterator[Passed]:
+        """Walk a hook. At the `first` one all packets arrive together, so that there is nothing to look up."""
+        rules = self._hooks.get(point.hook)
+        if rules is None:
+            rules = self._hooks[point.hook] = _HookRules(self._index, point.hook)
+        if not rules.chains:
+            yield None, branch
+            return
+        if first or rules.remembers or (rules.asks_original and branch.rewritten):
+            yield from self._walked(rules.chains, point, branch, nat)
+            return
+        key = point, nat, branch.state
+        known = self._summaries.get(key)
+        if known is None:
+            known = self._summaries[key] = self._summary(rules.chains, point, branch, nat)
+        if known.passes:
+            yield None, branch
+            return
+        for header, passed in known.parts(branch.header):
+            part = branch if header is branch.header else branch.with_header(header)
+            for end, later in passed:
+                yield end, part.resume(later) if later.daddr is None else self._redirected(part, later)
+
+    @staticmethod
+    def _redirected(part: SetBranch, later: SetBranch) -> SetBranch:
+        """Return a part that a hook sent elsewhere."""
+        out = part.resume(later)
+        out.daddr, out.to = later.daddr, later.to
+        out.dport = later.dport if later.dport is not None else part.dport
+        out.choices, out.remembers = part.choices | later.choices, (*part.remembers, *later.remembers)
+        return out
+
+    def _summary(
+        self, chains: Sequence[BaseChain], point: WalkPoint, branch: SetBranch, nat: bool
+    ) -> _HookSummary:
+        whole = branch.fresh(self._space.whole)
+        return _HookSummary(whole, list(self._walked(chains, point, whole, nat)))
+
+    def _walked(
+        self, chains: Sequence[BaseChain], point: WalkPoint, branch: SetBranch, nat: bool
+    ) -> Iterator[Passed]:
+        present = [branch]
+        for table, chain in chains:
+            assert chain.hook is not None
+            is_nat = chain.hook.type == "nat"
+            passed: list[SetBranch] = []
+            for one in present:
+                if is_nat and not (nat and _may_be_rewritten(point, one)):
+                    passed.append(one)
+                    continue
+                for how, out in self._chains.base(point, table, chain, one):
+                    if isinstance(how, PacketEnd):
+                        yield how, out
+                    else:
+                        passed.append(out)
+            present = passed
+        for one in present:
+            yield None, one
+
+
+def _may_be_rewritten(point: WalkPoint, branch: SetBranch) -> bool:
+    return branch.tracked and not (branch.dnat if point.hook in _DESTINATION_HOOKS else branch.masquerade)
+
+
+def _end(branch: SetBranch) -> PacketEnd:
+    """Return the end of packets that all hooks let pass."""
+    if not branch.dnat:
+        return PacketEnd(Disposition.NOT_OURS)
+    return PacketEnd(Disposition.DELIVERED, branch.to, branch.masquerade, branch.remembers)
+
+
+class _HookSummary:
+    """What a hook does with all headers of packets in one state."""
+
+    def __init__(self, whole: SetBranch, results: list[Passed]) -> None:
+        self._index: BoxIndex[Passed] | None = None
+        self._results = tuple(results)
+        if any(out.box != whole.box for _, out in results):
+            self._index = BoxIndex([(out.box, (end, out)) for end, out in results], _ORDER)
+        end, out = results[0]
+        self.passes = len(results) == 1 and end is None and out.state == whole.state
+        """All packets pass unchanged."""
+
+    def parts(self, header: Box) -> Sequence[tuple[Box, tuple[Passed, ...]]]:
+        """Split a header into parts, each with its results."""
+        return ((header, self._results),) if self._index is None else self._index.split(header)
+
+
+class _HookRules:
+    """The base chains of a hook, and what the rules that they lead to ask for."""
+
+    def __init__(self, index: RulesetIndex, hook: str) -> None:
+        self.chains = [pair for rank in index.ranks(hook) for pair in rank]
+        self.remembers = False
+        """Rules read or write affinity lists."""
+        self.asks_original = False
+        """Rules compare what conntrack knows of the packet as it was sent."""
+        for table, chain in self.chains:
+            todo, seen = [chain], {chain.name}
+            while todo:
+                for rule in todo.pop().rules:
+                    for each in rule.expressions:
+                        self._expression(each, table)
+                        for name in called(each, table):
+                            if name not in seen and name in table.chains:
+                                seen.add(name)
+                                todo.append(table.chains[name])
+
+    def _expression(self, e: ast.Expression, table: ast.Table) -> None:
+        if isinstance(e, (ast.RecentCheck, ast.RecentSet, ast.UpdateSet)):
+            self.remembers = True
+        elif isinstance(e, ast.InSet):
+            held = table.sets.get(e.name)
+            self.remembers |= held is not None and held.dynamic
+        elif isinstance(e, ast.AnyOf):
+            for each in (each for alternative in e.alternatives for each in alternative):
+                self._expression(each, table)
+        elif isinstance(e, ast.InlineVerdictMap):
+            for each in (each for matches, _ in e.arms for each in matches):
+                self._expression(each, table)
+        fields: tuple[object, ...] = getattr(e, "key", ()) or (getattr(e, "field", None),)
+        self.asks_original |= not ORIGINAL.isdisjoint(fields)

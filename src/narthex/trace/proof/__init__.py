@@ -1,0 +1,1 @@
+"""Proofs that rules do with all packets what the plan decides."""

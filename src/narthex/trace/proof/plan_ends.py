@@ -1,0 +1,249 @@
+"""The symbolic evaluation of a plan: what it decides for all packets at once.
+
+`narthex.trace.evaluate` says the same for one packet; a law compares both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import NamedTuple
+
+from narthex.model import Disposition, NamespacedName
+from narthex.netfilter.sets.branch import PacketEnd
+from narthex.netfilter.sets.chances import share
+from narthex.netfilter.sets.diagram import Choice, WeightedBox
+from narthex.netfilter.sets.matches import choice_name
+from narthex.netfilter.sets.space import DADDR, DPORT, HERE, LINK, PROTOCOL, SADDR, Box, PacketSpace
+from narthex.netfilter.sets.values import EMPTY, ValueSet, union, values
+from narthex.proxy.plan.ir import (
+    Decision,
+    Deviation,
+    Endpoint,
+    Forward,
+    Frontend,
+    FrontendKind,
+    Plan,
+    Reject,
+    Sender,
+    ServicePlan,
+)
+from narthex.trace.evaluate import affinity_record
+
+INTERPRETED = frozenset(
+    (Deviation.NO_CLUSTER_IP_GUARD, Deviation.REJECT_BEFORE_RANGES, Deviation.HAIRPIN_LOCAL_ONLY, Deviation.NO_SCTP)
+)
+"""The deviations that a proof takes into account."""
+
+_REJECTED, _DROPPED = PacketEnd(Disposition.REJECTED), PacketEnd(Disposition.DROPPED)
+_NOT_OURS = PacketEnd(Disposition.NOT_OURS)
+_SCTP = 132
+_ONE = Fraction(1)
+
+Region = tuple[ValueSet, ValueSet]
+"""Links of arrival and sources."""
+
+
+class Claim(NamedTuple):
+    """A frontend of the plan, with its Service port."""
+
+    service: ServicePlan
+    frontend: Frontend
+
+
+class PlanEnds:
+    """What a plan decides for the packets of a space, given the deviations of a backend."""
+
+    def __init__(self, plan: Plan, space: PacketSpace, deviations: frozenset[Deviation]) -> None:
+        self._plan = plan
+        self._space = space
+        self._deviations = deviations
+        self._exact: dict[int, dict[tuple[int, int], Claim]] = {}
+        """By destination, then by protocol and port."""
+        self._by_port: dict[tuple[int, int], Claim] = {}
+        for service in plan.services.values():
+            for frontend in service.frontends:
+                match = frontend.protocol.number, frontend.port
+                if frontend.address is None:
+                    self._by_port[match] = Claim(service, frontend)
+                else:
+                    held = self._exact.setdefault(space.address(frontend.address), {})
+                    held.setdefault(match, Claim(service, frontend))
+        self._senders = tuple(self._sender_regions())
+        self._guards = self._guarded_addresses()
+        self._addresses: dict[str, ValueSet] = {}
+
+    def claim(self, daddr: int, protocol: int, port: int) -> Claim | None:
+        """Return the frontend that a packet matches."""
+        exact = self._exact.get(daddr, {}).get((protocol, port))
+        if exact is None and daddr in self.node_port_addresses():
+            return self._by_port.get((protocol, port))
+        return exact
+
+    def ends(self) -> Iterator[WeightedBox]:
+        """Yield the ends of all packets that the node can meet, by boxes whose probabilities add up to 1 for each packet."""
+        space = self._space
+        open_to = self.node_port_addresses()
+        exact = union(values(each) for each in self._exact)
+        for address, claims in self._exact.items():
+            one = values(address)
+            yield from self._at(one, claims if address not in open_to else {**self._by_port, **claims})
+        if rest := open_to - exact:
+            yield from self._at(rest, self._by_port)
+        if others := space.addresses - exact - open_to:
+            yield from self._guarded((others, *space.possible[1:]))
+
+    def regions(self, name: NamespacedName) -> list[Box]:
+        """Return the packets for the frontends of one Service, as disjoint boxes."""
+        possible = self._space.possible
+        found: list[Box] = []
+        for address, claims in self._exact.items():
+            for (protocol, port), claim in claims.items():
+                if claim.service.name.service == name:
+                    found.append((values(address), values(protocol), values(port), *possible[DPORT + 1 :]))
+        for (protocol, port), claim in self._by_port.items():
+            if claim.service.name.service != name:
+                continue
+            taken = (each for each, claims in self._exact.items() if (protocol, port) in claims)
+            free = self.node_port_addresses() - values(*taken)
+            if free:
+                found.append((free, values(protocol), values(port), *possible[DPORT + 1 :]))
+        return found
+
+    def node_port_addresses(self) -> ValueSet:
+        """Return the addresses of the node on which node ports are open."""
+        ports, space = self._plan.node_ports, self._space
+        own = space.own - space.loopback
+        if ports.localhost:
+            own = union((own, space.loopback))
+        if ports.cidrs is not None:
+            own = own & space.networks(ports.cidrs)
+        six = space.network("::1")
+        return own - six if six else own
+
+    def _at(self, addresses: ValueSet, claims: Mapping[tuple[int, int], Claim]) -> Iterator[WeightedBox]:
+        """Yield the ends of packets for addresses that have these frontends."""
+        possible = self._space.possible
+        ports: dict[int, list[int]] = {}
+        for protocol, port in claims:
+            ports.setdefault(protocol, []).append(port)
+        for (protocol, port), claim in claims.items():
+            box = (addresses, values(protocol), values(port), *possible[DPORT + 1 :])
+            yield from self._frontend(claim, box)
+        for protocol, taken in ports.items():
+            free = possible[DPORT] - values(*taken)
+            if free:
+                yield from self._guarded((addresses, values(protocol), free, *possible[DPORT + 1 :]))
+        yield from self._guarded((addresses, possible[PROTOCOL] - values(*ports), *possible[DPORT:]))
+
+    def _guarded(self, box: Box) -> Iterator[WeightedBox]:
+        """Yield the ends of packets without a frontend."""
+        cluster, free = self._guards
+        received = box[LINK] - HERE
+        for part, end in ((box[DADDR] & cluster, _REJECTED), (box[DADDR] & free, _DROPPED)):
+            # What others send to an address of the node stays with the node.
+            own = part & self._space.node
+            if own:
+                yield WeightedBox((own, *box[1:LINK], received, box[SADDR]), _NOT_OURS)
+                yield WeightedBox((own, *box[1:LINK], HERE, box[SADDR]), end)
+            if part - own:
+                yield WeightedBox((part - own, *box[1:]), end)
+        rest = box[DADDR] - cluster - free
+        if rest:
+            yield WeightedBox((rest, *box[1:]), _NOT_OURS)
+
+    def _guarded_addresses(self) -> tuple[ValueSet, ValueSet]:
+        """Return the cluster IPs, and the other addresses of ServiceCIDRs."""
+        if Deviation.NO_CLUSTER_IP_GUARD in self._deviations:
+            return EMPTY, EMPTY
+        fronts = (front for service in self._plan.services.values() for front in service.frontends)
+        cluster_ips = {front.address for front in fronts if front.kind is FrontendKind.CLUSTER_IP and front.address}
+        cluster = values(*map(self._space.address, cluster_ips))
+        return cluster, self._space.networks(self._plan.service_cidrs) - cluster
+
+    # ---- senders -----------------------------------------------------------------------------------------------------------------
+
+    def _sender_regions(self) -> Iterator[tuple[Sender, Region]]:
+        """Yield the disjoint regions of each class of sender."""
+        pods, space = self._plan.pods, self._space
+        links, sources = space.possible[LINK], space.addresses
+        if pods.cidrs:
+            inside = space.networks(pods.cidrs)
+            yield Sender.POD, (links, inside)
+            yield Sender.NODE, (links, space.own - inside)
+            yield Sender.OTHER, (links, sources - inside - space.own)
+            return
+        if pods.enabled:
+            at = space.link(pods.interface or f"{pods.interface_prefix}*") & links
+            yield Sender.POD, (at, sources)
+            links = links - at
+        yield Sender.NODE, (links, space.own)
+        yield Sender.OTHER, (links, sources - space.own)
+
+    def _frontend(self, claim: Claim, box: Box) -> Iterator[WeightedBox]:
+        """Yield the ends of the packets for a frontend."""
+        frontend = claim.frontend
+        allowed = None if frontend.allow_from is None else self._space.networks(frontend.allow_from)
+        for sender, (links, sources) in self._senders:
+            decision: Decision = frontend.decision(sender)
+            if Deviation.NO_SCTP in self._deviations and box[PROTOCOL].first == _SCTP and isinstance(decision, Forward):
+                decision = Reject()
+            refused = isinstance(decision, Reject) and Deviation.REJECT_BEFORE_RANGES in self._deviations
+            region = (*box[:LINK], links, sources)
+            if allowed is not None and not refused:
+                if denied := sources - allowed:
+                    yield WeightedBox((*box[:LINK], links, denied), _DROPPED)
+                region = (*box[:LINK], links, sources & allowed)
+            if not region[SADDR] or not links:
+                continue
+            if isinstance(decision, Forward):
+                yield from self._forwarded(claim.service, decision, region)
+            else:
+                yield WeightedBox(region, _REJECTED if isinstance(decision, Reject) else _DROPPED)
+
+    def _forwarded(self, service: ServicePlan, decision: Forward, region: Box) -> Iterator[WeightedBox]:
+        endpoints = service.pool(decision.scope).endpoints
+        chance = share(1, len(endpoints))
+        if service.affinity_seconds is None:
+            for endpoint in endpoints:
+                yield from self._to(endpoint, decision, region, chance, frozenset(), ())
+            return
+        missed: frozenset[Choice] = frozenset()
+        names = [affinity_record(service, endpoint) for endpoint in endpoints]
+        for endpoint, name in zip(endpoints, names, strict=True):
+            choice = choice_name(name, service.affinity_seconds)
+            yield from self._to(endpoint, decision, region, _ONE, missed | {(choice, True)}, (name,))
+            missed |= {(choice, False)}
+        for endpoint, name in zip(endpoints, names, strict=True):
+            yield from self._to(endpoint, decision, region, chance, missed, (name,))
+
+    def _to(
+        self,
+        endpoint: Endpoint,
+        decision: Forward,
+        region: Box,
+        chance: Fraction,
+        choices: frozenset[Choice],
+        remembers: tuple[str, ...],
+    ) -> Iterator[WeightedBox]:
+        """Yield the ends of packets to one endpoint, by whether their source is rewritten."""
+        space = self._space
+        address = self._addresses.get(endpoint.address)
+        if address is None:
+            address = self._addresses[endpoint.address] = values(space.address(endpoint.address))
+        to = endpoint.address, endpoint.port
+        kept = PacketEnd(Disposition.DELIVERED, to, False, remembers)
+        rewritten = PacketEnd(Disposition.DELIVERED, to, True, remembers)
+        links, sources = region[LINK], region[SADDR]
+        # A packet from outside to a process on this node ends in input: postrouting never sees it.
+        leaving = links & HERE if address.first in space.node else links
+        if staying := links - leaving:
+            yield WeightedBox((*region[:LINK], staying, sources), kept, chance, choices)
+        if not leaving:
+            return
+        hairpin = endpoint.local or Deviation.HAIRPIN_LOCAL_ONLY not in self._deviations
+        own = sources if decision.masquerade else sources & address if hairpin else EMPTY
+        if own:
+            yield WeightedBox((*region[:LINK], leaving, own), rewritten, chance, choices)
+        if others := sources - own if own else sources:
+            yield WeightedBox((*region[:LINK], leaving, others), kept, chance, choices)

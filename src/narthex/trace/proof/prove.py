@@ -1,0 +1,407 @@
+"""The proof that rules do with all packets what a plan decides: two partitions of the packets, compared class by class.
+
+The result is one of three: proved, the smallest class of packets that differs with a packet of it, or the rules that could not be
+interpreted with the part of the packets that they leave undecided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from fractions import Fraction
+from typing import NamedTuple
+
+import msgspec
+
+from narthex.model import Disposition, Host, Memory, NamespacedName, Packet, Trace, join_port
+from narthex.netfilter import ast
+from narthex.netfilter.sets.branch import PacketEnd
+from narthex.netfilter.sets.diagram import (
+    Choice,
+    Diagram,
+    DiagramBuilder,
+    Distribution,
+    Leaf,
+    WeightedBox,
+    differing,
+    leaves,
+)
+from narthex.netfilter.sets.space import DADDR, DPORT, PROTOCOL, Box, PacketSpace
+from narthex.netfilter.sets.values import ValueSet
+from narthex.netfilter.sets.walk import SetWalk, space_of
+from narthex.netfilter.walk.walk import walk
+from narthex.proxy.plan.ir import Deviation, Plan
+from narthex.trace.evaluate import affinity_record, evaluate
+from narthex.trace.proof.describe import ClassDescriber, sample_point
+from narthex.trace.proof.plan_ends import INTERPRETED, PlanEnds
+
+_WITHIN = " within "
+"""Separates a list's name and its time in the name of a choice."""
+_MOST_RULES = 50
+"""Rules to report that could not be interpreted. Those with the largest parts come first."""
+_PARAMETERS = (
+    "the packets are first packets of connections that conntrack does not know",
+    "their mark is 0 when they arrive",
+    "whether an affinity list has a sender is a free choice",
+)
+
+
+class ProofOutcome(Enum):
+    """The three results of a proof."""
+
+    PROVED = "proved"
+    DIFFERENT = "different"
+    UNDECIDED = "undecided"
+
+
+class ProofEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """One possible end of a packet."""
+
+    end: str
+    """`delivered`, `rejected`, `dropped`, or `not-ours`."""
+    endpoint: str = ""
+    masquerade: bool = False
+    probability: str
+    """An exact fraction."""
+
+
+class CounterexamplePacket(msgspec.Struct, frozen=True, kw_only=True):
+    """A packet that rules and plan treat differently, from the smallest class of such packets."""
+
+    source: str
+    destination: str
+    protocol: str
+    port: int
+    link: str = ""
+    """The link of arrival; empty for a packet that the node itself sends."""
+    described: str
+    """The class in words."""
+    size: str
+    """The number of packets in the class, as a decimal number."""
+    rules: tuple[ProofEnd, ...]
+    plan: tuple[ProofEnd, ...]
+    confirmed: bool
+    """The walk of this packet and the evaluation of the plan for it differ, too."""
+
+
+class UndecidedRule(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule that could not be interpreted, and the packets that it leaves undecided."""
+
+    rule: str
+    share: float
+    """The part of all packets, from 0 to 1."""
+    described: str
+    """The largest undecided class in words."""
+
+
+class ProofReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a proof for one IP family."""
+
+    node: str
+    family: str
+    service: str = ""
+    """The Service that the proof is limited to."""
+    outcome: ProofOutcome
+    bits: int
+    """Bits of a packet: the space has 2 to the power of `bits` packets."""
+    classes: int
+    """Classes of packets that the rules treat alike."""
+    differing: int = 0
+    """Classes that differ."""
+    counterexample: CounterexamplePacket | None = None
+    undecided: tuple[UndecidedRule, ...] = ()
+    parameters: tuple[str, ...] = _PARAMETERS
+    """What is given and not part of a packet."""
+    deviations: tuple[str, ...] = ()
+    """The declared deviations from the plan that were taken into account."""
+    rounding: float = 0.0
+    """The largest difference between a probability in the kernel and the 1/n that it stands for."""
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 if it is proved, 1 if it differs, 2 if it is undecided."""
+        return {ProofOutcome.PROVED: 0, ProofOutcome.DIFFERENT: 1, ProofOutcome.UNDECIDED: 2}[self.outcome]
+
+
+class Partitions(NamedTuple):
+    """The partitions of all packets by rules and by plan, as diagrams of one builder."""
+
+    space: PacketSpace
+    rules: Diagram
+    plan: Diagram
+    lists: Mapping[str, str]
+    """The affinity lists of the rules by their names in the plan."""
+    rounding: Fraction
+    ends: PlanEnds
+
+
+def partitions(
+    plan: Plan,
+    ruleset: ast.Ruleset,
+    host: Host,
+    deviations: frozenset[Deviation],
+    service: NamespacedName | None = None,
+) -> Partitions:
+    """Return what rules and plan do with all packets, or with those for one Service."""
+    pods = plan.pods
+    links = (pods.interface, f"{pods.interface_prefix}*" if pods.interface_prefix else "")
+    space = space_of(ruleset, plan.family, host, links)
+    walked = SetWalk(ruleset, space)
+    ends = PlanEnds(plan, space, deviations)
+    within = ends.regions(service) if service is not None else (space.possible,)
+    by_rules = [each for box in within for each in walked.ends(box)]
+    by_plan = [each for box in within for each in _within(ends, box, whole=service is None)]
+    names = _list_names(by_rules, ends)
+    if names:
+        by_rules = [_renamed(each, names) for each in by_rules]
+    builder = DiagramBuilder(space)
+    lists = {new: old for old, new in names.items()}
+    return Partitions(
+        space, builder.build(by_rules), builder.build(by_plan), lists, walked.chains.rounding, ends
+    )
+
+
+def _within(ends: PlanEnds, box: Box, *, whole: bool) -> Iterator[WeightedBox]:
+    for each in ends.ends():
+        if whole:
+            yield each
+            continue
+        part = tuple(one & other for one, other in zip(each.box, box, strict=True))
+        if all(part):
+            yield each._replace(box=part)
+
+
+def prove(
+    plan: Plan,
+    ruleset: ast.Ruleset,
+    host: Host,
+    deviations: frozenset[Deviation],
+    service: NamespacedName | None = None,
+) -> ProofReport:
+    """Compare rules and plan for all packets of the plan's family, or for those to one Service.
+
+    Raises ValueError for deviations without an interpretation, and for a Service that the plan does not have.
+    """
+    unknown = deviations - INTERPRETED
+    if unknown:
+        words = "; ".join(sorted(each.words for each in unknown))
+        raise ValueError(f"rules of this mode are not interpreted: {words}")
+    if service is not None and not any(name.service == service for name in plan.services):
+        raise ValueError(f"the plan has no Service {service}")
+    found = partitions(plan, ruleset, host, deviations, service)
+    comparison = _Comparison(found, plan, ruleset, deviations)
+    comparison.run()
+    undecided = comparison.undecided_rules()
+    outcome = ProofOutcome.UNDECIDED if undecided else ProofOutcome.PROVED
+    counterexample = comparison.counterexample()
+    if counterexample is not None:
+        outcome = ProofOutcome.DIFFERENT
+    return ProofReport(
+        node=plan.node_name,
+        family=plan.family.label,
+        service=str(service or ""),
+        outcome=outcome,
+        bits=found.space.bits,
+        classes=sum(len(leaf.regions) for _, leaf in leaves(found.rules, found.space)),
+        differing=comparison.differing,
+        counterexample=counterexample,
+        undecided=undecided,
+        deviations=tuple(sorted(each.words for each in deviations)),
+        rounding=float(found.rounding),
+    )
+
+
+class _DifferingClass(NamedTuple):
+    size: int
+    box: Box
+    sources: ValueSet
+    rules: Distribution
+    plan: Distribution
+
+
+class _Comparison:
+    """Compares two partitions, and keeps the smallest class that differs."""
+
+    def __init__(
+        self, found: Partitions, plan: Plan, ruleset: ast.Ruleset, deviations: frozenset[Deviation]
+    ) -> None:
+        self._found = found
+        self._plan = plan
+        self._ruleset = ruleset
+        self._deviations = deviations
+        self._describer = ClassDescriber(found.space, plan, found.ends)
+        self._smallest: _DifferingClass | None = None
+        self.differing = 0
+        self._undecided: dict[str, list[_DifferingClass]] = {}
+
+    def run(self) -> None:
+        """Compare all classes."""
+        for box, rules, plan in differing(self._found.rules, self._found.plan, self._found.space):
+            size = 1
+            for each in box[:-1]:
+                size *= each.size
+            self._leaves(box, size, rules, plan)
+
+    def _leaves(self, box: Box, size: int, rules: Leaf, plan: Leaf) -> None:
+        for sources, one in rules.regions:
+            notes = {end.note for _, end, _ in one if isinstance(end, PacketEnd) and end.note}
+            for others, other in plan.regions:
+                if one == other:
+                    continue
+                both = sources & others
+                if not both:
+                    continue
+                differs = _DifferingClass(size * both.size, box, both, one, other)
+                if notes:
+                    for note in notes:
+                        self._undecided.setdefault(note, []).append(differs)
+                elif not _same_choices(one, other):
+                    self.differing += 1
+                    if self._smallest is None or differs.size < self._smallest.size:
+                        self._smallest = differs
+
+    def undecided_rules(self) -> tuple[UndecidedRule, ...]:
+        """Return the rules that could not be interpreted, those that leave most packets undecided first."""
+        whole = 1 << self._found.space.bits
+        found = []
+        for note, classes in self._undecided.items():
+            largest = max(classes, key=lambda each: each.size)
+            part = Fraction(sum(each.size for each in classes), whole)
+            described = self._describer.describe(largest.box, largest.sources)
+            found.append(UndecidedRule(rule=note, share=float(part), described=described))
+        found.sort(key=lambda each: (-each.share, each.rule))
+        return tuple(found[:_MOST_RULES])
+
+    def counterexample(self) -> CounterexamplePacket | None:
+        """Return a packet of the smallest class that differs, confirmed by walking it."""
+        smallest = self._smallest
+        if smallest is None:
+            return None
+        space = self._found.space
+        point = sample_point(space, smallest.box, smallest.sources)
+        packet = space.packet(point)
+        protocol = packet.protocol.lower if packet is not None else str(point[PROTOCOL])
+        return CounterexamplePacket(
+            source=space.address_text(point[-1]),
+            destination=space.address_text(point[DADDR]),
+            protocol=protocol,
+            port=point[DPORT] if packet is None or packet.port else 0,
+            link=space.link_name(point[4]) if point[4] else "",
+            described=self._describer.describe(smallest.box, smallest.sources),
+            size=str(smallest.size),
+            rules=_ends(smallest.rules),
+            plan=_ends(smallest.plan),
+            confirmed=packet is not None and self._confirms(packet, smallest),
+        )
+
+    def _confirms(self, packet: Packet, differs: _DifferingClass) -> bool:
+        """Return True if the concrete walk of a packet and the evaluation of the plan differ, for one history of its sender."""
+        host = self._found.space.host
+        choices = {choice for each, _, _ in (*differs.rules, *differs.plan) for choice in each}
+        for taken in (None, *sorted(name for name, true in choices if true)):
+            memory = Memory()
+            if taken is not None:
+                name = taken.partition(_WITHIN)[0]
+                memory.touch(self._found.lists.get(name, name), (packet.source,), 0.0)
+                memory.touch(name, (packet.source,), 0.0)
+            walked = walk(self._ruleset, packet, host, memory, 0.0)
+            if differ(walked, evaluate(self._plan, packet, host, self._deviations, memory, 0.0), self._found.rounding):
+                return True
+        return False
+
+
+def differ(one: Trace, other: Trace, rounding: Fraction = Fraction(0)) -> bool:
+    """Return True if two traces have different ends, or probabilities that differ by more than the roundings of a chain explain."""
+    a, b = one.ends(), other.ends()
+    # A share of n endpoints is a product of up to n rounded probabilities.
+    tolerance = rounding * max(len(a), 1) + (Fraction(1, 10**11) if rounding else 0)
+    return a.keys() != b.keys() or any(abs(a[end] - b[end]) > tolerance for end in a)
+
+
+def _ends(distribution: Distribution) -> tuple[ProofEnd, ...]:
+    found = []
+    for choices, end, (above, below) in sorted(distribution, key=str):
+        assert isinstance(end, PacketEnd)
+        if any(taken for _, taken in choices):
+            continue  # the ends of a sender that no list has are enough to show
+        found.append(
+            ProofEnd(
+                end=end.disposition.value,
+                endpoint=join_port(*end.endpoint) if end.disposition is Disposition.DELIVERED else "",
+                masquerade=end.masquerade,
+                probability=str(Fraction(above, below)),
+            )
+        )
+    return tuple(found)
+
+
+# ---- affinity ------------------------------------------------------------------------------------------------------------------
+
+
+def _list_names(boxes: list[WeightedBox], ends: PlanEnds) -> dict[str, str]:
+    """Return the names of the plan for the affinity lists of rules: those that packets to one endpoint of one Service port join.
+
+    A list without such a name, or two lists with one name, keep their own, and thus differ from all lists of the plan.
+    """
+    found: dict[str, set[str]] = {}
+    for each in boxes:
+        end = each.end
+        if not isinstance(end, PacketEnd) or not end.remembers:
+            continue
+        box = each.box
+        claim = ends.claim(box[DADDR].first, box[PROTOCOL].first, box[DPORT].first)
+        for name in end.remembers:
+            known = found.setdefault(name, set())
+            if claim is None:
+                known.add("")
+                continue
+            pools = (pool.endpoints for pool in claim.service.pools.values())
+            known.update(
+                affinity_record(claim.service, endpoint)
+                for endpoints in pools
+                for endpoint in endpoints
+                if (endpoint.address, endpoint.port) == end.endpoint
+            )
+    taken: dict[str, list[str]] = {}
+    for name, records in found.items():
+        if len(records) == 1:
+            taken.setdefault(next(iter(records)), []).append(name)
+    return {names[0]: record for record, names in taken.items() if record and len(names) == 1}
+
+
+def _renamed(each: WeightedBox, names: dict[str, str]) -> WeightedBox:
+    end = each.end
+    if isinstance(end, PacketEnd) and end.remembers:
+        end = end._replace(remembers=tuple(names.get(name, name) for name in end.remembers))
+    elif not each.choices:
+        return each
+    return each._replace(end=end, choices=frozenset(_renamed_choice(choice, names) for choice in each.choices))
+
+
+def _renamed_choice(choice: Choice, names: dict[str, str]) -> Choice:
+    name, within, seconds = choice[0].partition(_WITHIN)
+    return f"{names.get(name, name)}{within}{seconds}", choice[1]
+
+
+def _same_choices(one: Distribution, other: Distribution) -> bool:
+    """Return True if two distributions that ask for choices in different orders agree however the choices are taken.
+
+    A sender joins one list at a time, but may be in several, so that every pair of cases that can hold together has to agree.
+    """
+    if not any(choices for choices, _, _ in one) or not any(choices for choices, _, _ in other):
+        return False
+    cases, others = _cases(one), _cases(other)
+    for choices, ends in cases.items():
+        for more, ends_there in others.items():
+            if any((name, not taken) in more for name, taken in choices):
+                continue
+            if ends != ends_there:
+                return False
+    return True
+
+
+def _cases(distribution: Distribution) -> dict[frozenset[Choice], frozenset[tuple[object, object]]]:
+    found: dict[frozenset[Choice], set[tuple[object, object]]] = {}
+    for choices, end, ratio in distribution:
+        found.setdefault(choices, set()).add((end, ratio))
+    return {choices: frozenset(ends) for choices, ends in found.items()}
