@@ -44,6 +44,7 @@ _PARAMETERS = (
     "their mark is 0 when they arrive",
     "whether an affinity list has a sender is a free choice",
 )
+_LOOPBACK_GUARD = "packets to loopback from other addresses are dropped"
 
 
 class ProofOutcome(Enum):
@@ -206,7 +207,10 @@ def prove(
         differing=comparison.differing,
         counterexample=counterexample,
         undecided=undecided,
-        deviations=tuple(sorted(each.words for each in deviations)),
+        deviations=(
+            *sorted(each.words for each in deviations),
+            *((_LOOPBACK_GUARD,) if comparison.loopback_guarded else ()),
+        ),
         rounding=float(found.rounding),
     )
 
@@ -232,6 +236,8 @@ class _Comparison:
         self._describer = ClassDescriber(found.space, plan, found.ends)
         self._smallest: _DifferingClass | None = None
         self.differing = 0
+        self.loopback_guarded = False
+        """Rules drop what other addresses send to loopback."""
         self._undecided: dict[str, list[_DifferingClass]] = {}
 
     def run(self) -> None:
@@ -255,10 +261,28 @@ class _Comparison:
                 if notes:
                     for note in notes:
                         self._undecided.setdefault(note, []).append(differs)
-                elif not _same_choices(one, other):
+                elif _same_choices(one, other):
+                    continue
+                elif self._guards_loopback(box, both, one, other):
+                    self.loopback_guarded = True
+                else:
                     self.differing += 1
                     if self._smallest is None or differs.size < self._smallest.size:
                         self._smallest = differs
+
+    def _guards_loopback(self, box: Box, sources: ValueSet, rules: Distribution, plan: Distribution) -> bool:
+        """Return True where rules drop what other addresses send to loopback, and the plan has no frontend.
+
+        Node ports on loopback need `route_localnet`, which lets such packets in. kube-proxy's KUBE-FIREWALL drops them
+        (CVE-2020-8558). Without `route_localnet`, routing does (ip_route_input_slow: martian destination).
+        """
+        loopback = self._found.space.loopback
+        return (
+            not box[DADDR] - loopback
+            and not sources & loopback
+            and {end for _, end, _ in rules} == {PacketEnd(Disposition.DROPPED)}
+            and {end for _, end, _ in plan} == {PacketEnd(Disposition.NOT_OURS)}
+        )
 
     def undecided_rules(self) -> tuple[UndecidedRule, ...]:
         """Return the rules that could not be interpreted, those that leave most packets undecided first."""
@@ -388,8 +412,8 @@ def _same_choices(one: Distribution, other: Distribution) -> bool:
 
     A sender joins one list at a time, but may be in several, so that every pair of cases that can hold together has to agree.
     """
-    if not any(choices for choices, _, _ in one) or not any(choices for choices, _, _ in other):
-        return False
+    if not any(choices for each in (one, other) for choices, _, _ in each):
+        return False  # without choices, equal distributions are equal values
     cases, others = _cases(one), _cases(other)
     for choices, ends in cases.items():
         for more, ends_there in others.items():
