@@ -29,6 +29,7 @@ from narthex.lb.why import ServiceExplanation
 from narthex.proxy.plan.document import PlanDocument
 from narthex.trace.document import TraceDocument
 from narthex.trace.node.layout import BundleDocument
+from narthex.trace.proof.prove import ProofDocument
 from narthex.trace.reports.check import CheckDocument
 from narthex.trace.reports.counting import TopDocument
 from narthex.trace.reports.difference import DiffDocument
@@ -40,6 +41,7 @@ FILE = Path(__file__).parents[1] / "docs" / "reference" / "schemas" / f"narthex.
 DOCUMENTS = (
     TraceDocument,
     CheckDocument,
+    ProofDocument,
     DiffDocument,
     TopDocument,
     MigrationDocument,

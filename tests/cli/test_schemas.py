@@ -71,6 +71,7 @@ def words(tmp_path: Path) -> dict[str, list[str]]:
         "trace of a bundle": ["trace", "outside", "192.0.2.11:30001", "--bundle", old],
         "trace to nothing": ["trace", "10.244.1.5", "shop/none", *objects, "--node", "node-1"],
         "check": [*objects, "--bundle", old],
+        "proof": ["check", "--prove", *objects, "--bundle", old],
         "diff": [old, new],
         "diff of modes": ["diff", "iptables", "ipvs", *objects, "--node", "node-1"],
         "top": ["--bundle", old],
@@ -93,12 +94,12 @@ def wrong(document: dict[str, object]) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    ["trace", "trace of a bundle", "trace to nothing", "check", "diff", "diff of modes", "top", "migrate", "plan", "lb-why",
+    ["trace", "trace of a bundle", "trace to nothing", "check", "proof", "diff", "diff of modes", "top", "migrate", "plan", "lb-why",
      "bundle", "render", "cni-gc", "cni-install", "cni-uninstall"],
 )  # fmt: skip
 def test_what_commands_print_fits(words: dict[str, list[str]], name: str) -> None:
     kind = name.partition(" ")[0]
-    argv = words[name] if words[name][0] in ("trace", "diff", "lb", "cni") else [kind, *words[name]]
+    argv = words[name] if words[name][0] in ("trace", "check", "diff", "lb", "cni") else [kind, *words[name]]
     done = CliRunner().invoke(main, [*argv, "-o", "json"])
     document = json.loads(done.stdout)
     assert (document["kind"], document["version"]) == (kind, 1), done.output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from msgspec.structs import replace
@@ -13,9 +13,12 @@ from msgspec.structs import replace
 from narthex.cli.inputs import node_options, node_options_of, options, source_options, views_of
 from narthex.cli.options import lab_option, output_option
 from narthex.cli.output import CANNOT_TELL, AnswersByStatus, json_text, working
-from narthex.model import InputError, visible
-from narthex.trace.program.inputs import NodeOptions
-from narthex.trace.program.reports import check_reports, status
+from narthex.model import InputError, NamespacedName, visible
+from narthex.trace.follow.views import NodeView
+from narthex.trace.program.inputs import ClusterObjects, NodeOptions
+from narthex.trace.program.reports import check_reports, proof_reports, status
+from narthex.trace.proof.prove import ProofDocument, ProofReport
+from narthex.trace.proof.text import proof_lines
 from narthex.trace.reports.check import CheckDocument, CheckReport, Discrepancy
 
 
@@ -34,8 +37,14 @@ from narthex.trace.reports.check import CheckDocument, CheckReport, Discrepancy
     metavar="SECONDS",
     help="For --watch: end as soon as nothing differs, and after this time at the latest.",
 )
+@click.option(
+    "--prove", "proving", is_flag=True, help="Prove that the rules do what the objects mean, for all packets."
+)
+@click.option("--service", metavar="NAMESPACE/NAME", help="For --prove: only packets to this Service.")
 @output_option
-def command(watch: bool, interval: float, timeout: float | None, output: str, **given: Any) -> None:
+def command(
+    watch: bool, interval: float, timeout: float | None, proving: bool, service: str | None, output: str, **given: Any
+) -> None:
     """Compare a cluster's objects with what a node's kernel does, for each frontend of each Service.
 
     Reports frontends and endpoints that are missing, stale, extra, or duplicated, wrong shares of traffic, rules of other programs that
@@ -46,15 +55,30 @@ def command(watch: bool, interval: float, timeout: float | None, output: str, **
 
     With rules of this node or of a lab, a difference is reported if it is there twice, 1.5 s apart: objects may change meanwhile.
 
+    With --prove, it compares what rules and objects do with all packets that open connections, not with one packet for each frontend, and
+    compares masquerading, too. The answer is a proof, the smallest class of packets that differs with a packet of it, or the rules that
+    could not be interpreted.
+
     Exit status: 0 without differences, 1 with differences, 2 if it can't be decided.
 
     \b
         narthex check --kubeconfig ~/.kube/config
         narthex check --bundle node-1.tgz -o json
         narthex check --kubeconfig ~/.kube/config --watch --timeout 300
+        narthex check --bundle node-1.tgz --prove --service shop/web
     """
     if timeout is not None and not watch:
         raise click.UsageError("--timeout is for --watch")
+    if service is not None and not proving:
+        raise click.UsageError("--service is for --prove")
+    if watch and proving:
+        raise click.UsageError("--prove and --watch exclude each other")
+    if proving:
+        proofs, problems = _proved(given, service)
+        for problem in problems:
+            click.echo(visible(problem), err=True)
+        click.echo(_shown_proofs(proofs, output), nl=False)
+        sys.exit(status(proofs))
     reports, problems = _settled(given)
     for problem in problems:
         click.echo(visible(problem), err=True)
@@ -93,7 +117,29 @@ def _key(report: CheckReport, finding: Discrepancy) -> tuple[object, ...]:
     return report.node, report.family, finding.kind, finding.service, finding.frontend, finding.endpoint
 
 
+def _proved(given: dict[str, Any], service: str | None) -> tuple[tuple[ProofReport, ...], tuple[str, ...]]:
+    wanted = None
+    if service is not None:
+        namespace, slash, name = service.partition("/")
+        if not (namespace and slash and name):
+            raise click.UsageError(f"--service {service}: expected NAMESPACE/NAME")
+        wanted = NamespacedName(namespace, name)
+    return _of_views(given, "proving", lambda cluster, view, chosen: proof_reports(cluster, view, chosen, wanted))
+
+
 def _compared(given: dict[str, Any]) -> tuple[Reports, tuple[str, ...]]:
+    return _of_views(given, "comparing objects and rules", check_reports)
+
+
+AnyReport = TypeVar("AnyReport", CheckReport, ProofReport)
+
+
+def _of_views(
+    given: dict[str, Any],
+    doing: str,
+    reports_of: Callable[[ClusterObjects, NodeView, NodeOptions], tuple[tuple[AnyReport, ...], tuple[str, ...]]],
+) -> tuple[tuple[AnyReport, ...], tuple[str, ...]]:
+    """Return the reports about the nodes that the options choose, and problems of the objects."""
     views, cluster = views_of(given)
     if cluster is None:
         raise click.UsageError(
@@ -102,14 +148,14 @@ def _compared(given: dict[str, Any]) -> tuple[Reports, tuple[str, ...]]:
     if not given["lab"] and len(views) != 1:
         raise click.UsageError("expected one node: give one bundle, or dumps of one node")
     chosen = node_options_of(given)
-    found: list[CheckReport] = []
+    found: list[AnyReport] = []
     problems: dict[str, None] = {}
     try:
         for view in views:
             if given["lab"]:
                 chosen = _of_lab(given["lab"], view.name)
-            with working("comparing objects and rules"):
-                reports, more = check_reports(cluster, view, chosen)
+            with working(doing):
+                reports, more = reports_of(cluster, view, chosen)
             found += reports
             problems |= dict.fromkeys(more)
     except InputError as error:
@@ -175,6 +221,12 @@ def _shown(reports: Reports, output: str) -> str:
         return json_text(CheckDocument(status=status(reports), reports=reports))
     lines = [line for report in reports for line in (*_differences((report,)), *_verdicts((report,)))]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _shown_proofs(reports: tuple[ProofReport, ...], output: str) -> str:
+    if output == "json":
+        return json_text(ProofDocument(status=status(reports), reports=reports))
+    return "".join(f"{visible(line)}\n" for report in reports for line in proof_lines(report))
 
 
 def _differences(reports: Reports) -> list[str]:

@@ -3,6 +3,7 @@
 import random
 from fractions import Fraction
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,8 +39,6 @@ def test_every_scenario_is_proved(scenario, mode):
 
 
 def cluster(mode, config, family, objects):
-    import msgspec
-
     config = msgspec.structs.replace(config, localhost_node_ports=DATAPLANES[mode].localhost_node_ports)
     store = Store()
     for obj in objects:
@@ -48,7 +47,7 @@ def cluster(mode, config, family, objects):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(config=some.configs, family=some.families, objects=st.lists(some.objects, min_size=2, max_size=10))
 def test_random_clusters_are_proved(mode, config, family, objects):
     plan, backend = cluster(mode, config, family, objects), BACKENDS[mode]
@@ -78,7 +77,7 @@ def ends_of(distribution, choices):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(some.configs, some.families, st.lists(some.objects, min_size=2, max_size=8), st.integers(0, 2**32))
 def test_a_random_packet_of_each_class_takes_the_way_of_its_class(mode, config, family, objects, seed):
     plan, backend, rng = cluster(mode, config, family, objects), BACKENDS[mode], random.Random(seed)
@@ -90,7 +89,7 @@ def test_a_random_packet_of_each_class_takes_the_way_of_its_class(mode, config, 
     ):
         for box, leaf in leaves(diagram, found.space):
             for sources, distribution in leaf.regions:
-                point = (*(draw(rng, each) for each in box), draw(rng, sources))
+                point = (*(draw(rng, each) for each in box[:-1]), draw(rng, sources))
                 packet = found.space.packet(point)
                 if packet is None:
                     continue

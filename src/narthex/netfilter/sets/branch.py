@@ -133,15 +133,7 @@ class SetBranch:
     @property
     def state(self) -> tuple[object, ...]:
         """What rules of a later hook can see of the branch, apart from its header."""
-        return (
-            self.mark,
-            self.connection_mark,
-            self.dnat,
-            self.rewritten,
-            self.masquerade,
-            self.saddr,
-            self.tracked,
-        )
+        return (self.mark, self.connection_mark, self.dnat, self.rewritten, self.masquerade, self.saddr, self.tracked)
 
     def fresh(self, box: Box) -> SetBranch:
         """Return a branch in the same state that has a box as its header, and probability 1."""

@@ -114,13 +114,7 @@ class SetChains:
         return [(_DROPPED if how in (_NEXT, _RETURN) else how, out) for how, out in results]
 
     def _chain(
-        self,
-        point: WalkPoint,
-        table: ast.Table,
-        chain: ast.Chain,
-        branch: SetBranch,
-        path: tuple[str, ...],
-        depth: int,
+        self, point: WalkPoint, table: ast.Table, chain: ast.Chain, branch: SetBranch, path: tuple[str, ...], depth: int
     ) -> SetResults:
         limit = _LEGACY_JUMPS if table.legacy else _NFT_JUMPS
         if chain.name in path or depth > limit:
@@ -149,12 +143,22 @@ class SetChains:
         if branch.daddr is not None or box[DADDR].size != 1 or self._asks_links(at.table, chain):
             return self._chain(at.point, at.table, chain, branch, at.path, depth)
         destination = at.point.hook in _DESTINATION_HOOKS or at.point.hook
-        key = (id(at.table), chain.name, destination, depth, box[:LINK], box[SADDR], branch.state, branch.choices, branch.remembers)
+        key = (
+            id(at.table),
+            chain.name,
+            destination,
+            depth,
+            box[:LINK],
+            box[SADDR],
+            branch.state,
+            branch.choices,
+            branch.remembers,
+        )
         known = self._known.get(key)
         if known is None:
-            known = self._chain(at.point, at.table, chain, branch, at.path, depth)
-            self._known[key] = branch.probability, known
-            return known
+            made_now = self._chain(at.point, at.table, chain, branch, at.path, depth)
+            self._known[key] = branch.probability, made_now
+            return made_now
         before, results = known
         scale = branch.probability / before if before is not branch.probability else None
         link = box[LINK]
@@ -191,9 +195,7 @@ class SetChains:
             known = self._rules[id(table), chain.name] = _ChainRules(chain, self._space)
         return known
 
-    def _met(
-        self, at: _Position, rule: ast.Rule, branches: list[SetBranch], results: SetResults
-    ) -> list[SetBranch]:
+    def _met(self, at: _Position, rule: ast.Rule, branches: list[SetBranch], results: SetResults) -> list[SetBranch]:
         """Apply a rule to branches: add what leaves the chain to the results, and return what goes on to the next rule."""
         ongoing: list[SetBranch] = []
         for branch in branches:

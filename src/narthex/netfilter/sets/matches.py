@@ -150,7 +150,7 @@ class SetMatcher:
             known = self._sets[id(e)] = e, made
         return known[1]
 
-    def _compare(self, e: ast.Compare, branch: SetBranch, point: WalkPoint, table: ast.Table) -> Parts:
+    def _compare(self, e: ast.Compare, branch: SetBranch, point: WalkPoint, _table: ast.Table) -> Parts:
         field = e.field
         try:
             if field is ast.Field.IIFNAME:
@@ -280,9 +280,7 @@ class SetMatcher:
 
     # ---- sets ------------------------------------------------------------------------------------------------------------------
 
-    def look_up(
-        self, key: ast.Key, name: str, branch: SetBranch, point: WalkPoint, table: ast.Table
-    ) -> SlotParts:
+    def look_up(self, key: ast.Key, name: str, branch: SetBranch, point: WalkPoint, table: ast.Table) -> SlotParts:
         """Split a branch along the elements of a set or map. Raises NotInterpreted."""
         held = self._index.elements(table, name)
         if held is None or held.set.unsupported:
@@ -333,7 +331,9 @@ class SetMatcher:
             boxes = []
             for element, data in held.elements.items():
                 if len(element) != len(key):
-                    raise NotInterpreted(f"the set {held.name}: an element has {len(element)} parts, its key {len(key)}")
+                    raise NotInterpreted(
+                        f"the set {held.name}: an element has {len(element)} parts, its key {len(key)}"
+                    )
                 boxes.append((tuple(map(self._component, key, element)), data))
             if held.interval:  # as `walk.lookup`: of overlapping elements the most specific one counts
                 boxes.sort(key=lambda pair: [part.size for part in pair[0]])

@@ -110,9 +110,7 @@ class SetWalk:
 
     # ---- one hook ------------------------------------------------------------------------------------------------------------
 
-    def _hook(
-        self, point: WalkPoint, branch: SetBranch, *, nat: bool = True, first: bool = False
-    ) -> Iterator[Passed]:
+    def _hook(self, point: WalkPoint, branch: SetBranch, *, nat: bool = True, first: bool = False) -> Iterator[Passed]:
         """Walk a hook. At the `first` one all packets arrive together, so that there is nothing to look up."""
         rules = self._hooks.get(point.hook)
         if rules is None:
@@ -144,15 +142,11 @@ class SetWalk:
         out.choices, out.remembers = part.choices | later.choices, (*part.remembers, *later.remembers)
         return out
 
-    def _summary(
-        self, chains: Sequence[BaseChain], point: WalkPoint, branch: SetBranch, nat: bool
-    ) -> _HookSummary:
+    def _summary(self, chains: Sequence[BaseChain], point: WalkPoint, branch: SetBranch, nat: bool) -> _HookSummary:
         whole = branch.fresh(self._space.whole)
         return _HookSummary(whole, list(self._walked(chains, point, whole, nat)))
 
-    def _walked(
-        self, chains: Sequence[BaseChain], point: WalkPoint, branch: SetBranch, nat: bool
-    ) -> Iterator[Passed]:
+    def _walked(self, chains: Sequence[BaseChain], point: WalkPoint, branch: SetBranch, nat: bool) -> Iterator[Passed]:
         present = [branch]
         for table, chain in chains:
             assert chain.hook is not None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from narthex.model import InputError, Snapshot, family_of
+from narthex.model import Host, InputError, NamespacedName, Snapshot, family_of
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
 from narthex.trace.follow.views import NodeView
@@ -15,6 +16,7 @@ from narthex.trace.node.layout import CNI_FILE, PARTS
 from narthex.trace.node.network import ConntrackListing
 from narthex.trace.program.bundle import gather, read_bundle
 from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
+from narthex.trace.proof.prove import ProofReport, prove, undecided
 from narthex.trace.reports.check import CheckReport, check
 from narthex.trace.reports.counting import CounterReading, Names, count
 from narthex.trace.reports.migration.changes import ModeSetup, compare, factors, serving
@@ -45,7 +47,52 @@ def compare_node(inputs: NodeInputs, view: NodeView) -> tuple[CheckReport, ...]:
     )
 
 
-def status(reports: tuple[CheckReport, ...]) -> int:
+def proof_reports(
+    cluster: ClusterObjects, view: NodeView, options: NodeOptions, service: NamespacedName | None
+) -> tuple[tuple[ProofReport, ...], tuple[str, ...]]:
+    """Return a proof for each IP family, and problems of the objects. Raises InputError."""
+    known = any(key.name == view.name for key in cluster.snapshot.nodes)
+    name = options.node or (view.name if known else "")
+    inputs = node_inputs(cluster, msgspec.structs.replace(options, node=name))
+    plans = [inputs.plan(family) for family in inputs.families]
+    if service is not None:
+        plans = [plan for plan in plans if any(each.service == service for each in plan.services)]
+        if not plans:
+            raise InputError(f"Service {service} has no frontend on this node: check the name, NAMESPACE/NAME")
+    addresses = dict.fromkeys((*inputs.host.addresses, *view.own_addresses(_SERVICE_LINKS)))
+    host = Host(addresses=tuple(addresses))
+    collecting = gc.isenabled()
+    gc.disable()  # the sets form no cycles, and collections would take as long as the proof
+    try:
+        return tuple(_proof(plan, view, host, service) for plan in plans), inputs.problems
+    finally:
+        if collecting:
+            gc.enable()
+
+
+_NFT_TABLES = ("narthex", "kube-proxy")
+
+
+def _proof(plan: Plan, view: NodeView, host: Host, service: NamespacedName | None) -> ProofReport:
+    held = view.rules.get(plan.family) if view.rules is not None else None
+    if held is None:
+        why = view.absent.get("rules", "")
+        return undecided(plan, service, ("the node's rules are unknown" + (f": {why}" if why else ""),))
+    reasons = [*held.unread, *(f"the input is partial: {gap}" for gap in held.gaps)]
+    if held.ruleset.copied:
+        reasons.append(
+            "the rules were copied by a person, so that lines may be missing: use a bundle or a complete dump"
+        )
+    if held.objects.servers:
+        reasons.append("IPVS forwards packets, and the proof does not interpret virtual servers")
+    if reasons:
+        return undecided(plan, service, tuple(reasons))
+    tables = {table.name for table in held.ruleset.tables if table.family in (None, plan.family)}
+    mode = "nftables" if tables.intersection(_NFT_TABLES) else "iptables"
+    return prove(plan, held.ruleset, host, BACKENDS[mode].deviations, service)
+
+
+def status(reports: tuple[CheckReport | ProofReport, ...]) -> int:
     """Return the exit status: 0 without differences, 1 with differences, 2 if it can't be decided."""
     every = {report.status for report in reports}
     return 1 if 1 in every else 2 if 2 in every or not every else 0

@@ -45,7 +45,12 @@ class ClassDescriber:
         for known, words in named:
             if known and sources == known:
                 return where + words
-            if known and sources.size > 1 and not sources - known and (known - sources).size <= 2 * len(known.spans) + 64:
+            if (
+                known
+                and sources.size > 1
+                and not sources - known
+                and (known - sources).size <= 2 * len(known.spans) + 64
+            ):
                 return f"{where}{words} except {self._addresses(known - sources)}"
         if sources.size > 1 and self._pods and not sources - self._pods:
             return f"{where}pods {self._addresses(sources)}"
@@ -77,7 +82,11 @@ class ClassDescriber:
         text = self._space.address_text
         for first, last in addresses.spans[: _FEW + 1]:
             nets = networks_between(text(first), text(last))
-            texts += [nets[0].removesuffix("/32").removesuffix("/128")] if len(nets) == 1 else [f"{text(first)}-{text(last)}"]
+            texts += (
+                [nets[0].removesuffix("/32").removesuffix("/128")]
+                if len(nets) == 1
+                else [f"{text(first)}-{text(last)}"]
+            )
         if len(addresses.spans) > _FEW:
             return f"{', '.join(texts[:_FEW])} and {len(addresses.spans) - _FEW:,} more ranges"
         return " and ".join(texts)

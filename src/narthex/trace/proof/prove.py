@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from narthex.model import Disposition, Host, Memory, NamespacedName, Packet, Trace, join_port
 from narthex.netfilter import ast
 from narthex.netfilter.sets.branch import PacketEnd
+from narthex.netfilter.sets.chances import most_rounding
 from narthex.netfilter.sets.diagram import (
     Choice,
     Diagram,
@@ -124,6 +125,29 @@ class ProofReport(msgspec.Struct, frozen=True, kw_only=True):
         return {ProofOutcome.PROVED: 0, ProofOutcome.DIFFERENT: 1, ProofOutcome.UNDECIDED: 2}[self.outcome]
 
 
+class ProofDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="proof"):
+    """What `narthex check --prove -o json` prints."""
+
+    version: Literal[1] = 1
+    status: int
+    """The exit status."""
+    reports: tuple[ProofReport, ...]
+    """One for each IP family."""
+
+
+def undecided(plan: Plan, service: NamespacedName | None, reasons: tuple[str, ...]) -> ProofReport:
+    """Return the report about rules of which nothing can be proved, for these reasons."""
+    return ProofReport(
+        node=plan.node_name,
+        family=plan.family.label,
+        service=str(service or ""),
+        outcome=ProofOutcome.UNDECIDED,
+        bits=0,
+        classes=0,
+        undecided=tuple(UndecidedRule(rule=reason, share=1.0, described="all packets") for reason in reasons),
+    )
+
+
 class Partitions(NamedTuple):
     """The partitions of all packets by rules and by plan, as diagrams of one builder."""
 
@@ -157,9 +181,7 @@ def partitions(
         by_rules = [_renamed(each, names) for each in by_rules]
     builder = DiagramBuilder(space)
     lists = {new: old for old, new in names.items()}
-    return Partitions(
-        space, builder.build(by_rules), builder.build(by_plan), lists, walked.chains.rounding, ends
-    )
+    return Partitions(space, builder.build(by_rules), builder.build(by_plan), lists, walked.chains.rounding, ends)
 
 
 def _within(ends: PlanEnds, box: Box, *, whole: bool) -> Iterator[WeightedBox]:
@@ -226,9 +248,7 @@ class _DifferingClass(NamedTuple):
 class _Comparison:
     """Compares two partitions, and keeps the smallest class that differs."""
 
-    def __init__(
-        self, found: Partitions, plan: Plan, ruleset: ast.Ruleset, deviations: frozenset[Deviation]
-    ) -> None:
+    def __init__(self, found: Partitions, plan: Plan, ruleset: ast.Ruleset, deviations: frozenset[Deviation]) -> None:
         self._found = found
         self._plan = plan
         self._ruleset = ruleset
@@ -329,16 +349,16 @@ class _Comparison:
                 memory.touch(self._found.lists.get(name, name), (packet.source,), 0.0)
                 memory.touch(name, (packet.source,), 0.0)
             walked = walk(self._ruleset, packet, host, memory, 0.0)
-            if differ(walked, evaluate(self._plan, packet, host, self._deviations, memory, 0.0), self._found.rounding):
+            meant = evaluate(self._plan, packet, host, self._deviations, memory, 0.0)
+            if differ(walked, meant, rounded=self._found.rounding > 0):
                 return True
         return False
 
 
-def differ(one: Trace, other: Trace, rounding: Fraction = Fraction(0)) -> bool:
-    """Return True if two traces have different ends, or probabilities that differ by more than the roundings of a chain explain."""
+def differ(one: Trace, other: Trace, *, rounded: bool) -> bool:
+    """Return True if two traces have different ends, or probabilities that differ by more than rounding explains."""
     a, b = one.ends(), other.ends()
-    # A share of n endpoints is a product of up to n rounded probabilities.
-    tolerance = rounding * max(len(a), 1) + (Fraction(1, 10**11) if rounding else 0)
+    tolerance = most_rounding(len(a)) if rounded else Fraction(0)
     return a.keys() != b.keys() or any(abs(a[end] - b[end]) > tolerance for end in a)
 
 

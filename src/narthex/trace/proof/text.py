@@ -1,0 +1,64 @@
+"""A proof as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from narthex.model import join_port
+from narthex.trace.proof.prove import CounterexamplePacket, ProofEnd, ProofOutcome, ProofReport
+
+_MOST_ENDS = 12
+
+
+def proof_lines(report: ProofReport) -> Iterator[str]:
+    """Yield the lines of a report."""
+    yield f"{_about(report)}: {_verdict(report)}"
+    if report.counterexample is not None:
+        yield from _counterexample(report.counterexample)
+    for rule in report.undecided:
+        yield f"  undecided: {rule.rule}: {rule.share:.3%} of all packets, such as {rule.described}"
+    if report.outcome is ProofOutcome.PROVED:
+        for parameter in report.parameters:
+            yield f"  given: {parameter}"
+    for deviation in report.deviations:
+        yield f"  declared: {deviation}"
+    if report.rounding:
+        yield f"  declared: probabilities are 1/n to within {report.rounding:.1e}, as the kernel can store them"
+
+
+def _about(report: ProofReport) -> str:
+    words = [f"node {report.node}"] if report.node else []
+    words.append(report.family)
+    if report.service:
+        words.append(f"Service {report.service}")
+    return ", ".join(words)
+
+
+def _verdict(report: ProofReport) -> str:
+    if report.outcome is ProofOutcome.PROVED:
+        which = f"packets to {report.service}" if report.service else f"2^{report.bits} packets"
+        return f"proved for all {which} ({report.classes:,} classes)"
+    if report.outcome is ProofOutcome.DIFFERENT:
+        return f"rules and objects differ for {report.differing:,} classes of packets"
+    return "undecided"
+
+
+def _counterexample(packet: CounterexamplePacket) -> Iterator[str]:
+    to = join_port(packet.destination, packet.port) if packet.port else packet.destination
+    link = f"on link {packet.link}" if packet.link else "of this node"
+    yield f"  the smallest class: {packet.described}"
+    yield f"  a packet of it: {packet.protocol} {packet.source} -> {to}, {link}"
+    yield f"    rules: {_ends(packet.rules)}"
+    yield f"    plan:  {_ends(packet.plan)}"
+    if not packet.confirmed:
+        yield "    the walk of this packet does not confirm it: only a longer history of packets shows the difference"
+
+
+def _ends(ends: tuple[ProofEnd, ...]) -> str:
+    texts = [
+        f"{end.endpoint or end.end}{' masqueraded' if end.masquerade else ''}"
+        + (f" ({end.probability})" if end.probability != "1" else "")
+        for end in ends
+    ]
+    more = [f"{len(texts) - _MOST_ENDS} more"] if len(texts) > _MOST_ENDS else []
+    return ", ".join(texts[:_MOST_ENDS] + more) or "only for senders that an affinity list has"
