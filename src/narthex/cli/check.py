@@ -118,13 +118,13 @@ def _key(report: CheckReport, finding: Discrepancy) -> tuple[object, ...]:
 
 
 def _proved(given: dict[str, Any], service: str | None) -> tuple[tuple[ProofReport, ...], tuple[str, ...]]:
-    wanted = None
+    desired = None
     if service is not None:
         namespace, slash, name = service.partition("/")
         if not (namespace and slash and name):
             raise click.UsageError(f"--service {service}: expected NAMESPACE/NAME")
-        wanted = NamespacedName(namespace, name)
-    return _of_views(given, "proving", lambda cluster, view, chosen: proof_reports(cluster, view, chosen, wanted))
+        desired = NamespacedName(namespace, name)
+    return _of_views(given, "proving", lambda cluster, view, chosen: proof_reports(cluster, view, chosen, desired))
 
 
 def _compared(given: dict[str, Any]) -> tuple[Reports, tuple[str, ...]]:

@@ -33,7 +33,9 @@ def _with_table(ruleset: ast.Ruleset, old: ast.Table, new: ast.Table) -> ast.Rul
     return msgspec.structs.replace(ruleset, tables=tuple(new if each is old else each for each in ruleset.tables))
 
 
-def _with_elements(ruleset: ast.Ruleset, table: ast.Table, name: str, elements: dict[ast.ElementKey, ast.ElementData]) -> ast.Ruleset:
+def _with_elements(
+    ruleset: ast.Ruleset, table: ast.Table, name: str, elements: dict[ast.ElementKey, ast.ElementData]
+) -> ast.Ruleset:
     sets = {**table.sets, name: msgspec.structs.replace(table.sets[name], elements=elements)}
     return _with_table(ruleset, table, msgspec.structs.replace(table, sets=sets))
 

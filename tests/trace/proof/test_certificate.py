@@ -23,8 +23,8 @@ SHOP = (
 
 
 def certificates(mode="nftables", family=IPFamily.IPV4):
-    backend, wanted = BACKENDS[mode], plan(*SHOP, family=family)
-    found = partitions(wanted, ruleset_of(mode, backend.render(wanted)), HOST, backend.deviations)
+    backend, desired = BACKENDS[mode], plan(*SHOP, family=family)
+    found = partitions(desired, ruleset_of(mode, backend.render(desired)), HOST, backend.deviations)
     return [msgspec.json.encode(certificate(each, found.space)) for each in (found.rules, found.plan)]
 
 

@@ -3,7 +3,7 @@
 import pytest
 from tests.trace import kube_proxy_layouts as layouts
 
-from narthex.model import EndpointPort, Host, NamespacedName, Protocol, ServicePort
+from narthex.model import EndpointPort, Host, IPFamily, NamespacedName, Protocol, ServicePort
 from narthex.netfilter import ast
 from narthex.netfilter.dump.read import read_dump
 from narthex.proxy.backends import BACKENDS
@@ -14,7 +14,7 @@ from narthex.trace.proof.text import proof_lines
 HOST = Host(addresses=(layouts.NODE,))
 
 
-def wanted(**config):
+def desired(**config):
     dns = (ServicePort(name="dns", port=53, protocol=Protocol.UDP),)
     return plan(
         service("shop/web", layouts.WEB, node_port=layouts.NODE_PORT),
@@ -33,24 +33,24 @@ def wanted(**config):
 
 
 def ruleset(version):
-    return read_dump(layouts.saved(version)).ruleset
+    return read_dump(layouts.saved(version)).for_family(IPFamily.IPV4).ruleset
 
 
 @pytest.mark.parametrize("version", layouts.VERSIONS)
 @pytest.mark.parametrize("service_name", ["shop/web", "kube-system/dns"])
 def test_a_service_of_kube_proxy(version, service_name):
-    report = prove(wanted(), ruleset(version), HOST, BACKENDS["iptables"].deviations, name(service_name))
+    report = prove(desired(), ruleset(version), HOST, BACKENDS["iptables"].deviations, name(service_name))
     print(*proof_lines(report), sep="\n")
     assert report.outcome is ProofOutcome.PROVED, list(proof_lines(report))
 
 
 def test_an_unknown_service_is_no_proof():
     with pytest.raises(ValueError, match="no Service shop/none"):
-        prove(wanted(), ruleset("1.36"), HOST, BACKENDS["iptables"].deviations, NamespacedName("shop", "none"))
+        prove(desired(), ruleset("1.36"), HOST, BACKENDS["iptables"].deviations, NamespacedName("shop", "none"))
 
 
 def test_a_rule_that_is_not_understood_leaves_its_packets_undecided():
-    rules = BACKENDS["iptables"].render(plan_ := wanted()).ruleset
+    rules = BACKENDS["iptables"].render(plan_ := desired()).ruleset
     nat = next(table for table in rules.tables if table.name == "nat")
     first = ast.Rule((ast.Compare(ast.Field.DADDR, (layouts.DNS,)), ast.Unknown("-m magic"), ast.DropPacket()))
     chains = dict(nat.chains)
@@ -70,7 +70,7 @@ def test_a_rule_that_is_not_understood_leaves_its_packets_undecided():
 
 
 def test_a_silent_rule_with_an_unknown_match_changes_nothing():
-    rules = BACKENDS["iptables"].render(plan_ := wanted()).ruleset
+    rules = BACKENDS["iptables"].render(plan_ := desired()).ruleset
     nat = next(table for table in rules.tables if table.name == "nat")
     first = ast.Rule((ast.Unknown("-m magic"), ast.IgnoredStatement("-j LOG")))
     chains = dict(nat.chains)

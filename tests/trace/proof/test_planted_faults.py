@@ -31,9 +31,9 @@ CASES = [(mode, fault) for mode, faults in FAULTS.items() for fault in faults]
 
 def planted(mode, fault, seed):
     rng = random.Random(f"{mode} {fault.__name__} {seed}")
-    wanted, backend = cluster(rng), BACKENDS[mode]
-    ruleset = fault(ruleset_of(mode, backend.render(wanted)), rng)
-    return prove(wanted, ruleset, HOST, backend.deviations)
+    desired, backend = cluster(rng), BACKENDS[mode]
+    ruleset = fault(ruleset_of(mode, backend.render(desired)), rng)
+    return prove(desired, ruleset, HOST, backend.deviations)
 
 
 @pytest.mark.parametrize("mode, fault", CASES, ids=[f"{mode}-{fault.__name__}" for mode, fault in CASES])

@@ -37,25 +37,25 @@ class _Node(Generic[Item]):
                 return self._spans[at][2]
         return found
 
-    def split(self, wanted: ValueSet) -> list[tuple[ValueSet, _Node[Item] | tuple[Item, ...] | None]]:
+    def split(self, desired: ValueSet) -> list[tuple[ValueSet, _Node[Item] | tuple[Item, ...] | None]]:
         """Split a set of values along the node; what no element has comes last, with None."""
-        known = self._known.get(wanted)
+        known = self._known.get(desired)
         if known is None:
             parts: dict[int, tuple[_Node[Item] | tuple[Item, ...], list[ValueSet]]] = {}
             for value, child in self.singles.items():
-                if value in wanted:
+                if value in desired:
                     parts.setdefault(id(child), (child, []))[1].append(ValueSet(((value, value),)))
             for first, last, child in self._spans:
-                part = wanted & ValueSet(((first, last),))
+                part = desired & ValueSet(((first, last),))
                 if part:
                     parts.setdefault(id(child), (child, []))[1].append(part)
             known = []
             for child, sets in parts.values():
                 known.append((sets[0] if len(sets) == 1 else union(sets), child))
-            left = wanted - union(part for part, _ in known)
+            left = desired - union(part for part, _ in known)
             if left:
                 known.append((left, None))
-            self._known[wanted] = known
+            self._known[desired] = known
         return known
 
 
@@ -91,10 +91,10 @@ class BoxIndex(Generic[Item]):
     ) -> None:
         while not isinstance(node, tuple):
             field = self._order[level]
-            wanted = box[field]
-            if wanted.size != 1:
+            desired = box[field]
+            if desired.size != 1:
                 break
-            child = node.at(wanted.first)
+            child = node.at(desired.first)
             if child is None:
                 found.append((box, ()))
                 return
@@ -102,9 +102,9 @@ class BoxIndex(Generic[Item]):
         if isinstance(node, tuple):
             found.append((box, node))
             return
-        parts = node.split(wanted)
+        parts = node.split(desired)
         for part, child in parts:
-            smaller = box if part is wanted else (*box[:field], part, *box[field + 1 :])
+            smaller = box if part is desired else (*box[:field], part, *box[field + 1 :])
             if child is None:
                 found.append((smaller, ()))
             else:

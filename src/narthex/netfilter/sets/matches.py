@@ -121,14 +121,14 @@ class SetMatcher:
             raise NotInterpreted(f"{field.value} is not interpreted")
         return branch.box[at], at
 
-    def _select(self, branch: SetBranch, have: ValueSet, at: int | None, wanted: ValueSet, negate: bool) -> Parts:
+    def _select(self, branch: SetBranch, have: ValueSet, at: int | None, desired: ValueSet, negate: bool) -> Parts:
         """Split a branch by the values of a field."""
-        inside = have & wanted
+        inside = have & desired
         if not inside.size:
             return [(negate, branch)]
         if inside.size == have.size or at is None:
             return [(not negate, branch)]
-        return [(not negate, branch.within(at, inside)), (negate, branch.within(at, have - wanted))]
+        return [(not negate, branch.within(at, inside)), (negate, branch.within(at, have - desired))]
 
     def _with_ports(self, branch: SetBranch) -> tuple[SetBranch | None, SetBranch | None]:
         """Split a branch into packets with and without ports."""
@@ -140,7 +140,7 @@ class SetMatcher:
             return branch, None
         return branch.within(PROTOCOL, inside), branch.within(PROTOCOL, have - PORTS)
 
-    def _wanted(self, e: ast.Compare | ast.PortRange) -> ValueSet:
+    def _desired(self, e: ast.Compare | ast.PortRange) -> ValueSet:
         known = self._sets.get(id(e))
         if known is None:
             if isinstance(e, ast.PortRange):
@@ -165,10 +165,10 @@ class SetMatcher:
             if field in ORIGINAL and not branch.tracked:
                 return [(False, branch)]
             have, at = self._field(field, branch)
-            wanted = self._wanted(e)
-            if e.negate and not wanted and field is not ast.Field.L4PROTO:
+            desired = self._desired(e)
+            if e.negate and not desired and field is not ast.Field.L4PROTO:
                 return [(False, branch)]  # in an inet table, a negated address of the other family never matches
-            return self._select(branch, have, at, wanted, e.negate)
+            return self._select(branch, have, at, desired, e.negate)
         except NotInterpreted as error:
             return [(str(error), branch)]
 
@@ -179,7 +179,7 @@ class SetMatcher:
         found: Parts = [] if without is None else [(_NO_PORTS, without)]
         if with_ports is not None:
             have, at = self._field(e.field, with_ports)
-            found += self._select(with_ports, have, at, self._wanted(e), e.negate)
+            found += self._select(with_ports, have, at, self._desired(e), e.negate)
         return found
 
     def _port_range(self, e: ast.PortRange, branch: SetBranch, _point: WalkPoint, _table: ast.Table) -> Parts:
@@ -191,7 +191,7 @@ class SetMatcher:
     def _iif(self, e: ast.Compare, branch: SetBranch, point: WalkPoint) -> Parts:
         if point.iif is not None:
             return [(any(_named(str(each), point.iif) for each in e.values) is not e.negate, branch)]
-        return self._select(branch, branch.box[LINK], LINK, self._wanted(e), e.negate)
+        return self._select(branch, branch.box[LINK], LINK, self._desired(e), e.negate)
 
     def _oif(self, e: ast.Compare, branch: SetBranch, point: WalkPoint) -> Parts:
         if point.oif is not None:

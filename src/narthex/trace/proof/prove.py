@@ -173,15 +173,17 @@ def partitions(
     space = space_of(ruleset, plan.family, host, links)
     walked = SetWalk(ruleset, space)
     ends = PlanEnds(plan, space, deviations)
-    within = ends.regions(service) if service is not None else (space.possible,)
-    by_rules = [each for box in within for each in walked.ends(box)]
-    by_plan = [each for box in within for each in _within(ends, box, whole=service is None)]
-    names = _list_names(by_rules, ends)
-    if names:
-        by_rules = [_renamed(each, names) for each in by_rules]
+    within = ends.regions(service) if service is not None else [space.possible]
     builder = DiagramBuilder(space)
+    by_plan = builder.build([each for box in within for each in _within(ends, box, whole=service is None)])
+    found = [each for box in within for each in walked.ends(box)]
+    rounding = walked.chains.rounding
+    del walked  # what it remembers takes as much memory as all classes
+    names = _list_names(found, ends)
+    if names:
+        found = [_renamed(each, names) for each in found]
     lists = {new: old for old, new in names.items()}
-    return Partitions(space, builder.build(by_rules), builder.build(by_plan), lists, walked.chains.rounding, ends)
+    return Partitions(space, builder.build(found), by_plan, lists, rounding, ends)
 
 
 def _within(ends: PlanEnds, box: Box, *, whole: bool) -> Iterator[WeightedBox]:
