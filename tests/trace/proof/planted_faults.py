@@ -50,17 +50,17 @@ def _change(rule: ast.Rule, old: ast.Expression, *new: ast.Expression) -> ast.Ru
 
 def _drawing(ruleset: ast.Ruleset) -> list[tuple[ast.Table, ast.Chain]]:
     """Return the chains that draw among at least two endpoints."""
-    return [pair for pair in _chains(ruleset, ("KUBE-SVC-",)) if any(map(_chance, pair[1].rules))]
+    return [pair for pair in _chains(ruleset, ("KUBE-SVC-",)) if any(map(_random, pair[1].rules))]
 
 
-def _chance(rule: ast.Rule) -> ast.RandomMatch | None:
+def _random(rule: ast.Rule) -> ast.RandomMatch | None:
     return next((each for each in rule.expressions if isinstance(each, ast.RandomMatch)), None)
 
 
 def swapped_rules(ruleset: ast.Ruleset, rng: random.Random) -> ast.Ruleset:
     table, chain = rng.choice(_drawing(ruleset))
     rules = list(chain.rules)
-    at = rng.choice([number for number, rule in enumerate(rules) if _chance(rule) is not None])
+    at = rng.choice([number for number, rule in enumerate(rules) if _random(rule) is not None])
     rules[at], rules[at + 1] = rules[at + 1], rules[at]
     return _with_rules(ruleset, table, chain, rules)
 
@@ -68,11 +68,11 @@ def swapped_rules(ruleset: ast.Ruleset, rng: random.Random) -> ast.Ruleset:
 def shifted_probability(ruleset: ast.Ruleset, rng: random.Random) -> ast.Ruleset:
     table, chain = rng.choice(_drawing(ruleset))
     rules = list(chain.rules)
-    at = rng.choice([number for number, rule in enumerate(rules) if _chance(rule) is not None])
-    chance = _chance(rules[at])
-    assert chance is not None
+    at = rng.choice([number for number, rule in enumerate(rules) if _random(rule) is not None])
+    random_match = _random(rules[at])
+    assert random_match is not None
     by = rng.choice((Decimal("0.000000001"), Decimal("-0.000000001")))
-    rules[at] = _change(rules[at], chance, ast.RandomMatch(f"{Decimal(chance.probability) + by:.11f}"))
+    rules[at] = _change(rules[at], random_match, ast.RandomMatch(f"{Decimal(random_match.probability) + by:.11f}"))
     return _with_rules(ruleset, table, chain, rules)
 
 

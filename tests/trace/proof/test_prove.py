@@ -47,7 +47,7 @@ def cluster(mode, config, family, objects):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(config=some.configs, family=some.families, objects=st.lists(some.objects, min_size=2, max_size=10))
 def test_random_clusters_are_proved(mode, config, family, objects):
     plan, backend = cluster(mode, config, family, objects), BACKENDS[mode]
@@ -77,7 +77,7 @@ def ends_of(distribution, choices):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(some.configs, some.families, st.lists(some.objects, min_size=2, max_size=8), st.integers(0, 2**32))
 def test_a_random_packet_of_each_class_takes_the_way_of_its_class(mode, config, family, objects, seed):
     plan, backend, rng = cluster(mode, config, family, objects), BACKENDS[mode], random.Random(seed)

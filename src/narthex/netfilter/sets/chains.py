@@ -9,8 +9,8 @@ from narthex.model import Disposition, family_of
 from narthex.netfilter import ast
 from narthex.netfilter.describe import describe
 from narthex.netfilter.sets.branch import Continuation, PacketEnd, SetBranch, WalkPoint
-from narthex.netfilter.sets.chances import probability, share
 from narthex.netfilter.sets.matches import SetMatcher, list_name
+from narthex.netfilter.sets.probabilities import read_probability, share
 from narthex.netfilter.sets.space import DADDR, DPORT, LINK, SADDR, NotInterpreted, PacketSpace
 from narthex.netfilter.sets.values import ValueSet, span, union, values
 from narthex.netfilter.walk.lookup import RulesetIndex
@@ -226,10 +226,11 @@ class SetChains:
                     return results
                 present = matched
             elif kind is ast.RandomMatch or kind is ast.EveryNth:
-                chance = self._chance(expression)
-                if chance != 1:
-                    results += [(_NEXT, part.taking(1 - chance)) for _, part in present]
-                    present = [(doubt, part.taking(chance)) for doubt, part in present] if chance else []
+                probability = self._probability(expression)
+                if probability != 1:
+                    rest = share(probability.denominator - probability.numerator, probability.denominator)
+                    results += [(_NEXT, part.taking(rest)) for _, part in present]
+                    present = [(doubt, part.taking(probability)) for doubt, part in present] if probability else []
                 if not present:
                     return results
             elif kind in (ast.Counter, ast.IgnoredStatement):
@@ -263,13 +264,13 @@ class SetChains:
             results += [(_NEXT, out) for out in ongoing]
         return results
 
-    def _chance(self, match: ast.Expression) -> Fraction:
+    def _probability(self, match: ast.Expression) -> Fraction:
         if isinstance(match, ast.EveryNth):
             return share(1, max(match.every, 1))
         assert isinstance(match, ast.RandomMatch)
-        chance, rounding = probability(match.probability)
+        probability, rounding = read_probability(match.probability)
         self.rounding = max(self.rounding, abs(rounding))
-        return chance
+        return probability
 
     # ---- statements ------------------------------------------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from narthex.model import Disposition, NamespacedName
 from narthex.netfilter.sets.branch import PacketEnd
-from narthex.netfilter.sets.chances import share
 from narthex.netfilter.sets.diagram import Choice, WeightedBox
 from narthex.netfilter.sets.matches import choice_name
+from narthex.netfilter.sets.probabilities import share
 from narthex.netfilter.sets.space import DADDR, DPORT, HERE, LINK, PROTOCOL, SADDR, Box, PacketSpace
 from narthex.netfilter.sets.values import EMPTY, ValueSet, union, values
 from narthex.proxy.plan.ir import (
@@ -203,10 +203,10 @@ class PlanEnds:
 
     def _forwarded(self, service: ServicePlan, decision: Forward, region: Box) -> Iterator[WeightedBox]:
         endpoints = service.pool(decision.scope).endpoints
-        chance = share(1, len(endpoints))
+        probability = share(1, len(endpoints))
         if service.affinity_seconds is None:
             for endpoint in endpoints:
-                yield from self._to(endpoint, decision, region, chance, frozenset(), ())
+                yield from self._to(endpoint, decision, region, probability, frozenset(), ())
             return
         missed: frozenset[Choice] = frozenset()
         names = [affinity_record(service, endpoint) for endpoint in endpoints]
@@ -215,14 +215,14 @@ class PlanEnds:
             yield from self._to(endpoint, decision, region, _ONE, missed | {(choice, True)}, (name,))
             missed |= {(choice, False)}
         for endpoint, name in zip(endpoints, names, strict=True):
-            yield from self._to(endpoint, decision, region, chance, missed, (name,))
+            yield from self._to(endpoint, decision, region, probability, missed, (name,))
 
     def _to(
         self,
         endpoint: Endpoint,
         decision: Forward,
         region: Box,
-        chance: Fraction,
+        probability: Fraction,
         choices: frozenset[Choice],
         remembers: tuple[str, ...],
     ) -> Iterator[WeightedBox]:
@@ -238,12 +238,12 @@ class PlanEnds:
         # A packet from outside to a process on this node ends in input: postrouting never sees it.
         leaving = links & HERE if address.first in space.node else links
         if staying := links - leaving:
-            yield WeightedBox((*region[:LINK], staying, sources), kept, chance, choices)
+            yield WeightedBox((*region[:LINK], staying, sources), kept, probability, choices)
         if not leaving:
             return
         hairpin = endpoint.local or Deviation.HAIRPIN_LOCAL_ONLY not in self._deviations
         own = sources if decision.masquerade else sources & address if hairpin else EMPTY
         if own:
-            yield WeightedBox((*region[:LINK], leaving, own), rewritten, chance, choices)
+            yield WeightedBox((*region[:LINK], leaving, own), rewritten, probability, choices)
         if others := sources - own if own else sources:
-            yield WeightedBox((*region[:LINK], leaving, others), kept, chance, choices)
+            yield WeightedBox((*region[:LINK], leaving, others), kept, probability, choices)

@@ -16,7 +16,6 @@ import msgspec
 from narthex.model import Disposition, Host, Memory, NamespacedName, Packet, Trace, join_port
 from narthex.netfilter import ast
 from narthex.netfilter.sets.branch import PacketEnd
-from narthex.netfilter.sets.chances import most_rounding
 from narthex.netfilter.sets.diagram import (
     Choice,
     Diagram,
@@ -27,6 +26,7 @@ from narthex.netfilter.sets.diagram import (
     differing,
     leaves,
 )
+from narthex.netfilter.sets.probabilities import most_rounding
 from narthex.netfilter.sets.space import DADDR, DPORT, PROTOCOL, Box, PacketSpace
 from narthex.netfilter.sets.values import ValueSet
 from narthex.netfilter.sets.walk import SetWalk, space_of

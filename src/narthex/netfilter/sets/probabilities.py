@@ -18,7 +18,7 @@ _MOST = 46_340
 
 
 @lru_cache(maxsize=4096)
-def probability(printed: str) -> tuple[Fraction, Fraction]:
+def read_probability(printed: str) -> tuple[Fraction, Fraction]:
     """Return the probability that a printed one stands for, and how much less or more the kernel applies. Raises ValueError."""
     stored = _stored(Fraction(printed))
     kernel = Fraction(stored, _UNIT)
