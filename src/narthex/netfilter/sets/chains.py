@@ -360,6 +360,8 @@ class SetChains:
                 for first, last, goto in arms
                 for result in self._verdict(at, goto, branch.taking(share(last - first + 1, mod)))
             ]
+        if e.by is not None:
+            raise NotInterpreted("a hash of the packet selects the endpoint, which splits no set of packets")
         results: SetResults = []
         left = e.mod
         for first, last, what in e.arms:

@@ -309,6 +309,10 @@ class SetMatcher:
                 have.append(span(0, part.mod - 1))
                 places.append(None)
                 continue
+            if isinstance(part, ast.HashedFields):
+                raise NotInterpreted(
+                    f"a hash of the packet selects the element of {held.name}, which splits no set of packets"
+                )
             value, at = self._field(part, branch)
             have.append(value)
             places.append(at)
@@ -343,11 +347,13 @@ class SetMatcher:
     def _component(self, part: ast.KeyPart, atom: ast.Atom) -> ValueSet:
         if isinstance(part, ast.Slot):
             return self._space.port(atom) if isinstance(atom, str) else values(atom)
+        if isinstance(part, ast.HashedFields):
+            raise NotInterpreted("a hash of the packet in a key is not interpreted")
         return self._space.field_values(part, atom)
 
     def _in_set(self, e: ast.InSet, branch: SetBranch, point: WalkPoint, table: ast.Table) -> Parts:
-        if any(isinstance(part, ast.Slot) for part in e.key):
-            return [(f"a random number is looked up in the set {e.name}", branch)]
+        if not all(isinstance(part, ast.Field) for part in e.key):
+            return [(f"a random number or a hash is looked up in the set {e.name}", branch)]
         try:
             parts = self.look_up(e.key, e.name, branch, point, table)
         except NotInterpreted as error:

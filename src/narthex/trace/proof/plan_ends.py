@@ -17,6 +17,7 @@ from narthex.netfilter.sets.probabilities import share
 from narthex.netfilter.sets.space import DADDR, DPORT, HERE, LINK, PROTOCOL, SADDR, Box, PacketSpace
 from narthex.netfilter.sets.values import EMPTY, ValueSet, union, values
 from narthex.proxy.plan.ir import (
+    Balancing,
     Decision,
     Deviation,
     Endpoint,
@@ -31,7 +32,14 @@ from narthex.proxy.plan.ir import (
 from narthex.trace.evaluate import affinity_record
 
 INTERPRETED = frozenset(
-    (Deviation.NO_CLUSTER_IP_GUARD, Deviation.REJECT_BEFORE_RANGES, Deviation.HAIRPIN_LOCAL_ONLY, Deviation.NO_SCTP)
+    (
+        Deviation.NO_CLUSTER_IP_GUARD,
+        Deviation.REJECT_BEFORE_RANGES,
+        Deviation.HAIRPIN_LOCAL_ONLY,
+        Deviation.NO_SCTP,
+        Deviation.NO_CONSISTENT_HASHING,
+        Deviation.NO_LEAST_CONNECTIONS,
+    )
 )
 """The deviations that a proof takes into account."""
 
@@ -202,6 +210,10 @@ class PlanEnds:
                 yield WeightedBox(region, _REJECTED if isinstance(decision, Reject) else _DROPPED)
 
     def _forwarded(self, service: ServicePlan, decision: Forward, region: Box) -> Iterator[WeightedBox]:
+        if service.balancing is Balancing.MAGLEV and Deviation.NO_CONSISTENT_HASHING not in self._deviations:
+            note = f"{service.name}: its plan selects endpoints by a hash of the source, which splits no set of packets"
+            yield WeightedBox(region, PacketEnd(Disposition.UNSUPPORTED, note=note))
+            return
         endpoints = service.pool(decision.scope).endpoints
         probability = share(1, len(endpoints))
         if service.affinity_seconds is None:

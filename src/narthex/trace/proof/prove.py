@@ -272,10 +272,11 @@ class _Comparison:
 
     def _leaves(self, box: Box, size: int, rules: Leaf, plan: Leaf) -> None:
         for sources, one in rules.regions:
-            notes = {end.note for _, end, _ in one if isinstance(end, PacketEnd) and end.note}
             for others, other in plan.regions:
                 if one == other:
                     continue
+                ends = (end for _, end, _ in (*one, *other))
+                notes = {end.note for end in ends if isinstance(end, PacketEnd) and end.note}
                 both = sources & others
                 if not both:
                     continue
