@@ -81,7 +81,7 @@ def assemble(
     """Build a proxy for the network namespace of the calling thread. Nothing is started or written."""
     health = ProxyHealth(families, settings.periods.sync, clock, node_expected=origin.creator is not None)
     running = RunningDataplane(settings, families)
-    plane, foreign, relayed = running.dataplane, running.foreign, Deviation.RELAYED in running.backend.deviations
+    plane, foreign = running.dataplane, running.foreign
     readers = {family: reader for family in families if (reader := plane.counter_reader(family))}
     sockets = running.sockets
     if sockets is not None:
@@ -112,15 +112,7 @@ def assemble(
         follow=checks.follow,
         after_sync=_in_turn(
             LeftoverRemover(settings.mode, clock, foreign.writing).after,
-            StaleFlowRemover(
-                ConntrackTable(),
-                _own_addresses,
-                clock,
-                metrics,
-                relayed=relayed,
-                gentle=plane.drains_connections,
-                sockets=running.sockets,
-            ).after,
+            _stale_flow_remover(running, clock, metrics).after,
             explainer.after,
             unserved.after,
             running.follow,
@@ -129,6 +121,18 @@ def assemble(
         balancing_problem=lambda service: balancing_problem(service, plane.mode, running.backend.deviations),
     )
     return AssembledProxy(proxy, explainer, connections, running)
+
+
+def _stale_flow_remover(running: RunningDataplane, clock: Clock, metrics: ProxyMetrics) -> StaleFlowRemover:
+    return StaleFlowRemover(
+        ConntrackTable(),
+        _own_addresses,
+        clock,
+        metrics,
+        relayed=Deviation.RELAYED in running.backend.deviations,
+        gentle=running.dataplane.drains_connections,
+        sockets=running.sockets,
+    )
 
 
 def _packet_collectors(
