@@ -168,7 +168,7 @@ def write_suite_context(agnhost: Path, context: Path) -> Path:
 SUITE_PROGRAMS = """\
 ARG BASE
 FROM ${BASE}
-RUN apt-get update && apt-get install -y --no-install-recommends curl bind9-dnsutils netcat-openbsd iproute2 && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends curl wget bind9-dnsutils netcat-openbsd iproute2 && rm -rf /var/lib/apt/lists/*
 COPY agnhost localhost.crt localhost.key /
 ENTRYPOINT ["/agnhost"]
 CMD ["pause"]
