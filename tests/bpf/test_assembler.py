@@ -4,19 +4,19 @@ from tests.bpf_programs import R0, R1, R2, R6, move, refuse_port
 from narthex.bpf import (
     AssemblyError,
     AtomicAdd,
-    Call,
+    CallHelper,
     Condition,
     Exit,
     Helper,
-    Jump,
+    JumpAlways,
     JumpIf,
     Label,
-    Load,
     LoadConstant,
     LoadMap,
+    LoadMemory,
     MapKind,
     MapSpec,
-    Store,
+    StoreMemory,
     ToBigEndian,
     Width,
     assemble,
@@ -29,13 +29,13 @@ EVERYTHING = (
     LoadMap(R1, "peers"),
     LoadConstant(R2, 0x1122334455667788),
     JumpIf(Condition.EQ, R2, 0, "end"),
-    Load(Width.HALF, R0, R6, 24),
+    LoadMemory(Width.HALF, R0, R6, 24),
     ToBigEndian(R0, 16),
-    Store(Width.WORD, R6, 4, R0),
-    Store(Width.BYTE, R6, 8, 7),
+    StoreMemory(Width.WORD, R6, 4, R0),
+    StoreMemory(Width.BYTE, R6, 8, 7),
     AtomicAdd(Width.DOUBLE, R6, 0, R2),
-    Call(Helper.RANDOM),
-    Jump("end"),
+    CallHelper(Helper.RANDOM),
+    JumpAlways("end"),
     Label("end"),
     Exit(),
 )
@@ -66,9 +66,9 @@ def test_bytes_of_rfc_9669():
 
 
 @pytest.mark.parametrize(
-    ("nodes", "message"),
+    ("statements", "message"),
     [
-        ((Jump("nowhere"),), "label nowhere is not defined"),
+        ((JumpAlways("nowhere"),), "label nowhere is not defined"),
         ((Label("a"), Label("a")), "label a is defined twice"),
         ((LoadMap(R1, "peers"),), "map peers is not known"),
         ((move(R0, 1 << 40),), "does not fit"),
@@ -76,9 +76,9 @@ def test_bytes_of_rfc_9669():
         ((AtomicAdd(Width.BYTE, R1, 0, R0),), "cannot have the width BYTE"),
     ],
 )
-def test_programs_without_binary_form(nodes, message):
+def test_programs_without_binary_form(statements, message):
     with pytest.raises(AssemblyError, match=message):
-        assemble(nodes, {})
+        assemble(statements, {})
 
 
 def test_digests_name_layouts_and_programs():

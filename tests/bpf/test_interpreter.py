@@ -6,24 +6,24 @@ from tests.bpf_programs import R0, R1, R2, R3, R4, R6, move
 from narthex.bpf import (
     AtomicAdd,
     BpfFault,
-    Call,
+    CallHelper,
     Compute,
     Condition,
     Environment,
     Exit,
     Helper,
-    Jump,
+    JumpAlways,
     JumpIf,
     Label,
-    Load,
     LoadConstant,
     LoadMap,
+    LoadMemory,
     MapKind,
     MapModel,
     MapSpec,
     Operation,
     Register,
-    Store,
+    StoreMemory,
     ToBigEndian,
     Width,
     assemble,
@@ -38,23 +38,23 @@ def hash_map(kind=MapKind.HASH, **elements):
     return MapModel(spec, {name.encode(): number.to_bytes(8, "little") for name, number in elements.items()})
 
 
-def run(*nodes, maps=(), environment=None, context=b"\0" * 8):
-    code = assemble(nodes, {f"map{number}": number for number in range(len(maps))})
+def run(*statements, maps=(), environment=None, context=b"\0" * 8):
+    code = assemble(statements, {f"map{number}": number for number in range(len(maps))})
     return run_program(code, bytearray(context), maps, environment)
 
 
 def on_map(helper, key=b"aaaa", value=0):
     """Call a map's helper with a key and a value on the stack."""
     return (
-        Store(Width.WORD, R10, -4, int.from_bytes(key, "little")),
-        Store(Width.DOUBLE, R10, -16, value),
+        StoreMemory(Width.WORD, R10, -4, int.from_bytes(key, "little")),
+        StoreMemory(Width.DOUBLE, R10, -16, value),
         LoadMap(R1, "map0"),
         move(R2, R10),
         Compute(Operation.ADD, R2, -4),
         move(R3, R10),
         Compute(Operation.ADD, R3, -16),
         move(R4, 0),
-        Call(helper),
+        CallHelper(helper),
     )
 
 
@@ -98,22 +98,29 @@ def test_arithmetic(operation, left, right, wide, result):
 )
 @pytest.mark.parametrize("wide", [True, False])
 def test_comparisons(condition, left, right, holds, wide):
-    nodes = move(R1, left), move(R0, 1), JumpIf(condition, R1, right, "end", wide), move(R0, 0), Label("end"), Exit()
+    statements = (
+        move(R1, left),
+        move(R0, 1),
+        JumpIf(condition, R1, right, "end", wide),
+        move(R0, 0),
+        Label("end"),
+        Exit(),
+    )
 
-    assert run(*nodes) == holds
+    assert run(*statements) == holds
 
 
 def test_context_is_read_and_written_in_network_order():
     context = bytearray(bytes([0x1F, 0x90, 0, 0, 0, 0, 0, 0]))
-    nodes = Load(Width.HALF, R0, R1, 0), ToBigEndian(R0, 16), Store(Width.WORD, R1, 4, R0), Exit()
+    statements = LoadMemory(Width.HALF, R0, R1, 0), ToBigEndian(R0, 16), StoreMemory(Width.WORD, R1, 4, R0), Exit()
 
-    assert run_program(assemble(nodes, {}), context, ()) == 8080
+    assert run_program(assemble(statements, {}), context, ()) == 8080
     assert context[4:] == (8080).to_bytes(4, "little")
 
 
 def test_maps():
     table = hash_map(aaaa=5)
-    found = run(*on_map(Helper.MAP_LOOKUP), Load(Width.DOUBLE, R0, R0, 0), Exit(), maps=[table])
+    found = run(*on_map(Helper.MAP_LOOKUP), LoadMemory(Width.DOUBLE, R0, R0, 0), Exit(), maps=[table])
     missing = run(*on_map(Helper.MAP_LOOKUP, b"bbbb"), Exit(), maps=[table])
     added = run(*on_map(Helper.MAP_UPDATE, b"bbbb", 7), Exit(), maps=[table])
     full = run(*on_map(Helper.MAP_UPDATE, b"cccc", 7), Exit(), maps=[table])
@@ -165,25 +172,25 @@ def test_environment():
     environment = Environment(netns_cookie=3, socket_cookie=4, random=lambda: 5, now_ns=6)
     calls = [Helper.NETNS_COOKIE, Helper.SOCKET_COOKIE, Helper.RANDOM, Helper.KTIME_NS]
 
-    assert [run(Call(helper), Exit(), environment=environment) for helper in calls] == [3, 4, 5, 6]
-    run(move(R1, -errno.ECONNREFUSED), Call(Helper.SET_RETVAL), Exit(), environment=environment)
+    assert [run(CallHelper(helper), Exit(), environment=environment) for helper in calls] == [3, 4, 5, 6]
+    run(move(R1, -errno.ECONNREFUSED), CallHelper(Helper.SET_RETVAL), Exit(), environment=environment)
     assert environment.retval == -errno.ECONNREFUSED
 
 
 @pytest.mark.parametrize(
-    ("nodes", "message"),
+    ("statements", "message"),
     [
         ((move(R0, R6), Exit()), "r6 is used before it is set"),
-        ((Load(Width.DOUBLE, R0, R1, 4), Exit()), "outside of any object"),
-        ((Load(Width.BYTE, R0, R10, 0), Exit()), "outside of any object"),
-        ((LoadConstant(R2, 7), Load(Width.BYTE, R0, R2, 0), Exit()), "outside of any object"),
-        ((Label("again"), Jump("again")), "no end"),
+        ((LoadMemory(Width.DOUBLE, R0, R1, 4), Exit()), "outside of any object"),
+        ((LoadMemory(Width.BYTE, R0, R10, 0), Exit()), "outside of any object"),
+        ((LoadConstant(R2, 7), LoadMemory(Width.BYTE, R0, R2, 0), Exit()), "outside of any object"),
+        ((Label("again"), JumpAlways("again")), "no end"),
         ((move(R0, 0),), "outside of the program"),
-        ((Call(Helper.MAP_LOOKUP), Exit()), "the first argument is no map"),
-        ((Call(Helper.RANDOM), move(R0, R1), Exit()), "r1 is used before it is set"),
-        ((Call(Helper.SK_REDIRECT_MAP), Exit()), "helper 52 is not known"),
+        ((CallHelper(Helper.MAP_LOOKUP), Exit()), "the first argument is no map"),
+        ((CallHelper(Helper.RANDOM), move(R0, R1), Exit()), "r1 is used before it is set"),
+        ((CallHelper(Helper.SK_REDIRECT_MAP), Exit()), "helper 52 is not known"),
     ],
 )
-def test_faults(nodes, message):
+def test_faults(statements, message):
     with pytest.raises(BpfFault, match=message):
-        run(*nodes)
+        run(*statements)

@@ -12,7 +12,7 @@ from narthex.proxy.backends.sockets.walk import SimulatedSocket, SimulatedSocket
 from narthex.testing.build import NODE, endpoint, endpoint_slice, plan, service
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Fate, Stage
-from narthex.trace.node.layout import SOCKETS_FILE, BundleManifest
+from narthex.trace.node.layout import FAILED, SOCKETS_FILE, BundleManifest, PartStatus
 from narthex.trace.node.view import view_of_bundle
 from narthex.trace.program.places import AddressOwner
 from narthex.trace.program.travel import KnownCluster, TraceRequest, travel
@@ -83,8 +83,18 @@ def test_a_bundle_has_the_maps_as_json(document):
     assert SOCKETS_FILE in broken.absent["sockets"]
 
 
-def path(document, source, destination):
-    view = NodeView(name=NODE, rules={}, sockets=document)
+def test_maps_that_a_script_could_not_read_are_unknown():
+    why = "this node balances sockets, and a script cannot read its maps"
+    table = BundleManifest(node=NODE, writer="", parts=(PartStatus(path=SOCKETS_FILE, status=FAILED, remark=why),))
+    view = view_of_bundle({}, table, "")
+    assert view.absent["sockets"] == why
+    found = path(None, POD, f"{VIP}:80", absent={"sockets": why})
+    assert all(step.unknown for _, steps in socket_steps(found) for step in steps)
+    assert socket_steps(found)
+
+
+def path(document, source, destination, absent=None):
+    view = NodeView(name=NODE, rules={}, sockets=document, absent=absent or {})
     sender = AddressOwner(kind="pod", name="shop/client", addresses=(POD,), node=NODE)
     known = KnownCluster(views=(view,), snapshot=Snapshot(), pods=(sender,))
     return travel(known, TraceRequest(source=source, destination=destination))

@@ -1,6 +1,6 @@
 """BPF instructions as typed data, and their binary form (RFC 9669).
 
-A program is written as a list of these nodes. Jumps name labels, and maps are named, so that a program is a constant
+A program is written as a list of these statements. Jumps name labels, and maps are named, so that a program is a constant
 that can be compared. `assemble` resolves both.
 """
 
@@ -109,7 +109,7 @@ class ToBigEndian(msgspec.Struct, frozen=True, tag=True):
     bits: int
 
 
-class Load(msgspec.Struct, frozen=True, tag=True):
+class LoadMemory(msgspec.Struct, frozen=True, tag=True):
     """`target = *(base + offset)`, extended with zeros."""
 
     width: Width
@@ -118,7 +118,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     offset: int
 
 
-class Store(msgspec.Struct, frozen=True, tag=True):
+class StoreMemory(msgspec.Struct, frozen=True, tag=True):
     """`*(base + offset) = operand`."""
 
     width: Width
@@ -156,7 +156,7 @@ class Label(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
-class Jump(msgspec.Struct, frozen=True, tag=True):
+class JumpAlways(msgspec.Struct, frozen=True, tag=True):
     """Continue at a label."""
 
     label: str
@@ -172,7 +172,7 @@ class JumpIf(msgspec.Struct, frozen=True, tag=True):
     wide: bool = True
 
 
-class Call(msgspec.Struct, frozen=True, tag=True):
+class CallHelper(msgspec.Struct, frozen=True, tag=True):
     """Call a kernel function."""
 
     helper: Helper
@@ -182,7 +182,20 @@ class Exit(msgspec.Struct, frozen=True, tag=True):
     """End the program; R0 is its verdict."""
 
 
-Node = Compute | ToBigEndian | Load | Store | AtomicAdd | LoadConstant | LoadMap | Label | Jump | JumpIf | Call | Exit
+Statement = (
+    Compute
+    | ToBigEndian
+    | LoadMemory
+    | StoreMemory
+    | AtomicAdd
+    | LoadConstant
+    | LoadMap
+    | Label
+    | JumpAlways
+    | JumpIf
+    | CallHelper
+    | Exit
+)
 
 # Instruction classes and modes of RFC 9669.
 CLASS_LD, CLASS_LDX, CLASS_ST, CLASS_STX, CLASS_ALU, CLASS_JMP, CLASS_JMP32, CLASS_ALU64 = range(8)
@@ -201,7 +214,7 @@ class AssemblyError(ValueError):
     """A program that has no binary form: an unknown or repeated label or map, or a number out of range."""
 
 
-def assemble(nodes: Sequence[Node], maps: Mapping[str, int]) -> bytes:
+def assemble(statements: Sequence[Statement], maps: Mapping[str, int]) -> bytes:
     """Return the binary form of a program.
 
     `maps` has a number for each map that the program names: a file descriptor for the kernel, an index for the
@@ -209,36 +222,37 @@ def assemble(nodes: Sequence[Node], maps: Mapping[str, int]) -> bytes:
     """
     labels: dict[str, int] = {}
     position = 0
-    for node in nodes:
-        if isinstance(node, Label):
-            if node.name in labels:
-                raise AssemblyError(f"label {node.name} is defined twice")
-            labels[node.name] = position
+    for statement in statements:
+        if isinstance(statement, Label):
+            if statement.name in labels:
+                raise AssemblyError(f"label {statement.name} is defined twice")
+            labels[statement.name] = position
         else:
-            position += 2 if isinstance(node, LoadConstant | LoadMap) else 1
+            position += 2 if isinstance(statement, LoadConstant | LoadMap) else 1
     encoded: list[bytes] = []
     position = 0
-    for node in nodes:
-        if isinstance(node, Label):
+    for statement in statements:
+        if isinstance(statement, Label):
             continue
-        data = _encode(node, position, labels, maps)
+        data = _encode(statement, position, labels, maps)
         position += len(data) // SLOT.size
         encoded.append(data)
     return b"".join(encoded)
 
 
-def maps_of(nodes: Sequence[Node]) -> tuple[str, ...]:
+def maps_of(statements: Sequence[Statement]) -> tuple[str, ...]:
     """Return the names of the maps that a program uses, in order of appearance."""
-    return tuple(dict.fromkeys(node.map for node in nodes if isinstance(node, LoadMap)))
+    return tuple(dict.fromkeys(statement.map for statement in statements if isinstance(statement, LoadMap)))
 
 
-def _encode(node: Node, position: int, labels: Mapping[str, int], maps: Mapping[str, int]) -> bytes:
+def _encode(statement: Statement, position: int, labels: Mapping[str, int], maps: Mapping[str, int]) -> bytes:
     def distance(label: str) -> int:
+        """Return how many instructions a jump skips."""
         if label not in labels:
             raise AssemblyError(f"label {label} is not defined")
         return labels[label] - position - 1
 
-    match node:
+    match statement:
         case Compute(operation, target, operand, wide):
             kind = CLASS_ALU64 if wide else CLASS_ALU
             return _slot(kind | operation | _source(operand), target, operand)
@@ -246,9 +260,9 @@ def _encode(node: Node, position: int, labels: Mapping[str, int], maps: Mapping[
             if bits not in (16, 32, 64):
                 raise AssemblyError(f"{bits} bits cannot be swapped: use 16, 32, or 64")
             return _slot(TO_BIG_ENDIAN, target, bits)
-        case Load(width, target, base, offset):
+        case LoadMemory(width, target, base, offset):
             return _slot(CLASS_LDX | MODE_MEM | width, target, base, offset)
-        case Store(width, base, offset, operand):
+        case StoreMemory(width, base, offset, operand):
             kind = CLASS_STX if isinstance(operand, Register) else CLASS_ST
             return _slot(kind | MODE_MEM | width, base, operand, offset)
         case AtomicAdd(width, base, offset, operand):
@@ -262,17 +276,17 @@ def _encode(node: Node, position: int, labels: Mapping[str, int], maps: Mapping[
             if name not in maps:
                 raise AssemblyError(f"map {name} is not known")
             return _wide(target, MAP_BY_DESCRIPTOR, maps[name], 0)
-        case Jump(label):
+        case JumpAlways(label):
             return _slot(JUMP_OPCODE, Register.R0, 0, distance(label))
         case JumpIf(condition, target, operand, label, wide):
             kind = CLASS_JMP if wide else CLASS_JMP32
             return _slot(kind | condition | _source(operand), target, operand, distance(label))
-        case Call(helper):
+        case CallHelper(helper):
             return _slot(CALL_OPCODE, Register.R0, int(helper))
         case Exit():
             return _slot(EXIT_OPCODE, Register.R0, 0)
         case _:
-            raise AssemblyError(f"{node!r} is no instruction")
+            raise AssemblyError(f"{statement!r} is no instruction")
 
 
 def _source(operand: Operand) -> int:

@@ -10,7 +10,7 @@ import hashlib
 
 import msgspec
 
-from narthex.bpf.instructions import Node, assemble, maps_of
+from narthex.bpf.instructions import Statement, assemble, maps_of
 
 
 class MapKind(enum.IntEnum):
@@ -80,23 +80,23 @@ class AttachKind(enum.IntEnum):
     SK_SKB_VERDICT = 38
 
 
-class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
+class BpfProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A program that is ready to be loaded."""
 
     name: str
     kind: ProgramKind
     attach: AttachKind
-    nodes: tuple[Node, ...]
+    statements: tuple[Statement, ...]
 
     @property
     def maps(self) -> tuple[str, ...]:
         """Names of the maps that it uses."""
-        return maps_of(self.nodes)
+        return maps_of(self.statements)
 
     @property
     def digest(self) -> str:
         """A short digest of the instructions, independent of the numbers of maps."""
-        code = assemble(self.nodes, {name: number for number, name in enumerate(self.maps)})
+        code = assemble(self.statements, {name: number for number, name in enumerate(self.maps)})
         return _digest(b"%d %d " % (self.kind, self.attach) + " ".join(self.maps).encode() + b"\0" + code)
 
 

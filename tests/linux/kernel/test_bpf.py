@@ -16,7 +16,7 @@ from narthex.bpf import (
     Exit,
     JumpIf,
     Label,
-    Load,
+    LoadMemory,
     MapKind,
     MapSpec,
     Operation,
@@ -188,7 +188,7 @@ def test_programs_work_while_attached_and_are_replaced(cgroup, listener, pins):
 
 def test_the_verifier_names_the_instruction():
     with pytest.raises(VerifierError) as refusal:
-        BpfProgram.load(socket_program(move(R0, 1), Load(Width.WORD, R2, R1, 400), Exit(), name="nx_wrong"), {})
+        BpfProgram.load(socket_program(move(R0, 1), LoadMemory(Width.WORD, R2, R1, 400), Exit(), name="nx_wrong"), {})
 
     assert "program nx_wrong: instruction 1: r2 = *(u32 *)(r1 +400): invalid bpf_context access off=400" in str(
         refusal.value
@@ -196,9 +196,9 @@ def test_the_verifier_names_the_instruction():
 
 
 def test_the_verifier_names_a_missing_end():
-    nodes = move(R0, 1), JumpIf(Condition.EQ, R0, 0, "on"), Compute(Operation.ADD, R0, 1), Label("on")
+    statements = move(R0, 1), JumpIf(Condition.EQ, R0, 0, "on"), Compute(Operation.ADD, R0, 1), Label("on")
     with pytest.raises(VerifierError, match=r"program nx_test: .*jump out of range|last insn is not an exit or jmp"):
-        BpfProgram.load(socket_program(*nodes, Compute(Operation.MOV, R2, R0)), {})
+        BpfProgram.load(socket_program(*statements, Compute(Operation.MOV, R2, R0)), {})
 
 
 def test_which_programs_the_kernel_loads():

@@ -110,7 +110,7 @@ def upgrade(world, traffic, monkeypatch):
     def with_one_more(maps, cookie):
         nop = Compute(Operation.MOV, Register.R0, 0)
         return tuple(
-            msgspec.structs.replace(spec, nodes=(spec.nodes[0], nop, *spec.nodes[1:]))
+            msgspec.structs.replace(spec, statements=(spec.statements[0], nop, *spec.statements[1:]))
             for spec in programs(maps, cookie)
         )
 

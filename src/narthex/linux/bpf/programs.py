@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from narthex.bpf import AttachKind, Compute, Exit, Operation, ProgramKind, ProgramSpec, Register, assemble, listing
+from narthex.bpf import AttachKind, BpfProgramSpec, Compute, Exit, Operation, ProgramKind, Register, assemble, listing
 from narthex.linux.bpf.maps import BpfMap
 from narthex.linux.bpf.syscall import (
     BpfError,
@@ -44,12 +44,12 @@ class BpfProgram(BpfObject):
         super().__init__(descriptor, f"program {name}")
 
     @classmethod
-    def load(cls, spec: ProgramSpec, maps: Mapping[str, BpfMap]) -> BpfProgram:
+    def load(cls, spec: BpfProgramSpec, maps: Mapping[str, BpfMap]) -> BpfProgram:
         """Load a program with its maps by name.
 
         Raises VerifierError if the kernel's verifier refuses it, and BpfError if the kernel lacks something.
         """
-        code = assemble(spec.nodes, {name: maps[name].descriptor for name in spec.maps})
+        code = assemble(spec.statements, {name: maps[name].descriptor for name in spec.maps})
         instructions = ctypes.create_string_buffer(code, len(code))
         license_name = ctypes.create_string_buffer(b"GPL")
 
@@ -112,12 +112,12 @@ class BpfLink(BpfObject):
         return cls(open_pin(path), f"link {path}")
 
     @property
-    def state(self) -> LinkState:
+    def state(self) -> CgroupLink:
         """What the link attaches, and where."""
         data = object_information(self.descriptor, _LINK_SIZE, f"read {self.name}")
         number, program = struct.unpack_from("=II", data, 4)
         cgroup, attach = struct.unpack_from("=QI", data, 16)
-        return LinkState(number, program, cgroup, attach)
+        return CgroupLink(number, program, cgroup, attach)
 
     def replace(self, program: BpfProgram) -> None:
         """Replace the program atomically: each call of the hook runs the old one or the new one. Raises BpfError."""
@@ -129,7 +129,7 @@ class BpfLink(BpfObject):
         bpf(Command.LINK_DETACH, struct.pack("=I", self.descriptor), f"detach {self.name}")
 
 
-class LinkState(msgspec.Struct, frozen=True):
+class CgroupLink(msgspec.Struct, frozen=True):
     """What the kernel reports of a link to a cgroup."""
 
     id: int
@@ -140,7 +140,7 @@ class LinkState(msgspec.Struct, frozen=True):
     """Number of the hook, as in AttachKind."""
 
 
-def attached_links(cgroup: int) -> Iterator[LinkState]:
+def attached_links(cgroup: int) -> Iterator[CgroupLink]:
     """Yield the links of all programs at a cgroup, by the inode number of its directory. Raises BpfError."""
     number = 0
     while True:
@@ -174,9 +174,9 @@ def attach_to_map(program: BpfProgram, target: BpfMap, attach: AttachKind) -> No
 
 def can_load(kind: ProgramKind, attach: AttachKind) -> str:
     """Return why the kernel loads no program for a hook; empty if it does."""
-    nodes = (Compute(Operation.MOV, Register.R0, 1), Exit())
+    statements = (Compute(Operation.MOV, Register.R0, 1), Exit())
     try:
-        BpfProgram.load(ProgramSpec(name="nx_probe", kind=kind, attach=attach, nodes=nodes), {}).close()
+        BpfProgram.load(BpfProgramSpec(name="nx_probe", kind=kind, attach=attach, statements=statements), {}).close()
     except BpfError as error:
         return f"{attach.name.lower()}: {error.strerror}"
     return ""

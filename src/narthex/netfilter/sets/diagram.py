@@ -60,16 +60,16 @@ Distribution = frozenset[tuple[frozenset[Choice], End, Ratio]]
 """The probability of each end, given choices."""
 
 
-class Node:
+class SplitNode:
     """A split of a field. Equal nodes of one builder are the same object."""
 
     __slots__ = ("edges", "field")
 
-    def __init__(self, field: int, edges: tuple[tuple[ValueSet, Node | Leaf], ...]) -> None:
+    def __init__(self, field: int, edges: tuple[tuple[ValueSet, SplitNode | Leaf], ...]) -> None:
         self.field, self.edges = field, edges
 
 
-Diagram = Node | Leaf
+Diagram = SplitNode | Leaf
 
 
 class DiagramBuilder:
@@ -78,7 +78,7 @@ class DiagramBuilder:
     def __init__(self, space: PacketSpace) -> None:
         self.space = space
         self._leaves: dict[frozenset[Share], Leaf] = {}
-        self._nodes: dict[tuple[object, ...], Node] = {}
+        self._nodes: dict[tuple[object, ...], SplitNode] = {}
 
     def build(self, boxes: Sequence[WeightedBox]) -> Diagram:
         """Return the diagram of a function. The boxes cover the whole space, with probabilities that add up to 1 everywhere."""
@@ -101,7 +101,7 @@ class DiagramBuilder:
         key = (field, *((part, id(child)) for part, child in edges))
         known = self._nodes.get(key)
         if known is None:
-            known = self._nodes[key] = Node(field, tuple(edges))
+            known = self._nodes[key] = SplitNode(field, tuple(edges))
         return known
 
     def _leaf(self, boxes: list[WeightedBox]) -> Leaf:
@@ -144,6 +144,7 @@ def leaves(diagram: Diagram, space: PacketSpace) -> Iterator[tuple[Box, Leaf]]:
     path = list(space.whole)
 
     def descend(node: Diagram) -> Iterator[tuple[Box, Leaf]]:
+        """Yield the paths below a node."""
         if isinstance(node, Leaf):
             yield tuple(path), node
             return
@@ -162,12 +163,13 @@ def differing(one: Diagram, other: Diagram, space: PacketSpace) -> Iterator[tupl
     same: set[tuple[int, int]] = set()
 
     def descend(a: Diagram, b: Diagram) -> Iterator[tuple[Box, Leaf, Leaf]]:
+        """Yield the regions below a pair of nodes."""
         if a is b or (id(a), id(b)) in same:
             return
         if isinstance(a, Leaf) and isinstance(b, Leaf):
             yield tuple(path), a, b
             return
-        field = min(each.field for each in (a, b) if isinstance(each, Node))
+        field = min(each.field for each in (a, b) if isinstance(each, SplitNode))
         left, right = _edges(a, field, space), _edges(b, field, space)
         before, found = path[field], False
         pairs: dict[tuple[int, int], list[ValueSet]] = {}
@@ -187,6 +189,6 @@ def differing(one: Diagram, other: Diagram, space: PacketSpace) -> Iterator[tupl
 
 
 def _edges(node: Diagram, field: int, space: PacketSpace) -> Sequence[tuple[ValueSet, Diagram]]:
-    if isinstance(node, Node) and node.field == field:
+    if isinstance(node, SplitNode) and node.field == field:
         return node.edges
     return ((space.whole[field], node),)

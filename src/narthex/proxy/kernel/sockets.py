@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from narthex.bpf import MapSpec, ProgramKind, ProgramSpec
+from narthex.bpf import BpfProgramSpec, MapSpec, ProgramKind
 from narthex.linux.bpf import (
     BpfError,
     BpfLink,
@@ -31,12 +31,11 @@ from narthex.linux.socket_diag import ConnectedSocket
 from narthex.model import IPFamily, ServicePortName
 from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.counters import ConnectionCount
-from narthex.proxy.backends.sockets.layout import COUNT, Capacity, FamilyMaps, family_maps
+from narthex.proxy.backends.sockets.layout import COUNT, PIN_DIRECTORY, Capacity, FamilyMaps, family_maps
 from narthex.proxy.backends.sockets.programs import programs
 from narthex.proxy.backends.sockets.rows import KernelRows, MapWrites, SocketChanges
 
-PINS = Path("/sys/fs/bpf/narthex")
-"""Where objects are pinned, in a directory for each network namespace."""
+PINS = Path(PIN_DIRECTORY)
 _SO_NETNS_COOKIE = 71
 _LINK = "-link"
 """End of the name of a pinned link. Names in a BPF file system have no dots."""
@@ -266,7 +265,7 @@ class SocketTarget:
                 (self._pins / name).unlink()
         self.active = True
 
-    def _attach(self, spec: ProgramSpec, cgroup: int) -> set[str]:
+    def _attach(self, spec: BpfProgramSpec, cgroup: int) -> set[str]:
         """Attach one program; return the names of its pins."""
         program_pin, link_pin = f"{spec.name}-{spec.digest}", f"{spec.name}{_LINK}"
         ids = {self._maps[name].id for name in spec.maps}
@@ -284,7 +283,7 @@ class SocketTarget:
                 link.close()
         return {program_pin, link_pin}
 
-    def _program(self, spec: ProgramSpec, path: Path, maps: set[int]) -> BpfProgram:
+    def _program(self, spec: BpfProgramSpec, path: Path, maps: set[int]) -> BpfProgram:
         with suppress(BpfError):
             found = BpfProgram.open(str(path), spec.name)
             if found.map_ids == maps:
@@ -295,7 +294,7 @@ class SocketTarget:
         made.pin(str(path))
         return made
 
-    def _link(self, path: Path, spec: ProgramSpec) -> BpfLink | None:
+    def _link(self, path: Path, spec: BpfProgramSpec) -> BpfLink | None:
         """Return the pinned link if it is attached to our cgroup."""
         try:
             link = BpfLink.open(str(path))

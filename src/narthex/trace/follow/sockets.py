@@ -28,7 +28,13 @@ def connect(node: NodeView | None, view: NodeView, header: Header, *, from_node:
 
     `node` is the node that the socket is on, `from_node` is True for sockets of the node itself.
     """
-    table = node.sockets if node is not None else None
+    if node is None:
+        return []
+    if "sockets" in node.absent:
+        what = "connect may choose an endpoint before there is a packet"
+        step = msgspec.structs.replace(view_step(view, Stage.SOCKET, what, _MAPS), evidence=(), unknown=_MAPS)
+        return [ConnectedHeader(share=Fraction(1), header=header, step=step)]
+    table = node.sockets
     frontend = table.frontend(header.destination, header.port, header.protocol) if table is not None else None
     if frontend is None:
         return []

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from narthex.proxy.backends.sockets.layout import PIN_DIRECTORY
+
 FORMAT = 1
 """Version of the layout; additional parts don't change it."""
 ROOT = "narthex-bundle"
@@ -86,7 +88,7 @@ CNI_FILE = "about/cni.txt"
 CNI_DIRECTORY = "/etc/cni/net.d"
 
 SOCKETS_FILE = "net/sockets.json"
-"""The maps of socket load balancing. Only `narthex bundle` can read them, not the script."""
+"""The maps of socket load balancing. Only `narthex bundle` can read them: the script says so where they are in use."""
 
 OBJECTS = {
     "objects/services.json": "services",
@@ -209,6 +211,14 @@ else
     row absent @CNIFILE@ "ls @CNI@" "No such file or directory"
 fi
 """
+_SOCKETS = """
+# Maps of socket load balancing: `narthex bundle` reads them; a shell can't.
+if [ -d @PINS@ ] && [ -n "$(ls @PINS@)" ]; then
+    row failed @SOCKETSFILE@ @PINS@ "this node balances sockets, and a script cannot read its maps: use narthex bundle"
+else
+    row absent @SOCKETSFILE@ @PINS@ "socket load balancing is not in use"
+fi
+"""
 _TAIL = """
 tar -C "$work" -cf - @ROOT@ | gzip -c
 # Some terminals never say that the script is complete (kubectl debug -i): the shell would wait for more of it.
@@ -232,7 +242,7 @@ def script() -> str:
             lines.append(f"if {' && '.join(conditions)}; then {take}; else {absent}; fi\n")
         else:
             lines.append(f"{' && '.join([*conditions, take])}\n")
-    lines += [_CNI, _TAIL]
+    lines += [_CNI, _SOCKETS, _TAIL]
     text = "".join(lines)
     for name, value in (
         ("@ROOT@", ROOT),
@@ -241,6 +251,8 @@ def script() -> str:
         ("@SETTINGS@", SETTINGS),
         ("@CNIFILE@", CNI_FILE),
         ("@CNI@", CNI_DIRECTORY),
+        ("@SOCKETSFILE@", SOCKETS_FILE),
+        ("@PINS@", PIN_DIRECTORY),
     ):
         text = text.replace(name, value)
     return text

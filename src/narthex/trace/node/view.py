@@ -57,6 +57,9 @@ def view_of_bundle(parts: Mapping[str, str], table: BundleManifest, origin: str)
         reader.absent["connections"] = reader.why.get("net/conntrack-4.txt", "not in the bundle")
     if not texts:
         reader.absent["rules"] = reader.why.get("rules/iptables-nft.txt", "not in the bundle")
+    not_read = [taken.remark for taken in table.parts if taken.path == SOCKETS_FILE and taken.status == FAILED]
+    if not_read:
+        reader.absent["sockets"] = not_read[0]
     lists: dict[str, Any] = {field: reader.one(field, f"net/{field}.json", read) for field, read in _READERS.items()}
     return NodeView(
         **lists,

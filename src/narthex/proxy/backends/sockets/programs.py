@@ -12,25 +12,25 @@ from collections.abc import Iterator
 from narthex.bpf import (
     AtomicAdd,
     AttachKind,
-    Call,
+    BpfProgramSpec,
+    CallHelper,
     Compute,
     Condition,
     Exit,
     Helper,
-    Jump,
+    JumpAlways,
     JumpIf,
     Label,
-    Load,
     LoadConstant,
     LoadMap,
+    LoadMemory,
     MapSpec,
-    Node,
     Operand,
     Operation,
     ProgramKind,
-    ProgramSpec,
     Register,
-    Store,
+    Statement,
+    StoreMemory,
     Width,
 )
 from narthex.model import IPFamily
@@ -52,48 +52,58 @@ RECVMSG = {IPFamily.IPV4: AttachKind.RECVMSG4, IPFamily.IPV6: AttachKind.RECVMSG
 GETPEERNAME = {IPFamily.IPV4: AttachKind.GETPEERNAME4, IPFamily.IPV6: AttachKind.GETPEERNAME6}
 
 
-def programs(maps: MapsByFamily, node_cookie: int) -> tuple[ProgramSpec, ...]:
+def programs(maps: MapsByFamily, node_cookie: int) -> tuple[BpfProgramSpec, ...]:
     """Return all programs for the maps of both families and the cookie of the node's network namespace."""
     made = []
     for family in IPFamily:
-        made.append(_program(CONNECT[family], family, _forward_nodes(maps, family, node_cookie, sendmsg=False)))
-        made.append(_program(SENDMSG[family], family, _forward_nodes(maps, family, node_cookie, sendmsg=True)))
-        made += [_program(attach[family], family, _backward_nodes(maps, family)) for attach in (RECVMSG, GETPEERNAME)]
+        made.append(_program(CONNECT[family], family, _forward_statements(maps, family, node_cookie, sendmsg=False)))
+        made.append(_program(SENDMSG[family], family, _forward_statements(maps, family, node_cookie, sendmsg=True)))
+        made += [
+            _program(attach[family], family, _backward_statements(maps, family)) for attach in (RECVMSG, GETPEERNAME)
+        ]
     return tuple(made)
 
 
-def _program(attach: AttachKind, family: IPFamily, nodes: Iterator[Node]) -> ProgramSpec:
+def _program(attach: AttachKind, family: IPFamily, statements: Iterator[Statement]) -> BpfProgramSpec:
     del family
     name = f"nx_{attach.name.lower()}"
-    return ProgramSpec(name=name, kind=ProgramKind.CGROUP_SOCK_ADDR, attach=attach, nodes=tuple(nodes))
+    return BpfProgramSpec(name=name, kind=ProgramKind.CGROUP_SOCK_ADDR, attach=attach, statements=tuple(statements))
 
 
 # ---- towards an endpoint -----------------------------------------------------------------------------------------
 
 
-def _forward_nodes(maps: MapsByFamily, family: IPFamily, node_cookie: int, *, sendmsg: bool) -> Iterator[Node]:
+def _forward_statements(
+    maps: MapsByFamily, family: IPFamily, node_cookie: int, *, sendmsg: bool
+) -> Iterator[Statement]:
     yield _move(R6, R1)
     if family is IPFamily.IPV4:
-        yield from _Forward(maps[IPFamily.IPV4], "v4", USER_IP4, node_cookie, sendmsg=sendmsg).nodes()
+        yield from _Forward(maps[IPFamily.IPV4], "v4", USER_IP4, node_cookie, sendmsg=sendmsg).statements()
     else:
         if not sendmsg:
             # The kernel runs sendmsg4 for IPv4-mapped destinations.
             yield from _unless_mapped("v6")
             mapped = _Forward(maps[IPFamily.IPV4], "mapped", USER_IP6 + 12, node_cookie, sendmsg=False)
-            yield from mapped.nodes()
+            yield from mapped.statements()
             yield Label("v6")
-        yield from _Forward(maps[IPFamily.IPV6], "plain", USER_IP6, node_cookie, sendmsg=sendmsg).nodes()
+        yield from _Forward(maps[IPFamily.IPV6], "plain", USER_IP6, node_cookie, sendmsg=sendmsg).statements()
     yield from (Label("pass"), _move(R0, ALLOW), Exit())
-    yield from (Label("refuse"), _move(R1, -errno.ECONNREFUSED), Call(Helper.SET_RETVAL), _move(R0, REFUSE), Exit())
+    yield from (
+        Label("refuse"),
+        _move(R1, -errno.ECONNREFUSED),
+        CallHelper(Helper.SET_RETVAL),
+        _move(R0, REFUSE),
+        Exit(),
+    )
 
 
-def _unless_mapped(label: str) -> Iterator[Node]:
+def _unless_mapped(label: str) -> Iterator[Statement]:
     """Go to the label if the destination is no IPv4-mapped address (RFC 4291, 2.5.5.2)."""
-    yield Load(Width.WORD, R2, R6, USER_IP6)
+    yield LoadMemory(Width.WORD, R2, R6, USER_IP6)
     yield JumpIf(Condition.NE, R2, 0, label)
-    yield Load(Width.WORD, R2, R6, USER_IP6 + 4)
+    yield LoadMemory(Width.WORD, R2, R6, USER_IP6 + 4)
     yield JumpIf(Condition.NE, R2, 0, label)
-    yield Load(Width.WORD, R2, R6, USER_IP6 + 8)
+    yield LoadMemory(Width.WORD, R2, R6, USER_IP6 + 8)
     yield LoadConstant(R3, MAPPED_PREFIX)
     yield JumpIf(Condition.NE, R2, R3, label)
 
@@ -128,7 +138,7 @@ class _Forward:
         self._endpoint = self._value - place
         """The endpoint that was chosen. Programs never read it from the map again, since its memory may be reused."""
 
-    def nodes(self) -> Iterator[Node]:
+    def statements(self) -> Iterator[Statement]:
         """Yield the instructions; they end at the labels `pass` and `refuse`."""
         yield from self._find_frontend()
         yield from self._decide()
@@ -147,23 +157,23 @@ class _Forward:
     def _name(self, name: str) -> str:
         return f"{self._label}-{name}"
 
-    def _find_frontend(self) -> Iterator[Node]:
+    def _find_frontend(self) -> Iterator[Statement]:
         """R9 = number of the Service port, R7 = action for the sender."""
-        yield Load(Width.WORD, R2, R6, PROTOCOL)
+        yield LoadMemory(Width.WORD, R2, R6, PROTOCOL)
         tcp, udp = PROTOCOL_NUMBERS.values()
         yield JumpIf(Condition.EQ, R2, udp if self._sendmsg else tcp, self._name("protocol"))
         yield JumpIf(Condition.NE, R2, udp, "pass")
         yield Label(self._name("protocol"))
-        yield Store(Width.HALF, R10, self._front + self._maps.place_size - 2, R2)
-        yield Load(Width.WORD, R2, R6, USER_PORT)
-        yield Store(Width.HALF, R10, self._front + self._maps.place_size - 4, R2)
+        yield StoreMemory(Width.HALF, R10, self._front + self._maps.place_size - 2, R2)
+        yield LoadMemory(Width.WORD, R2, R6, USER_PORT)
+        yield StoreMemory(Width.HALF, R10, self._front + self._maps.place_size - 4, R2)
         for word in range(self._words - 1):
-            yield Load(Width.WORD, R2, R6, self._address + 4 * word)
-            yield Store(Width.WORD, R10, self._front + 4 * word, R2)
+            yield LoadMemory(Width.WORD, R2, R6, self._address + 4 * word)
+            yield StoreMemory(Width.WORD, R10, self._front + 4 * word, R2)
         yield from _lookup(self._maps.frontends, self._front)
         yield JumpIf(Condition.EQ, R0, 0, "pass")
         # One access, since the element may be replaced meanwhile.
-        yield Load(Width.DOUBLE, R9, R0, 0)
+        yield LoadMemory(Width.DOUBLE, R9, R0, 0)
         yield _move(R7, R9)
         yield Compute(Operation.AND, R7, 0xFF)
         yield _move(R8, R9)
@@ -171,13 +181,13 @@ class _Forward:
         yield Compute(Operation.AND, R8, 0xFF)
         yield Compute(Operation.RSH, R9, 32)
         yield _move(R1, R6)
-        yield Call(Helper.NETNS_COOKIE)
+        yield CallHelper(Helper.NETNS_COOKIE)
         yield LoadConstant(R1, self._cookie)
         yield JumpIf(Condition.NE, R0, R1, self._name("sender"))
         yield _move(R7, R8)
         yield Label(self._name("sender"))
 
-    def _decide(self) -> Iterator[Node]:
+    def _decide(self) -> Iterator[Statement]:
         """R8 = number of the pool, also in the key of the slot."""
         yield JumpIf(Condition.EQ, R7, Action.LEAVE, "pass")
         yield JumpIf(Condition.EQ, R7, Action.REJECT, "refuse")
@@ -189,60 +199,60 @@ class _Forward:
         yield Compute(Operation.LSH, R8, 1)
         yield Compute(Operation.ADD, R8, R7)
         yield Compute(Operation.SUB, R8, int(Action.CLUSTER))
-        yield Store(Width.WORD, R10, self._slot + 4, R8)
+        yield StoreMemory(Width.WORD, R10, self._slot + 4, R8)
 
-    def _leave_bound(self) -> Iterator[Node]:
+    def _leave_bound(self) -> Iterator[Statement]:
         """Leave a socket with a source address to the rules."""
         four = self._words == 2
         if self._sendmsg:
             # The source may also be given with the message (IP_PKTINFO).
             for word in range(self._words - 1):
-                yield Load(Width.WORD, R2, R6, (SOURCE_IP4 if four else SOURCE_IP6) + 4 * word)
+                yield LoadMemory(Width.WORD, R2, R6, (SOURCE_IP4 if four else SOURCE_IP6) + 4 * word)
                 yield JumpIf(Condition.NE, R2, 0, "pass")
-        yield Load(Width.DOUBLE, R1, R6, SOCKET)
+        yield LoadMemory(Width.DOUBLE, R1, R6, SOCKET)
         for word in range(self._words - 1):
-            yield Load(Width.WORD, R2, R1, (SOCKET_IP4 if four else SOCKET_IP6) + 4 * word)
+            yield LoadMemory(Width.WORD, R2, R1, (SOCKET_IP4 if four else SOCKET_IP6) + 4 * word)
             yield JumpIf(Condition.NE, R2, 0, "pass")
 
-    def _known_flow(self) -> Iterator[Node]:
+    def _known_flow(self) -> Iterator[Statement]:
         """Go on with the endpoint that the socket last sent to, if it still has its slot. Afterwards R9 is as before."""
         yield from self._cookie_key(self._flow, self._front)
         yield from _lookup(self._maps.flows, self._flow)
         yield JumpIf(Condition.EQ, R0, 0, self._name("fresh"))
-        yield Load(Width.WORD, R2, R0, self._maps.place_size)
+        yield LoadMemory(Width.WORD, R2, R0, self._maps.place_size)
         yield JumpIf(Condition.NE, R2, R8, self._name("fresh"))
-        yield Load(Width.WORD, R2, R0, self._maps.place_size + 4)
-        yield Store(Width.WORD, R10, self._slot, R2)
+        yield LoadMemory(Width.WORD, R2, R0, self._maps.place_size + 4)
+        yield StoreMemory(Width.WORD, R10, self._slot, R2)
         yield _move(R7, R0)
         # Slots behind the count are not used, whatever they have.
         yield from self._pool_count()
         yield JumpIf(Condition.EQ, R0, 0, self._name("fresh"))
-        yield Load(Width.WORD, R1, R0, 0)
-        yield Load(Width.WORD, R2, R10, self._slot)
+        yield LoadMemory(Width.WORD, R1, R0, 0)
+        yield LoadMemory(Width.WORD, R2, R10, self._slot)
         yield JumpIf(Condition.GE, R2, R1, self._name("fresh"))
         yield from self._copy_endpoint("same", self._name("fresh"))
         for word in range(self._words):
-            yield Load(Width.WORD, R1, R10, self._endpoint + 4 * word)
-            yield Load(Width.WORD, R2, R7, 4 * word)
+            yield LoadMemory(Width.WORD, R1, R10, self._endpoint + 4 * word)
+            yield LoadMemory(Width.WORD, R2, R7, 4 * word)
             yield JumpIf(Condition.NE, R1, R2, self._name("fresh"))
-        yield Jump(self._name("again"))
+        yield JumpAlways(self._name("again"))
         yield Label(self._name("fresh"))
 
-    def _pool_count(self) -> Iterator[Node]:
+    def _pool_count(self) -> Iterator[Statement]:
         yield from _lookup(self._maps.pools, self._slot + 4)
 
-    def _choose(self) -> Iterator[Node]:
+    def _choose(self) -> Iterator[Statement]:
         """Choose a slot at random, and copy its endpoint."""
         yield from self._pool_count()
         yield JumpIf(Condition.EQ, R0, 0, "pass")
-        yield Load(Width.WORD, R7, R0, 0)
+        yield LoadMemory(Width.WORD, R7, R0, 0)
         yield JumpIf(Condition.EQ, R7, 0, "pass")
-        yield Call(Helper.RANDOM)
+        yield CallHelper(Helper.RANDOM)
         yield Compute(Operation.MOD, R0, R7, wide=False)
-        yield Store(Width.WORD, R10, self._slot, R0)
+        yield StoreMemory(Width.WORD, R10, self._slot, R0)
         yield from self._copy_endpoint("chosen", "pass")
 
-    def _copy_endpoint(self, label: str, otherwise: str) -> Iterator[Node]:
+    def _copy_endpoint(self, label: str, otherwise: str) -> Iterator[Statement]:
         """Copy the value of the slot to the stack.
 
         The kernel may use the memory of a replaced element at once for another one. If the slot still has the same
@@ -253,46 +263,46 @@ class _Forward:
             yield JumpIf(Condition.EQ, R0, 0, otherwise)
             yield _move(R8, R0)
             for word in range(self._words):
-                yield Load(Width.WORD, R2, R0, 4 * word)
-                yield Store(Width.WORD, R10, self._endpoint + 4 * word, R2)
+                yield LoadMemory(Width.WORD, R2, R0, 4 * word)
+                yield StoreMemory(Width.WORD, R10, self._endpoint + 4 * word, R2)
             yield from _lookup(self._maps.slots, self._slot)
             yield JumpIf(Condition.EQ, R0, R8, self._name(label))
-        yield Jump(otherwise)
+        yield JumpAlways(otherwise)
         yield Label(self._name(label))
 
-    def _remember_flow(self) -> Iterator[Node]:
+    def _remember_flow(self) -> Iterator[Statement]:
         for word in range(self._words):
-            yield Load(Width.WORD, R2, R10, self._endpoint + 4 * word)
-            yield Store(Width.WORD, R10, self._value + 4 * word, R2)
+            yield LoadMemory(Width.WORD, R2, R10, self._endpoint + 4 * word)
+            yield StoreMemory(Width.WORD, R10, self._value + 4 * word, R2)
         size = self._maps.place_size
         for offset in (0, 4):
-            yield Load(Width.WORD, R2, R10, self._slot + 4 - offset)
-            yield Store(Width.WORD, R10, self._value + size + offset, R2)
+            yield LoadMemory(Width.WORD, R2, R10, self._slot + 4 - offset)
+            yield StoreMemory(Width.WORD, R10, self._value + size + offset, R2)
         yield from _update(self._maps.flows, self._flow, self._value)
 
-    def _add_to_counter(self) -> Iterator[Node]:
-        yield Store(Width.WORD, R10, self._count, R9)
+    def _add_to_counter(self) -> Iterator[Statement]:
+        yield StoreMemory(Width.WORD, R10, self._count, R9)
         for word in range(self._words):
-            yield Load(Width.WORD, R2, R10, self._endpoint + 4 * word)
-            yield Store(Width.WORD, R10, self._count + 4 + 4 * word, R2)
+            yield LoadMemory(Width.WORD, R2, R10, self._endpoint + 4 * word)
+            yield StoreMemory(Width.WORD, R10, self._count + 4 + 4 * word, R2)
         yield from _lookup(self._maps.counts, self._count)
         yield JumpIf(Condition.EQ, R0, 0, self._name("first"))
         yield _move(R1, 1)
         yield AtomicAdd(Width.DOUBLE, R0, 0, R1)
-        yield Jump(self._name("counted"))
+        yield JumpAlways(self._name("counted"))
         yield Label(self._name("first"))
-        yield Store(Width.DOUBLE, R10, self._value, 1)
+        yield StoreMemory(Width.DOUBLE, R10, self._value, 1)
         yield from _update(self._maps.counts, self._count, self._value)
         yield Label(self._name("counted"))
 
-    def _remember_origin(self) -> Iterator[Node]:
+    def _remember_origin(self) -> Iterator[Statement]:
         """Remember the frontend, so that programs which ask for the peer learn its address."""
         for word in range(self._words):
-            yield Load(Width.WORD, R2, R10, self._endpoint + 4 * word)
-            yield Store(Width.WORD, R10, self._origin + 8 + 4 * word, R2)
+            yield LoadMemory(Width.WORD, R2, R10, self._endpoint + 4 * word)
+            yield StoreMemory(Width.WORD, R10, self._origin + 8 + 4 * word, R2)
         yield _move(R1, R6)
-        yield Call(Helper.SOCKET_COOKIE)
-        yield Store(Width.DOUBLE, R10, self._origin, R0)
+        yield CallHelper(Helper.SOCKET_COOKIE)
+        yield StoreMemory(Width.DOUBLE, R10, self._origin, R0)
         if self._sendmsg:
             yield from _lookup(self._maps.origins, self._origin)
             yield JumpIf(Condition.NE, R0, 0, self._name("known"))
@@ -300,26 +310,26 @@ class _Forward:
         if self._sendmsg:
             yield Label(self._name("known"))
 
-    def _rewrite(self) -> Iterator[Node]:
+    def _rewrite(self) -> Iterator[Statement]:
         for word in range(self._words - 1):
-            yield Load(Width.WORD, R2, R10, self._endpoint + 4 * word)
-            yield Store(Width.WORD, R6, self._address + 4 * word, R2)
-        yield Load(Width.HALF, R2, R10, self._endpoint + self._maps.place_size - 4)
-        yield Store(Width.WORD, R6, USER_PORT, R2)
+            yield LoadMemory(Width.WORD, R2, R10, self._endpoint + 4 * word)
+            yield StoreMemory(Width.WORD, R6, self._address + 4 * word, R2)
+        yield LoadMemory(Width.HALF, R2, R10, self._endpoint + self._maps.place_size - 4)
+        yield StoreMemory(Width.WORD, R6, USER_PORT, R2)
 
-    def _cookie_key(self, key: int, place: int) -> Iterator[Node]:
+    def _cookie_key(self, key: int, place: int) -> Iterator[Statement]:
         yield _move(R1, R6)
-        yield Call(Helper.SOCKET_COOKIE)
-        yield Store(Width.DOUBLE, R10, key, R0)
+        yield CallHelper(Helper.SOCKET_COOKIE)
+        yield StoreMemory(Width.DOUBLE, R10, key, R0)
         for word in range(self._words):
-            yield Load(Width.WORD, R2, R10, place + 4 * word)
-            yield Store(Width.WORD, R10, key + 8 + 4 * word, R2)
+            yield LoadMemory(Width.WORD, R2, R10, place + 4 * word)
+            yield StoreMemory(Width.WORD, R10, key + 8 + 4 * word, R2)
 
 
 # ---- back to the frontend ------------------------------------------------------------------------------------------
 
 
-def _backward_nodes(maps: MapsByFamily, family: IPFamily) -> Iterator[Node]:
+def _backward_statements(maps: MapsByFamily, family: IPFamily) -> Iterator[Statement]:
     yield _move(R6, R1)
     if family is IPFamily.IPV4:
         yield from _backward(maps[IPFamily.IPV4], USER_IP4)
@@ -331,25 +341,25 @@ def _backward_nodes(maps: MapsByFamily, family: IPFamily) -> Iterator[Node]:
     yield from (Label("pass"), _move(R0, ALLOW), Exit())
 
 
-def _backward(maps: FamilyMaps, address: int) -> Iterator[Node]:
+def _backward(maps: FamilyMaps, address: int) -> Iterator[Statement]:
     words = maps.place_size // 4
     key = -(8 + (maps.place_size + 7) // 8 * 8)
     yield _move(R1, R6)
-    yield Call(Helper.SOCKET_COOKIE)
-    yield Store(Width.DOUBLE, R10, key, R0)
+    yield CallHelper(Helper.SOCKET_COOKIE)
+    yield StoreMemory(Width.DOUBLE, R10, key, R0)
     for word in range(words - 1):
-        yield Load(Width.WORD, R2, R6, address + 4 * word)
-        yield Store(Width.WORD, R10, key + 8 + 4 * word, R2)
-    yield Load(Width.WORD, R2, R6, USER_PORT)
+        yield LoadMemory(Width.WORD, R2, R6, address + 4 * word)
+        yield StoreMemory(Width.WORD, R10, key + 8 + 4 * word, R2)
+    yield LoadMemory(Width.WORD, R2, R6, USER_PORT)
     yield Compute(Operation.AND, R2, 0xFFFF)
-    yield Store(Width.WORD, R10, key + 8 + 4 * (words - 1), R2)
+    yield StoreMemory(Width.WORD, R10, key + 8 + 4 * (words - 1), R2)
     yield from _lookup(maps.origins, key)
     yield JumpIf(Condition.EQ, R0, 0, "pass")
     for word in range(words - 1):
-        yield Load(Width.WORD, R2, R0, 4 * word)
-        yield Store(Width.WORD, R6, address + 4 * word, R2)
-    yield Load(Width.HALF, R2, R0, maps.place_size - 4)
-    yield Store(Width.WORD, R6, USER_PORT, R2)
+        yield LoadMemory(Width.WORD, R2, R0, 4 * word)
+        yield StoreMemory(Width.WORD, R6, address + 4 * word, R2)
+    yield LoadMemory(Width.HALF, R2, R0, maps.place_size - 4)
+    yield StoreMemory(Width.WORD, R6, USER_PORT, R2)
     yield _move(R0, ALLOW)
     yield Exit()
 
@@ -357,23 +367,23 @@ def _backward(maps: FamilyMaps, address: int) -> Iterator[Node]:
 # ---- pieces --------------------------------------------------------------------------------------------------------
 
 
-def _move(target: Register, operand: Operand) -> Node:
+def _move(target: Register, operand: Operand) -> Statement:
     return Compute(Operation.MOV, target, operand)
 
 
-def _lookup(table: MapSpec, key: int) -> Iterator[Node]:
+def _lookup(table: MapSpec, key: int) -> Iterator[Statement]:
     """R0 = the value of the key at an offset of the stack, or 0."""
     yield LoadMap(R1, table.name)
     yield _move(R2, R10)
     yield Compute(Operation.ADD, R2, key)
-    yield Call(Helper.MAP_LOOKUP)
+    yield CallHelper(Helper.MAP_LOOKUP)
 
 
-def _update(table: MapSpec, key: int, value: int) -> Iterator[Node]:
+def _update(table: MapSpec, key: int, value: int) -> Iterator[Statement]:
     yield LoadMap(R1, table.name)
     yield _move(R2, R10)
     yield Compute(Operation.ADD, R2, key)
     yield _move(R3, R10)
     yield Compute(Operation.ADD, R3, value)
     yield _move(R4, 0)
-    yield Call(Helper.MAP_UPDATE)
+    yield CallHelper(Helper.MAP_UPDATE)

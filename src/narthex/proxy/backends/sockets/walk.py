@@ -67,7 +67,7 @@ class SimulatedSockets:
         self._maps = {spec.name: MapModel(spec) for maps in self._layout.values() for spec in maps.all}
         names = list(self._maps)
         numbers = {name: number for number, name in enumerate(names)}
-        self._code = {spec.attach: assemble(spec.nodes, numbers) for spec in programs(self._layout, NODE_COOKIE)}
+        self._code = {spec.attach: assemble(spec.statements, numbers) for spec in programs(self._layout, NODE_COOKIE)}
 
     def apply(self, family: IPFamily, changes: SocketChanges) -> int:
         """Write changes as the Target does; return the number of writes. Raises ValueError if a map is full."""
