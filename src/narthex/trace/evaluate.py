@@ -197,52 +197,71 @@ def _forwarded(
 ) -> Trace:
     pool = service.pool(decision.scope)
     steps.append(WalkStep(where="decision", what=one_of(len(pool.endpoints), "endpoint"), why=pool.reason))
-    drawn = pool.endpoints
     via = join_port(packet.destination, packet.port) if Deviation.AFFINITY_PER_ADDRESS in deviations else ""
+    candidates = pool.endpoints
     if service.affinity_seconds is not None and memory is not None:
-        known = (
-            endpoint
-            for endpoint in pool.endpoints
-            if memory.seen(affinity_record(service, endpoint, via), (packet.source,), now, service.affinity_seconds)
-        )
-        remembered = next(known, None)
-        if remembered is not None:
-            drawn = (remembered,)
-            steps.append(
-                WalkStep(where="affinity", what="the same endpoint again", why=f"{packet.source} is remembered")
-            )
+        candidates = _remembered(packet, service, candidates, via, memory, now, steps)
     elif service.balancing is Balancing.MAGLEV and not deviations & _OTHER_HASHING:
-        table = lookup_table(pool.endpoints)
-        slot = client_slot(packet.source, len(table))
-        drawn = (table[slot],)
-        steps.append(
-            WalkStep(
-                where="consistent hashing", what=f"slot {slot} of {len(table)}", why=f"the hash of {packet.source}"
-            )
-        )
-    probability = Fraction(1, len(drawn))
+        candidates = _hashed(packet, candidates, steps)
+    probability = Fraction(1, len(candidates))
     outcomes = []
-    for endpoint in drawn:
-        hairpin = endpoint.address == packet.source and (
-            endpoint.local or Deviation.HAIRPIN_LOCAL_ONLY not in deviations
-        )
-        # A packet from outside to a process on this node ends in INPUT: postrouting, where sources are rewritten, never
-        # sees it, and the answer leaves through this node in any case.
-        leaves = packet.from_host or endpoint.address not in host.addresses
+    for endpoint in candidates:
         draw = WalkStep(where="endpoint", what=join_port(endpoint.address, endpoint.port), probability=probability)
+        joins = service.affinity_seconds is not None
         outcomes.append(
             Outcome(
                 disposition=Disposition.DELIVERED,
                 probability=probability,
                 endpoint=(endpoint.address, endpoint.port),
-                masquerade=Deviation.RELAYED in deviations or (leaves and (decision.masquerade or hairpin)),
-                remembers=((affinity_record(service, endpoint, via), (packet.source,)),)
-                if service.affinity_seconds is not None
-                else (),
+                masquerade=_is_masqueraded(packet, host, endpoint, decision, deviations),
+                remembers=((affinity_record(service, endpoint, via), (packet.source,)),) if joins else (),
                 steps=(*steps, draw),
             )
         )
     return Trace(packet=packet, outcomes=tuple(outcomes))
+
+
+def _remembered(
+    packet: Packet,
+    service: ServicePlan,
+    endpoints: tuple[Endpoint, ...],
+    via: str,
+    memory: Memory,
+    now: float,
+    steps: list[WalkStep],
+) -> tuple[Endpoint, ...]:
+    """Return the endpoint that the sender is assigned to by session affinity, or all if there is none."""
+    assert service.affinity_seconds is not None
+    for endpoint in endpoints:
+        if memory.seen(affinity_record(service, endpoint, via), (packet.source,), now, service.affinity_seconds):
+            why = f"{packet.source} is remembered"
+            steps.append(WalkStep(where="affinity", what="the same endpoint again", why=why))
+            return (endpoint,)
+    return endpoints
+
+
+def _hashed(packet: Packet, endpoints: tuple[Endpoint, ...], steps: list[WalkStep]) -> tuple[Endpoint, ...]:
+    """Return the endpoint that consistent hashing selects for the sender."""
+    table = lookup_table(endpoints)
+    slot = client_slot(packet.source, len(table))
+    what, why = f"slot {slot} of {len(table)}", f"the hash of {packet.source}"
+    steps.append(WalkStep(where="consistent hashing", what=what, why=why))
+    return (table[slot],)
+
+
+def _is_masqueraded(
+    packet: Packet, host: Host, endpoint: Endpoint, decision: Forward, deviations: frozenset[Deviation]
+) -> bool:
+    """Return True if the endpoint sees an address of the node as the source.
+
+    A packet from outside to a process on this node ends in INPUT: postrouting, where sources are rewritten, never sees it, and
+    the answer leaves through this node in any case.
+    """
+    if Deviation.RELAYED in deviations:
+        return True
+    hairpin = endpoint.address == packet.source and (endpoint.local or Deviation.HAIRPIN_LOCAL_ONLY not in deviations)
+    leaves = packet.from_host or endpoint.address not in host.addresses
+    return leaves and (decision.masquerade or hairpin)
 
 
 def affinity_record(service: ServicePlan, endpoint: Endpoint, via: str = "") -> str:
