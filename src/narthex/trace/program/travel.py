@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -337,15 +338,12 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
     atlas = known.atlas()
     follower = PathFollower(atlas, request.size)
     view, entry, what = _start(known, atlas, source, header, request)
-    # Programs see sockets of this node and of its pods, and no packets of others.
-    is_node = view.on is None and (source.kind == "node" or view.own(sent_from) is not None)
-    is_pod = not is_node and (source.kind == "pod" or (source.kind == "address" and bool(source.node)))
-    sends = (is_pod or is_node) and not request.iif
+    sender = _socket_owner(view, source, sent_from, request)
 
     def run(assumed: Assumption) -> tuple[PathBranch, AskedFacts]:
         """Follow the packet as if the assumption held. Return the branches and the facts that decided them."""
         with_assumption = PathFollower(atlas, request.size, assumed) if assumed != NOTHING else follower
-        first = connect(atlas.view(view.node), view, header, from_node=is_node) if sends else []
+        first = connect(atlas.view(view.node), view, header, from_node=sender == "node") if sender else []
         found = [] if first else with_assumption.follow(view, header, entry, (what,))
         for each in first:
             if each.header is None:
@@ -377,12 +375,27 @@ def travel(known: KnownCluster, request: TraceRequest) -> PacketPath:
         service=_service(places, known, header) or service_of_steps(branch_steps(tree)),
         tree=tree,
         lookup=target.lookup,
-        sources=tuple(
-            dict.fromkeys(f"{each.origin}" + (f" (node {each.name})" if each.name else "") for each in known.views)
-        ),
+        sources=_origins(known),
         missing=follower.missing,
         next_command=next_command(tree, header.destination, known.views, follower.missing),
     )
+
+
+def _socket_owner(
+    view: NodeView, source: AddressOwner, address: str, request: TraceRequest
+) -> Literal["", "node", "pod"]:
+    """Return whose socket sends the packet, if BPF programs of the node see it; they see no packets of other machines."""
+    if request.iif:
+        return ""
+    if view.on is None and (source.kind == "node" or view.own(address) is not None):
+        return "node"
+    return "pod" if source.kind == "pod" or (source.kind == "address" and source.node) else ""
+
+
+def _origins(known: KnownCluster) -> tuple[str, ...]:
+    """Return what the views were read from, each once."""
+    named = (f"{each.origin}" + (f" (node {each.name})" if each.name else "") for each in known.views)
+    return tuple(dict.fromkeys(named))
 
 
 def _may_be_made_here(
