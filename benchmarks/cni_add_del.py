@@ -154,7 +154,7 @@ def show(report: Report, found: dict[str, dict[bool, Times]], pods: int) -> None
             for name, both in found.items():
                 if name != "reference":
                     bar = 1.0 if name.startswith("narthex") else None
-                    table.row(name, _ms(both[full][place]), floor=base, most_ratio=bar)
+                    table.row(name, _ms(both[full][place]), peer=base, most_ratio=bar)
     table = report.table(f"ADD with {pods} pods kept beside none, without the kernel's part", unit="times")
     add = {name: [statistics.median(both[full][0]) for full in (False, True)] for name, both in found.items()}
     kernel = max(0.0, add[FLOOR][1] - add[FLOOR][0])

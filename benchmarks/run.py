@@ -2,16 +2,16 @@
 
     sudo python benchmarks/run.py [--quick] [--only NAME ...] [--into FOLDER] [--compare FOLDER] [--list]
 
-Each runs as a process of its own and prints as it goes. Afterwards FOLDER (benchmarks/results) holds NAME.json for each, an
-SVG picture for each table, and index.html with all of them. What a benchmark needs and is not there is named, and the others run.
-`--compare` prints what became slower or quicker since another FOLDER was written. Ends with 1 when a bar is missed.
+Each runs as a process of its own and prints as it goes. Afterwards FOLDER (benchmarks/results/COMMIT) holds NAME.json for each, an
+SVG picture for each table, and index.html with all of them. If a program that a benchmark needs is missing, it is named, and the
+other benchmarks run. One table with all figures follows, and what became worse or better since the newest results of another commit,
+or since those in the folder that `--compare` names. The exit status is 1 if a bar is missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -20,14 +20,13 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
+from frame.history import changes, folder_of, previous, read
 from frame.plot import plot
-from frame.report import Saved, number
+from frame.report import number
+from frame.summary import summary
 
 HERE = Path(__file__).parent
-_CHANGED = 0.15
-"""A median that moved by less is chance."""
+RESULTS = HERE / "results"
 
 
 class Benchmark(NamedTuple):
@@ -70,7 +69,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--quick", action="store_true", help="small sizes and few rounds; only ratios are judged")
     options.add_argument("--only", nargs="+", metavar="NAME", choices=[each.name for each in BENCHMARKS])
-    options.add_argument("--into", type=Path, default=HERE / "results", metavar="FOLDER")
+    options.add_argument("--into", type=Path, metavar="FOLDER", help="default: benchmarks/results/COMMIT")
     options.add_argument("--compare", type=Path, metavar="FOLDER")
     options.add_argument("--list", action="store_true", help="say what there is")
     asked = options.parse_args()
@@ -78,17 +77,22 @@ def main() -> int:
     if asked.list:
         print("\n".join(f"{each.name:18}{each.about}" for each in chosen))
         return 0
-    asked.into.mkdir(parents=True, exist_ok=True)
+    into: Path = asked.into or folder_of(RESULTS)
+    into.mkdir(parents=True, exist_ok=True)
     began, ended = time.monotonic(), {}
     for place, each in enumerate(chosen, 1):
         print(
             f"\n=== {place} of {len(chosen)}, {time.monotonic() - began:.0f} s: {each.name}: {each.about}", flush=True
         )
-        ended[each.name] = _run(each, asked.into, asked.quick)
-    write_pictures(asked.into)
-    print(f"\n{asked.into / 'index.html'} shows all of it, after {time.monotonic() - began:.0f} s")
-    if asked.compare:
-        print("\n".join(compare(read(asked.compare), read(asked.into))) or "nothing changed by more than chance")
+        ended[each.name] = _run(each, into, asked.quick)
+    write_pictures(into)
+    found = read(into)
+    print("", *summary(found.values()), sep="\n")
+    print(f"\n{into / 'index.html'} shows all of it, after {time.monotonic() - began:.0f} s")
+    before = asked.compare or previous(RESULTS, into)
+    if before is not None:
+        print(f"\nSince {before.name}:")
+        print("\n".join(map(str, changes(read(before), found))) or "nothing changed by more than chance")
     for name, how in ended.items():
         if how:
             print(f"{name}: {how}", file=sys.stderr)
@@ -107,11 +111,6 @@ def _run(each: Benchmark, into: Path, quick: bool) -> str:
     return {0: "", 1: "missed a bar"}.get(status, f"ended with status {status}")
 
 
-def read(folder: Path) -> dict[str, Saved]:
-    """What a folder holds, by benchmark."""
-    return {path.stem: msgspec.json.decode(path.read_bytes(), type=Saved) for path in sorted(folder.glob("*.json"))}
-
-
 def write_pictures(folder: Path) -> None:
     """An SVG for each table, and a page of all."""
     page = [
@@ -127,29 +126,9 @@ def write_pictures(folder: Path) -> None:
         for place, table in enumerate(saved.tables, 1):
             file = f"{name}-{place}.svg"
             (folder / file).write_text(plot(table))
-            told = "; ".join(f"{row.label}: {number(row.median)} {table.unit}" for row in table.rows)
-            page.append(f"<p><img src='{escape(file)}' alt='{escape(table.title)}: {escape(told)}'></p>")
+            figures = "; ".join(f"{row.label}: {number(row.median)} {table.unit}" for row in table.rows)
+            page.append(f"<p><img src='{escape(file)}' alt='{escape(table.title)}: {escape(figures)}'></p>")
     (folder / "index.html").write_text("\n".join(page) + "</html>\n")
-
-
-def compare(before: dict[str, Saved], now: dict[str, Saved]) -> list[str]:
-    """A line for each figure that moved by more than chance: ratios where there is a floor, else times by the machines' speed."""
-    lines = []
-    for name in before.keys() & now.keys():
-        was = _figures(before[name])
-        for key, figure in _figures(now[name]).items():
-            if key in was and was[key] and abs(figure / was[key] - 1) > _CHANGED:
-                lines.append(f"{name}: {key}: {was[key]:.3g} -> {figure:.3g} ({figure / was[key]:.2f} x)")
-    return sorted(lines)
-
-
-def _figures(saved: Saved) -> dict[str, float]:
-    made = {}
-    for table in saved.tables:
-        for row in table.rows:
-            slow = saved.slowness if re.fullmatch("s|ms|us", table.unit) else 1.0
-            made[f"{table.title}: {row.label}"] = row.ratio or row.median / slow
-    return made
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tables of a benchmark: printed as they come, kept as JSON, judged by their bars.
+"""Tables of a benchmark: printed while it runs, saved as JSON, judged by their bars.
 
     options = parser(__doc__)
     asked = options.parse_args()
@@ -8,9 +8,10 @@
     table.row("ours, apply", [0.61, 0.60, 0.66], floor=floor, most_ratio=1.5)
     return report.end()
 
-A figure is the median of its values; the spread stands beside it. A ratio is of medians. Bars are of two kinds: `most_ratio` and
-`least_ratio`, which hold on any machine, and `most` (and `least`), in the table's unit, meant for a machine of speed 1 (see
-`yardstick`): times grow with the machine's slowness and are only told, not judged, with `--quick`.
+A figure is the median of its values, printed with the spread. `floor` is the limit: the least that the same work can cost. `peer` is
+another program that does the same. A ratio is of medians, to the floor if there is one, else to the peer. Bars are of two kinds:
+`most_ratio` and `least_ratio`, which hold on any machine, and `most` and `least`, in the table's unit, for a machine of speed 1 (see
+`yardstick`): bars of times grow with the machine's slowness, and are not judged with `--quick`.
 """
 
 from __future__ import annotations
@@ -42,8 +43,12 @@ class Row(msgspec.Struct, kw_only=True):
     """Where it stands on the horizontal axis of a plot; 0: nowhere."""
     series: str = ""
     """Which line of a plot it is a point of; empty: the label's."""
+    limit: float = 0.0
+    """The floor's median; 0: it has no floor."""
+    peer: float = 0.0
+    """The peer's median; 0: it has no peer."""
     ratio: float = 0.0
-    """To the floor; 0: it has none."""
+    """To the floor, else to the peer; 0: it has neither."""
     bar: str = ""
     """In words."""
     met: bool | None = None
@@ -87,6 +92,7 @@ class Table:
         values: Sequence[float] | float,
         *,
         floor: Row | None = None,
+        peer: Row | None = None,
         most_ratio: float | None = None,
         least_ratio: float | None = None,
         most: float | None = None,
@@ -96,21 +102,23 @@ class Table:
         note: str = "",
     ) -> Row:
         """Add a figure and print it. Raises ValueError when there are no values."""
-        told = [values] if isinstance(values, float | int) else list(values)
-        if not told:
+        measured = [values] if isinstance(values, float | int) else list(values)
+        if not measured:
             raise ValueError(f"{label}: nothing was measured")
         row = Row(
             label=label,
-            median=statistics.median(told),
-            least=min(told),
-            most=max(told),
-            count=len(told),
+            median=statistics.median(measured),
+            least=min(measured),
+            most=max(measured),
+            count=len(measured),
+            limit=floor.median if floor is not None else 0.0,
+            peer=peer.median if peer is not None else 0.0,
             size=size,
             series=series or label,
             note=note,
         )
-        if floor is not None:
-            row.ratio = row.median / floor.median if floor.median else 0.0
+        base = row.limit or row.peer
+        row.ratio = row.median / base if base else 0.0
         time = self.data.unit in _TIMES
         bars = [
             (most_ratio, row.ratio, "ratio at most", 1.0, False, True),
@@ -156,8 +164,8 @@ class Report:
             self._file.write_bytes(msgspec.json.format(msgspec.json.encode(self.saved)))
         missed = [(table, row) for table in self.saved.tables for row in table.rows if row.met is False]
         for table, row in missed:
-            told = f"MISSED {table.title}: {row.label}: {number(row.median)} {table.unit}, ratio {row.ratio:.2f}"
-            print(f"{told}; the bar is {row.bar}", file=sys.stderr)
+            figure = f"{number(row.median)} {table.unit}, ratio {row.ratio:.2f}"
+            print(f"MISSED {table.title}: {row.label}: {figure}; the bar is {row.bar}", file=sys.stderr)
         return 1 if missed else 0
 
 
