@@ -35,6 +35,14 @@ def meant(plan, service, front, sender, bound):
     return {SocketAnswer(endpoint.address, endpoint.port) for endpoint in pool.endpoints}
 
 
+def assert_peer(sockets, sock, front):
+    """A socket that connects is told that its peer is the frontend."""
+    answer = sockets.connect(sock, front.address, front.port)
+    if not answer.refused:
+        told = sockets.peer_name(sock, answer.address, answer.port)
+        assert told == SocketAnswer(front.address, front.port)
+
+
 def check(plan, sockets):
     for service in plan.services.values():
         draws = range(max([1, *(len(pool.endpoints) for pool in service.pools.values())]))
@@ -47,6 +55,7 @@ def check(plan, sockets):
                     expected = meant(plan, service, front, sender, bool(source))
                     found = {sockets.connect(sock, front.address, front.port, draw) for draw in draws}
                     assert found == expected, (front, sender, source)
+                    assert_peer(sockets, sock, front)
                     if ":" not in front.address:
                         mapped = msgspec.structs.replace(sock, mapped=True)
                         assert {sockets.connect(mapped, front.address, front.port, draw) for draw in draws} == expected

@@ -8,11 +8,16 @@ For each IP family, numbers in the byte order of the machine unless said otherwi
 | pools | number of the pool | count of its endpoints |
 | slots | index, number of the pool | address, port (network order), 0 |
 | counts | number of the Service port, endpoint | connections, per processor |
-| origins | cookie of the socket, endpoint | frontend |
+| origins | cookie of the UDP socket, endpoint | frontend |
+| peers | cookie of the TCP socket, modulo the size | cookie, endpoint, frontend |
 | flows | cookie of the socket, frontend | endpoint, number of the pool, index |
 
 The number of a pool is that of its Service port, times two, plus one for the pool of this node's own endpoints.
 A change of the endpoints writes a slot and, if their number changes, the count, however many frontends lead to the pool.
+
+Two maps remember the frontend of a socket. A UDP socket needs it for each datagram, so that a map of the least recently used
+keeps it. To add an element to such a map takes longer than the rest of the program. A TCP socket needs its frontend only for
+`getpeername`, so that it is in an array, where a newer socket may take its place.
 """
 
 from __future__ import annotations
@@ -75,7 +80,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     frontends: int = 1 << 13
     slots: int = 1 << 16
     sockets: int = 1 << 16
-    """Connections whose Service is remembered; the least recently used is forgotten first."""
+    """Connections of each protocol whose frontend is remembered, a power of two."""
 
     def at_least(self, services: int, frontends: int, slots: int) -> Capacity:
         """Return this capacity, or one with room for twice as much as is needed."""
@@ -100,12 +105,13 @@ class FamilyMaps(msgspec.Struct, frozen=True, kw_only=True):
     slots: MapSpec
     counts: MapSpec
     origins: MapSpec
+    peers: MapSpec
     flows: MapSpec
 
     @property
     def all(self) -> tuple[MapSpec, ...]:
         """Every map."""
-        return self.frontends, self.pools, self.slots, self.counts, self.origins, self.flows
+        return self.frontends, self.pools, self.slots, self.counts, self.origins, self.peers, self.flows
 
     @property
     def place_size(self) -> int:
@@ -131,6 +137,7 @@ def family_maps(family: IPFamily, capacity: Capacity) -> FamilyMaps:
         slots=spec("slots", MapKind.HASH, SLOT_KEY.size, place, capacity.slots, NO_PREALLOCATION),
         counts=spec("counts", MapKind.PERCPU_HASH, 4 + place, 8, capacity.slots, NO_PREALLOCATION),
         origins=spec("origins", MapKind.LRU_HASH, 8 + place, place, capacity.sockets),
+        peers=spec("peers", MapKind.ARRAY, 4, 8 + 2 * place, capacity.sockets),
         flows=spec("flows", MapKind.LRU_HASH, 8 + place, place + 8, capacity.sockets // 4),
     )
 

@@ -33,7 +33,7 @@ from narthex.bpf import (
     StoreMemory,
     Width,
 )
-from narthex.model import IPFamily
+from narthex.model import IPFamily, Protocol
 from narthex.proxy.backends.sockets.layout import PROTOCOL_NUMBERS, UNBOUND, Action, FamilyMaps, MapsByFamily
 
 R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10 = Register
@@ -59,7 +59,8 @@ def programs(maps: MapsByFamily, node_cookie: int) -> tuple[BpfProgramSpec, ...]
         made.append(_program(CONNECT[family], family, _forward_statements(maps, family, node_cookie, sendmsg=False)))
         made.append(_program(SENDMSG[family], family, _forward_statements(maps, family, node_cookie, sendmsg=True)))
         made += [
-            _program(attach[family], family, _backward_statements(maps, family)) for attach in (RECVMSG, GETPEERNAME)
+            _program(attach[family], family, _backward_statements(maps, family, streams=attach is GETPEERNAME))
+            for attach in (RECVMSG, GETPEERNAME)
         ]
     return tuple(made)
 
@@ -150,7 +151,7 @@ class _Forward:
         yield from self._add_to_counter()
         if self._sendmsg:
             yield Label(self._name("again"))
-        yield from self._remember_origin()
+        yield from self._remember_frontend()
         yield from self._rewrite()
         yield from (_move(R0, ALLOW), Exit())
 
@@ -271,9 +272,7 @@ class _Forward:
         yield Label(self._name(label))
 
     def _remember_flow(self) -> Iterator[Statement]:
-        for word in range(self._words):
-            yield LoadMemory(Width.WORD, R2, R10, self._endpoint + 4 * word)
-            yield StoreMemory(Width.WORD, R10, self._value + 4 * word, R2)
+        yield from self._copy(R10, self._value, self._endpoint)
         size = self._maps.place_size
         for offset in (0, 4):
             yield LoadMemory(Width.WORD, R2, R10, self._slot + 4 - offset)
@@ -282,9 +281,7 @@ class _Forward:
 
     def _add_to_counter(self) -> Iterator[Statement]:
         yield StoreMemory(Width.WORD, R10, self._count, R9)
-        for word in range(self._words):
-            yield LoadMemory(Width.WORD, R2, R10, self._endpoint + 4 * word)
-            yield StoreMemory(Width.WORD, R10, self._count + 4 + 4 * word, R2)
+        yield from self._copy(R10, self._count + 4, self._endpoint)
         yield from _lookup(self._maps.counts, self._count)
         yield JumpIf(Condition.EQ, R0, 0, self._name("first"))
         yield _move(R1, 1)
@@ -295,20 +292,42 @@ class _Forward:
         yield from _update(self._maps.counts, self._count, self._value)
         yield Label(self._name("counted"))
 
-    def _remember_origin(self) -> Iterator[Statement]:
+    def _remember_frontend(self) -> Iterator[Statement]:
         """Remember the frontend, so that programs which ask for the peer learn its address."""
-        for word in range(self._words):
-            yield LoadMemory(Width.WORD, R2, R10, self._endpoint + 4 * word)
-            yield StoreMemory(Width.WORD, R10, self._origin + 8 + 4 * word, R2)
         yield _move(R1, R6)
         yield CallHelper(Helper.SOCKET_COOKIE)
+        if not self._sendmsg:
+            yield LoadMemory(Width.WORD, R2, R6, PROTOCOL)
+            yield JumpIf(Condition.EQ, R2, PROTOCOL_NUMBERS[Protocol.UDP], self._name("datagrams"))
+            yield from self._remember_peer()
+            yield JumpAlways(self._name("known"))
+            yield Label(self._name("datagrams"))
         yield StoreMemory(Width.DOUBLE, R10, self._origin, R0)
+        yield from self._copy(R10, self._origin + 8, self._endpoint)
         if self._sendmsg:
             yield from _lookup(self._maps.origins, self._origin)
             yield JumpIf(Condition.NE, R0, 0, self._name("known"))
         yield from _update(self._maps.origins, self._origin, self._front)
-        if self._sendmsg:
-            yield Label(self._name("known"))
+        yield Label(self._name("known"))
+
+    def _remember_peer(self) -> Iterator[Statement]:
+        """Write the frontend of a TCP socket, whose cookie is in R0, in the place of an older socket's.
+
+        Without a cookie, the place belongs to no socket while it is written.
+        """
+        yield _move(R8, R0)
+        yield from _find_peer(self._maps, self._slot, R8)
+        yield JumpIf(Condition.EQ, R0, 0, self._name("known"))
+        yield StoreMemory(Width.DOUBLE, R0, 0, 0)
+        yield from self._copy(R0, 8, self._endpoint)
+        yield from self._copy(R0, 8 + self._maps.place_size, self._front)
+        yield StoreMemory(Width.DOUBLE, R0, 0, R8)
+
+    def _copy(self, base: Register, offset: int, place: int) -> Iterator[Statement]:
+        """Copy an address and a port from the stack."""
+        for word in range(self._words):
+            yield LoadMemory(Width.WORD, R2, R10, place + 4 * word)
+            yield StoreMemory(Width.WORD, base, offset + 4 * word, R2)
 
     def _rewrite(self) -> Iterator[Statement]:
         for word in range(self._words - 1):
@@ -321,47 +340,81 @@ class _Forward:
         yield _move(R1, R6)
         yield CallHelper(Helper.SOCKET_COOKIE)
         yield StoreMemory(Width.DOUBLE, R10, key, R0)
-        for word in range(self._words):
-            yield LoadMemory(Width.WORD, R2, R10, place + 4 * word)
-            yield StoreMemory(Width.WORD, R10, key + 8 + 4 * word, R2)
+        yield from self._copy(R10, key + 8, place)
 
 
 # ---- back to the frontend ------------------------------------------------------------------------------------------
 
 
-def _backward_statements(maps: MapsByFamily, family: IPFamily) -> Iterator[Statement]:
+def _backward_statements(maps: MapsByFamily, family: IPFamily, *, streams: bool) -> Iterator[Statement]:
+    """`streams`: the hook concerns TCP sockets, too."""
     yield _move(R6, R1)
     if family is IPFamily.IPV4:
-        yield from _backward(maps[IPFamily.IPV4], USER_IP4)
+        yield from _Backward(maps[IPFamily.IPV4], "v4", USER_IP4).statements(streams=streams)
     else:
         yield from _unless_mapped("v6")
-        yield from _backward(maps[IPFamily.IPV4], USER_IP6 + 12)
+        yield from _Backward(maps[IPFamily.IPV4], "mapped", USER_IP6 + 12).statements(streams=streams)
         yield Label("v6")
-        yield from _backward(maps[IPFamily.IPV6], USER_IP6)
+        yield from _Backward(maps[IPFamily.IPV6], "plain", USER_IP6).statements(streams=streams)
     yield from (Label("pass"), _move(R0, ALLOW), Exit())
 
 
-def _backward(maps: FamilyMaps, address: int) -> Iterator[Statement]:
-    words = maps.place_size // 4
-    key = -(8 + (maps.place_size + 7) // 8 * 8)
-    yield _move(R1, R6)
-    yield CallHelper(Helper.SOCKET_COOKIE)
-    yield StoreMemory(Width.DOUBLE, R10, key, R0)
-    for word in range(words - 1):
-        yield LoadMemory(Width.WORD, R2, R6, address + 4 * word)
-        yield StoreMemory(Width.WORD, R10, key + 8 + 4 * word, R2)
-    yield LoadMemory(Width.WORD, R2, R6, USER_PORT)
-    yield Compute(Operation.AND, R2, 0xFFFF)
-    yield StoreMemory(Width.WORD, R10, key + 8 + 4 * (words - 1), R2)
-    yield from _lookup(maps.origins, key)
-    yield JumpIf(Condition.EQ, R0, 0, "pass")
-    for word in range(words - 1):
-        yield LoadMemory(Width.WORD, R2, R0, 4 * word)
-        yield StoreMemory(Width.WORD, R6, address + 4 * word, R2)
-    yield LoadMemory(Width.HALF, R2, R0, maps.place_size - 4)
-    yield StoreMemory(Width.WORD, R6, USER_PORT, R2)
-    yield _move(R0, ALLOW)
-    yield Exit()
+class _Backward:
+    """The part of a program that looks for the frontend of a socket in the maps of one family."""
+
+    def __init__(self, maps: FamilyMaps, label: str, address: int) -> None:
+        self._maps = maps
+        self._label = label
+        self._address = address
+        """Offset of the endpoint in the context, which the frontend replaces."""
+        self._words = maps.place_size // 4
+        self._key = -(8 + (maps.place_size + 7) // 8 * 8)
+        """Key of the origin: cookie, endpoint."""
+        self._index = self._key - 8
+        """Key of the peer."""
+
+    def statements(self, *, streams: bool) -> Iterator[Statement]:
+        """Yield the instructions; they end at the label `pass`."""
+        yield _move(R1, R6)
+        yield CallHelper(Helper.SOCKET_COOKIE)
+        yield _move(R8, R0)
+        yield StoreMemory(Width.DOUBLE, R10, self._key, R8)
+        for word in range(self._words - 1):
+            yield LoadMemory(Width.WORD, R2, R6, self._address + 4 * word)
+            yield StoreMemory(Width.WORD, R10, self._key + 8 + 4 * word, R2)
+        yield LoadMemory(Width.WORD, R2, R6, USER_PORT)
+        yield Compute(Operation.AND, R2, 0xFFFF)
+        yield StoreMemory(Width.WORD, R10, self._key + 8 + 4 * (self._words - 1), R2)
+        if streams:
+            yield LoadMemory(Width.WORD, R2, R6, PROTOCOL)
+            yield JumpIf(Condition.EQ, R2, PROTOCOL_NUMBERS[Protocol.UDP], f"{self._label}-datagrams")
+            yield from self._of_peer()
+            yield Label(f"{self._label}-datagrams")
+        yield from _lookup(self._maps.origins, self._key)
+        yield JumpIf(Condition.EQ, R0, 0, "pass")
+        yield from self._rewrite(0)
+
+    def _of_peer(self) -> Iterator[Statement]:
+        """Take the frontend of a TCP socket, if the place is its own and the peer the endpoint that was chosen."""
+        yield from _find_peer(self._maps, self._index, R8)
+        yield JumpIf(Condition.EQ, R0, 0, "pass")
+        yield LoadMemory(Width.DOUBLE, R1, R0, 0)
+        yield JumpIf(Condition.NE, R1, R8, "pass")
+        for word in range(self._words):
+            yield LoadMemory(Width.WORD, R1, R0, 8 + 4 * word)
+            yield LoadMemory(Width.WORD, R2, R10, self._key + 8 + 4 * word)
+            yield JumpIf(Condition.NE, R1, R2, "pass")
+        yield from self._rewrite(8 + self._maps.place_size)
+
+    def _rewrite(self, frontend: int) -> Iterator[Statement]:
+        """Replace the address and the port by those at an offset of the value in R0."""
+        for word in range(self._words - 1):
+            yield LoadMemory(Width.WORD, R2, R0, frontend + 4 * word)
+            yield StoreMemory(Width.WORD, R6, self._address + 4 * word, R2)
+        yield LoadMemory(Width.HALF, R2, R0, frontend + self._maps.place_size - 4)
+        yield StoreMemory(Width.WORD, R6, USER_PORT, R2)
+        yield _move(R0, ALLOW)
+        yield Exit()
 
 
 # ---- pieces --------------------------------------------------------------------------------------------------------
@@ -369,6 +422,14 @@ def _backward(maps: FamilyMaps, address: int) -> Iterator[Statement]:
 
 def _move(target: Register, operand: Operand) -> Statement:
     return Compute(Operation.MOV, target, operand)
+
+
+def _find_peer(maps: FamilyMaps, key: int, cookie: Register) -> Iterator[Statement]:
+    """R0 = the place of a TCP socket. `key` is an offset of the stack where the number of the place is written."""
+    yield _move(R2, cookie)
+    yield Compute(Operation.AND, R2, maps.peers.max_entries - 1)
+    yield StoreMemory(Width.WORD, R10, key, R2)
+    yield from _lookup(maps.peers, key)
 
 
 def _lookup(table: MapSpec, key: int) -> Iterator[Statement]:
