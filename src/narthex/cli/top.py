@@ -63,8 +63,8 @@ def command(
 ) -> None:
     """Show new connections per second of each Service port and endpoint, for any proxy on this node.
 
-    The counters are those of iptables rules, nftables elements or IPVS; without any, the connection table is used. The first line says
-    which.
+    The counters are those of iptables rules, nftables elements or IPVS, and of socket load balancing; without any, the connection table
+    is used. The first line says which.
 
     --manifests, --kubeconfig or --master add names that the rules lack. In a terminal the table is updated continuously; the keys r, t
     and n sort by rate, total and name, q quits.

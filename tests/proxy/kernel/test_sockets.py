@@ -16,10 +16,13 @@ from narthex.linux.namespaces import create_namespace, delete_namespace, in_name
 from narthex.linux.run import run
 from narthex.model import EndpointPort, IPFamily, Protocol, ServicePort
 from narthex.proxy.backends.sockets.document import socket_document
-from narthex.proxy.kernel.sockets import SocketsUnavailableError, cgroup_path, pinned_rows, remove_pins
+from narthex.proxy.kernel.sockets import SocketsUnavailableError, cgroup_path, pinned_sockets, remove_pins
 from narthex.proxy.plan.stale import StaleReason, StaleSearch
 from narthex.proxy.program.sockets import SocketAccelerator
 from narthex.testing.build import endpoint, endpoint_slice, plan, service
+from narthex.trace.follow.views import NodeView
+from narthex.trace.reports.check import CheckReport
+from narthex.trace.reports.socket_check import with_sockets
 
 pytestmark = pytest.mark.kernel
 
@@ -332,10 +335,43 @@ def test_without_programs_no_socket_is_closed(world):
 def test_pinned_maps_are_read_without_a_process(world, family):
     accelerator = world.accelerator()
     with in_namespace(world.node):
-        assert pinned_rows(world.pins) == {}
+        assert not pinned_sockets(world.pins)
     world.follow(accelerator, family, PODS[family])
     accelerator.close()
     with in_namespace(world.node):
-        found = socket_document(pinned_rows(world.pins)).frontend(SERVICE[family], 80, "TCP")
+        found = socket_document(pinned_sockets(world.pins)).frontend(SERVICE[family], 80, "TCP")
     assert found is not None
     assert (found.pods, found.cluster) == ("cluster", tuple(sorted((pod, 8080) for pod in PODS[family])))
+
+
+@each_family
+def test_check_finds_what_is_wrong_with_maps_and_programs(world, client, family):
+    """The maps as they are in the kernel, against the plan."""
+    accelerator, made = world.accelerator(), plan_of(family, PODS[family])
+    world.follow(accelerator, family, PODS[family])
+    client.ask("tcp", SERVICE[family], 80)
+
+    def found():
+        with in_namespace(world.node):
+            held = socket_document(pinned_sockets(world.pins))
+        report = CheckReport(node="", family=family.label, frontends=0, endpoints=0)
+        return held, [each.kind.value for each in with_sockets(report, made, NodeView(sockets=held)).findings]
+
+    held, kinds = found()
+    assert kinds == [] and sum(each.connections for each in held.connections) == 1
+    assert len(held.hooks) == 8
+
+    maps = accelerator._target._family(family)
+    slots = accelerator._target._maps[maps.slots.name]
+    key, value = next(iter(slots.items()))
+    slots.delete(key)
+    assert set(found()[1]) == {"missing", "wrong share"}
+    slots.update(key, bytes(len(value)))
+    assert set(found()[1]) == {"missing", "stale"}
+    slots.update(key, value)
+    assert found()[1] == []
+
+    for link in world.pins.glob(f"*/nx_connect{family.label[-1]}-link"):
+        link.unlink()
+    held, kinds = found()
+    assert kinds == ["missing"] and f"connect{family.label[-1]}" not in held.hooks

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from narthex.bpf import BpfProgramSpec, MapSpec, ProgramKind
+from narthex.bpf import AttachKind, BpfProgramSpec, MapSpec, ProgramKind
 from narthex.linux.bpf import (
     BpfError,
     BpfLink,
@@ -31,7 +31,16 @@ from narthex.linux.socket_diag import ConnectedSocket
 from narthex.model import IPFamily, ServicePortName
 from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.counters import ConnectionCount
-from narthex.proxy.backends.sockets.layout import COUNT, PIN_DIRECTORY, Capacity, FamilyMaps, family_maps
+from narthex.proxy.backends.sockets.document import PinnedSockets
+from narthex.proxy.backends.sockets.layout import (
+    COUNT,
+    PIN_DIRECTORY,
+    Capacity,
+    FamilyMaps,
+    counted_endpoint,
+    family_maps,
+    place_of,
+)
 from narthex.proxy.backends.sockets.programs import programs
 from narthex.proxy.backends.sockets.rows import KernelRows, MapWrites, SocketChanges
 
@@ -153,24 +162,41 @@ class SocketTarget:
         made.pin(path)
         return made
 
-    def look(self) -> dict[IPFamily, KernelRows]:
-        """Return the rows of the families whose maps are pinned, without creating any. Raises ApplyError."""
+    def look(self) -> PinnedSockets:
+        """Return what is pinned for the families whose maps are complete, without creating any. Raises ApplyError."""
         self._restore_capacity()
         names = pinned_names(self._pins)
-        found: dict[IPFamily, KernelRows] = {}
+        rows: dict[IPFamily, KernelRows] = {}
+        connections: dict[IPFamily, dict[bytes, int]] = {}
         try:
             for family in IPFamily:
                 maps = self._family(family)
-                needed = (maps.frontends, maps.pools, maps.slots)
+                needed = (maps.frontends, maps.pools, maps.slots, maps.counts)
                 if not all(_map_pin(spec) in names for spec in needed):
                     continue
                 with _as_apply_error("cannot open the maps of socket load balancing"):
                     for spec in needed:
                         self._maps[spec.name] = BpfMap.open(str(self._pins / _map_pin(spec)), spec)
-                found[family] = self.read(family)
+                    connections[family] = dict(_counters(self._maps[maps.counts.name]))
+                rows[family] = self.read(family)
         finally:
             self.close()
-        return found
+        return PinnedSockets(rows=rows, connections=connections, hooks=self._hooks(names))
+
+    def _hooks(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the hooks whose pinned links are attached to a cgroup that exists."""
+        hooks = {int(attach): attach.name.lower() for attach in AttachKind}
+        found = []
+        for name in names:
+            if not name.endswith(_LINK):
+                continue
+            with suppress(BpfError):
+                link = BpfLink.open(str(self._pins / name))
+                state = link.state
+                link.close()
+                if state.cgroup:
+                    found.append(hooks.get(state.attach, str(state.attach)))
+        return tuple(sorted(found))
 
     # ---- rows ------------------------------------------------------------------------------------------------------
 
@@ -212,19 +238,17 @@ class SocketTarget:
         Counters of Service ports that no longer exist are deleted. `names` has the Service ports by number.
         """
         spec = self._family(family).counts
-        kind = socket.AF_INET if family is IPFamily.IPV4 else socket.AF_INET6
         found, gone = [], []
         with _as_apply_error("cannot read the counters of socket load balancing"):
             # A descriptor of its own, since the loop may replace the maps meanwhile.
             table = BpfMap.open(str(self._pins / _map_pin(spec)), spec)
-            for key, value in table.items():
-                name = names.get(int.from_bytes(key[:4], sys.byteorder))
+            for key, count in _counters(table):
+                number, address, port = counted_endpoint(family, key)
+                name = names.get(number)
                 if name is None:
                     gone.append(key)
                     continue
-                count = sum(struct.unpack(f"={len(value) // 8}Q", value))
-                place = socket.inet_ntop(kind, key[4:-4]), int.from_bytes(key[-4:-2], "big")
-                found.append(ConnectionCount(("sockets", key), name, place, count))
+                found.append(ConnectionCount(("sockets", key), name, (address, port), count))
                 found.append(ConnectionCount(("sockets", key, "service"), name, None, count))
             table.delete_many(gone)
             table.close()
@@ -244,7 +268,7 @@ class SocketTarget:
             value = table.lookup(struct.pack("=Q", each.cookie) + end)
             asked = None
             if value is not None:
-                asked = socket.inet_ntop(kind, value[:-4]), int.from_bytes(value[-4:-2], "big")
+                asked = place_of(family, value)
             found.append(asked)
         return found
 
@@ -318,8 +342,14 @@ class SocketTarget:
         self._maps.clear()
 
 
-def pinned_rows(pins: Path = PINS) -> dict[IPFamily, KernelRows]:
-    """Return the rows in the pinned maps for the network namespace of the calling thread; none if nothing is pinned.
+def _counters(table: BpfMap) -> Iterator[tuple[bytes, int]]:
+    """Yield the keys of a map with a number for each processor, and the sums."""
+    for key, value in table.items():
+        yield key, sum(struct.unpack(f"={len(value) // 8}Q", value))
+
+
+def pinned_sockets(pins: Path = PINS) -> PinnedSockets:
+    """Return what is pinned for the network namespace of the calling thread; false if nothing is.
 
     It creates nothing. Raises ApplyError, and OSError if the kernel does not tell the namespace's number.
     """

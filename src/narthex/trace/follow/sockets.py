@@ -35,7 +35,10 @@ def connect(node: NodeView | None, view: NodeView, header: Header, *, from_node:
         step = msgspec.structs.replace(view_step(view, Stage.SOCKET, what, _MAPS), evidence=(), unknown=_MAPS)
         return [ConnectedHeader(share=Fraction(1), header=header, step=step)]
     table = node.sockets
-    frontend = table.frontend(header.destination, header.port, header.protocol) if table is not None else None
+    hook = "connect6" if ":" in header.destination else "connect4"
+    if table is None or not table.runs(hook):
+        return []
+    frontend = table.frontend(header.destination, header.port, header.protocol)
     if frontend is None:
         return []
     action = frontend.node if from_node else frontend.pods

@@ -73,11 +73,12 @@ def view_of_bundle(parts: Mapping[str, str], table: BundleManifest, origin: str)
         connections=ConntrackListing("\n".join(conntrack)) if conntrack else None,
         sysctls=settings_of(parts["net/sysctls.txt"]) if "net/sysctls.txt" in parts else None,
         absent=reader.absent,
-        sockets=_sockets(parts.get(SOCKETS_FILE), reader.absent),
+        sockets=sockets_of(parts.get(SOCKETS_FILE), reader.absent),
     )
 
 
-def _sockets(text: str | None, absent: dict[str, str]) -> SocketDocument | None:
+def sockets_of(text: str | None, absent: dict[str, str]) -> SocketDocument | None:
+    """Return the maps of socket load balancing in a bundle's text; None if there is none, or with a reason in `absent`."""
     if text is None:
         return None
     try:

@@ -28,7 +28,7 @@ from narthex.linux.run import CommandError, TimeoutExpired, run
 from narthex.model import InputError
 from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.sockets.document import socket_document
-from narthex.proxy.kernel.sockets import PINS, pinned_rows
+from narthex.proxy.kernel.sockets import PINS, pinned_sockets
 from narthex.trace.node.layout import (
     ABSENT,
     CNI_DIRECTORY,
@@ -289,12 +289,12 @@ def _sockets(namespace: str | None) -> tuple[str | None, PartStatus]:
     status = PartStatus(path=SOCKETS_FILE, status=ABSENT, command=str(PINS))
     try:
         with in_namespace(namespace):
-            rows = pinned_rows()
+            pinned = pinned_sockets()
     except (ApplyError, OSError) as error:
         return None, replace(status, status=FAILED, remark=str(error)[:_REMARK])
-    if not rows:
+    if not pinned:
         return None, replace(status, remark="socket load balancing is not in use")
-    text = msgspec.json.encode(socket_document(rows)).decode()
+    text = msgspec.json.encode(socket_document(pinned)).decode()
     return text, replace(status, status=TAKEN, bytes=len(text))
 
 

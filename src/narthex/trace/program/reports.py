@@ -12,8 +12,9 @@ from narthex.model import Host, InputError, NamespacedName, Snapshot, family_of
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
 from narthex.trace.follow.views import NodeView
-from narthex.trace.node.layout import CNI_FILE, PARTS
+from narthex.trace.node.layout import CNI_FILE, PARTS, SOCKETS_FILE
 from narthex.trace.node.network import ConntrackListing
+from narthex.trace.node.view import sockets_of
 from narthex.trace.program.bundle import gather, read_bundle
 from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
 from narthex.trace.proof.prove import ProofReport, prove, undecided
@@ -21,6 +22,7 @@ from narthex.trace.reports.check import CheckReport, check
 from narthex.trace.reports.counting import CounterReading, Names, count
 from narthex.trace.reports.migration.changes import ModeSetup, compare, factors, serving
 from narthex.trace.reports.migration.report import MigrationReport, NodeChange, differences, grouped
+from narthex.trace.reports.socket_check import with_sockets
 
 _SERVICE_LINKS = ("kube-ipvs0", "nodelocaldns")
 """Links that hold addresses of Services."""
@@ -41,10 +43,12 @@ def compare_node(inputs: NodeInputs, view: NodeView) -> tuple[CheckReport, ...]:
     own = view.own_addresses(_SERVICE_LINKS)
     first = [ip for ip in inputs.host.addresses if ip in own or not own]
     addresses = (*first, *(ip for ip in own if ip not in first))
-    return tuple(
-        check(inputs.plan(family), view, tuple(ip for ip in addresses if family_of(ip) is family))
-        for family in inputs.families
-    )
+    found = []
+    for family in inputs.families:
+        plan = inputs.plan(family)
+        report = check(plan, view, tuple(ip for ip in addresses if family_of(ip) is family))
+        found.append(with_sockets(report, plan, view))
+    return tuple(found)
 
 
 def proof_reports(
@@ -100,7 +104,7 @@ def status(reports: tuple[CheckReport | ProofReport, ...]) -> int:
 
 _RULES = tuple(part.path for part in PARTS if part.path.startswith("rules/ip") and "tables" in part.path)
 _NFT, _IPVS, _CONNECTIONS = "rules/nft.txt", "rules/ipvs-stats.txt", ("net/conntrack-4.txt", "net/conntrack-6.txt")
-_WANTED = (*_RULES, _NFT, _IPVS)
+_WANTED = (*_RULES, _NFT, _IPVS, SOCKETS_FILE)
 
 
 def names_of(snapshot: Snapshot) -> Names:
@@ -119,7 +123,7 @@ def names_of(snapshot: Snapshot) -> Names:
 
 def look(names: Names, namespace: str | None = None) -> CounterReading:
     """Read the counters of this node, and the connection table only if there are none."""
-    every = frozenset(part.path for part in PARTS) | {CNI_FILE}
+    every = frozenset(part.path for part in PARTS) | {CNI_FILE, SOCKETS_FILE}
     parts = gather("", namespace, without=every - set(_WANTED)).parts
     return _counted(parts, names, lambda: gather("", namespace, without=every - set(_CONNECTIONS)).parts)
 
@@ -132,7 +136,8 @@ def look_at_bundle(path: Path, names: Names) -> CounterReading:
 
 def _counted(parts: Mapping[str, str], names: Names, more: Callable[[], Mapping[str, str]]) -> CounterReading:
     texts = [parts[path] for path in _RULES if path in parts]
-    first = count(texts, parts.get(_NFT, ""), parts.get(_IPVS, ""), None, names)
+    sockets = sockets_of(parts.get(SOCKETS_FILE), {})
+    first = count(texts, parts.get(_NFT, ""), parts.get(_IPVS, ""), None, names, sockets)
     if first.counts:
         return first
     held = more()

@@ -201,11 +201,11 @@ class _Checker:
         )
         outcome = self._walker.outcome(asked)
         if outcome.unknown:
-            self.unknown.append(f"{_text(frontend)} of {service.name}: {outcome.unknown}")
+            self.unknown.append(f"{frontend_text(frontend)} of {service.name}: {outcome.unknown}")
             return
         if outcome.relayed:
             why = "a relay on this node takes it (userspace mode); no rule says where it connects to"
-            self.unknown.append(f"{_text(frontend)} of {service.name}: {why}")
+            self.unknown.append(f"{frontend_text(frontend)} of {service.name}: {why}")
             return
         if outcome.untracked and not outcome.endpoints and self._view.own(to) is not None:
             return  # a process on this node answers there, and rules see to it
@@ -229,11 +229,11 @@ class _Checker:
                 held.others += 1
                 continue
             at = join_port(*endpoint)
-            said = f"{_text(frontend)} of {service.name} is sent to {at} and then {_FATES[obstacle.fate]}: {obstacle.reason}"
+            said = f"{frontend_text(frontend)} of {service.name} is sent to {at} and then {_FATES[obstacle.fate]}: {obstacle.reason}"
             finding = Discrepancy(
                 kind=DiscrepancyKind.BLOCKED,
                 service=str(service.name),
-                frontend=_text(frontend),
+                frontend=frontend_text(frontend),
                 said=said,
                 endpoint=at,
                 place=obstacle.place,
@@ -272,7 +272,7 @@ class _Checker:
             address, protocol, port = match
             if match in self._by_match or (address in self._own and (protocol, port) in node_ports):
                 continue
-            frontend_words = _match_text(match)
+            frontend_words = match_text(match)
             said = f"{frontend_words} leads to {places[0].leads}, and no Service has it"
             yield Discrepancy(
                 kind=DiscrepancyKind.EXTRA, service="", frontend=frontend_words, said=said, place=places[0].place
@@ -287,7 +287,7 @@ class _Checker:
             service = self._by_match.get(match)
             if len(proxies) < 2 and len(leads) < 2:
                 continue
-            frontend_words = _match_text(match)
+            frontend_words = match_text(match)
             why = (
                 f"two proxies have it: {', '.join(proxies)}" if len(proxies) > 1 else f"it leads to {', '.join(leads)}"
             )
@@ -314,7 +314,7 @@ class _Checker:
                 service = self._by_match.get((None, protocol, one.port))
             leads = one.reply_source, one.reply_source_port
             if service is not None and leads not in _alive(service):
-                dead[str(service.name), _match_text(match), join_port(*leads)] += 1
+                dead[str(service.name), match_text(match), join_port(*leads)] += 1
         for (name, frontend, endpoint), count in dead.items():
             said = f"{count} known connection(s) to {frontend} go on to {endpoint}, which is no endpoint of {name}"
             yield Discrepancy(
@@ -350,7 +350,7 @@ def _differences(
     there: dict[Match, list[FrontendOrigin]],
 ) -> Iterator[Discrepancy]:
     decision, want = expected.decision, expected.endpoints
-    frontend_words, name = _text(frontend), str(service.name)
+    frontend_words, name = frontend_text(frontend), str(service.name)
     place = next((each.place for each in there.get(frontend.match, ()) if each.place), "")
 
     def finding(kind: DiscrepancyKind, said: str, endpoint: str = "") -> Discrepancy:
@@ -429,10 +429,12 @@ def _scope(decision: Decision) -> object:
     return decision.scope if isinstance(decision, Forward) else type(decision)
 
 
-def _text(frontend: Frontend) -> str:
-    return f"{_match_text(frontend.match)} ({frontend.kind.value})"
+def frontend_text(frontend: Frontend) -> str:
+    """Return a frontend as in findings: `10.96.0.10:53/udp (cluster IP)`."""
+    return f"{match_text(frontend.match)} ({frontend.kind.value})"
 
 
-def _match_text(match: Match) -> str:
+def match_text(match: Match) -> str:
+    """Return an address, port, and protocol as in findings: `10.96.0.10:53/udp`."""
     address, protocol, port = match
     return f"{join_port(address, port) if address else f'port {port}'}/{protocol.lower}"

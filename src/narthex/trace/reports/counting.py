@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from narthex.model import join_port, split_port
+from narthex.proxy.backends.sockets.document import SocketDocument
 from narthex.trace.follow.views import TrackedConnection
 
 Key = tuple[str, str]
@@ -58,8 +59,13 @@ def count(
     ipvs: str,
     connections: Callable[[], Iterable[TrackedConnection]] | None,
     names: Names,
+    sockets: SocketDocument | None = None,
 ) -> CounterReading:
-    """Read the best available source: iptables rules, nftables elements, IPVS, or the connection table."""
+    """Read the best available source: iptables rules, nftables elements, IPVS, or the connection table.
+
+    Rules see no connection that socket load balancing sends to an endpoint, so its counters are added to theirs.
+    """
+    by_sockets = tuple(of_sockets(sockets, names)) if sockets is not None else ()
     for source, counters in (
         ("iptables rules", (one for text in rules for one in of_iptables(text))),
         ("nftables elements", of_nft(nft, names)),
@@ -67,7 +73,10 @@ def count(
     ):
         found = tuple(counters)
         if found:
-            return CounterReading(source=f"counters of {source}", counts=found)
+            more = " and of socket load balancing" if by_sockets else ""
+            return CounterReading(source=f"counters of {source}{more}", counts=(*found, *by_sockets))
+    if by_sockets:
+        return CounterReading(source="counters of socket load balancing", counts=by_sockets)
     if connections is None:
         return CounterReading(source="nothing: no rule with counters is there, and the connection table is unknown")
     return CounterReading(
@@ -133,6 +142,22 @@ def of_nft(text: str, names: Names) -> Iterator[ConnectionCounter]:
                 key += f" {match['slot']} {match['to']} {match['to_port']}"
                 endpoint = join_port(match["to"], int(match["to_port"]))
             yield ConnectionCounter(key, title, endpoint, int(match["packets"]))
+
+
+def of_sockets(sockets: SocketDocument, names: Names) -> Iterator[ConnectionCounter]:
+    """Read the counters of socket load balancing, which count connections to all frontends of a Service port together."""
+    titles: dict[int, str] = {}
+    for front in sockets.frontends:
+        protocol = front.protocol.lower()
+        title = names.get((front.address, protocol, front.port), "")
+        if title or front.number not in titles:
+            titles[front.number] = title or f"{front.address}:{front.port}/{protocol}"
+    for one in sockets.connections:
+        if title := titles.get(one.number, ""):
+            endpoint = join_port(one.address, one.port)
+            key = f"sockets {one.number} {endpoint}"
+            yield ConnectionCounter(key, title, endpoint, one.connections)
+            yield ConnectionCounter(f"{key} of the Service", title, "", one.connections)
 
 
 _VIRTUAL = re.compile(r"^(TCP|UDP|SCTP)\s+(\S+)\s+(\d+)\b")

@@ -7,12 +7,15 @@ Such differences are folded: only their number is reported.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
 from typing import Any, Literal
 
 import msgspec
 
 from narthex.model import FAMILIES, Disposition, IPFamily, address, family_of, in_any, join_port
+from narthex.proxy.backends.sockets.document import SocketDocument
 from narthex.proxy.plan.ir import Match, Sender
 from narthex.trace.follow.views import NodeLink, NodeView
 from narthex.trace.model import fraction_text
@@ -28,7 +31,7 @@ class ViewDifference(msgspec.Struct, frozen=True, kw_only=True):
     """One difference."""
 
     part: str
-    """`frontend`, `routes`, `policies`, `links`, `addresses`, `sysctls`, or a file of rules."""
+    """`frontend`, `sockets`, `routes`, `policies`, `links`, `addresses`, `sysctls`, or a file of rules."""
     what: str
     before: str = ""
     """Empty: absent."""
@@ -79,7 +82,7 @@ def differences(one: NodeView, other: NodeView, *, folded: bool = True) -> ViewC
     """Compare two views. With `folded`, differences that two nodes always have are only counted."""
     unknown: list[str] = []
     skipped: list[str] = []
-    found = [*_meanings(one, other, unknown)]
+    found = [*_meanings(one, other, unknown), *_sockets(one, other, unknown)]
     for part in (*_LINES, "sysctls"):
         before, after = _lines(one, part), _lines(other, part)
         if before is None or after is None:
@@ -227,6 +230,48 @@ def _text(match: Match) -> str:
     return f"{join_port(address, port) if address else f'node port {port}'}/{protocol.lower}"
 
 
+# ---- socket load balancing -----------------------------------------------------------------------------------------
+
+
+def _sockets(one: NodeView, other: NodeView, unknown: list[str]) -> Iterator[ViewDifference]:
+    """Yield what sockets of pods and of the node meet at a frontend, before the rules."""
+    views = one, other
+    lacking = [view for view in views if "sockets" in view.absent]
+    if lacking:
+        unknown += [f"sockets: unknown in {view.origin}: {view.absent['sockets']}" for view in lacking]
+        return
+    if one.sockets is None or other.sockets is None:
+        if one.sockets is not other.sockets:
+            before, after = ("" if view.sockets is None else "on" for view in views)
+            yield ViewDifference(part="sockets", what="socket load balancing", before=before, after=after)
+        return
+    yield from _keyed("sockets", _socket_lines(one.sockets), _socket_lines(other.sockets))
+    hooks = [" ".join(each.hooks) if each.hooks is not None else None for each in (one.sockets, other.sockets)]
+    if None not in hooks and hooks[0] != hooks[1]:
+        yield ViewDifference(part="sockets", what="attached programs", before=hooks[0] or "", after=hooks[1] or "")
+
+
+def _socket_lines(held: SocketDocument) -> dict[str, str]:
+    """Return what is done to sockets, by frontend and sender. What is left to the rules is left out."""
+    lines: dict[str, str] = {}
+    for each in held.frontends:
+        where = f"{join_port(each.address, each.port)}/{each.protocol.lower()}"
+        for who, action in (("a pod", each.pods), ("the node", each.node)):
+            pool = Counter({"cluster": each.cluster, "local": each.local}.get(action, ()))
+            slots = sum(pool.values()) + each.empty
+            text = ", ".join(
+                f"{fraction_text(Fraction(count, slots))} to {join_port(*endpoint)}"
+                for endpoint, count in sorted(pool.items())
+            )
+            if action == "reject":
+                text = "refused"
+            if text and who == "the node" and each.unbound_only:
+                text += " (without a source address)"
+            if text:
+                lines[f"{where} from {who}"] = text
+    return lines
+
+
 # ---- parts ---------------------------------------------------------------------------------------------------------
 
 
@@ -341,7 +386,7 @@ class TwoNodes:
 
     def _of_own_pods(self, each: ViewDifference) -> bool:
         """Return True for links, settings, and routes of single pods, and for endpoints that are the node's own on each side."""
-        if each.part == "frontend":
+        if each.part in ("frontend", "sockets"):
             return all(self._only_own_pods(text, side) for side, text in enumerate((each.before, each.after)))
         names = self._veths[0] | self._veths[1]
         if each.part == "links":
@@ -355,7 +400,7 @@ class TwoNodes:
         """Return True if packets go only to pods of this node, as a Local policy has it."""
         ends = [end.split(" ")[0] for end in re.findall(r" to (\S+)", text)]
         addresses = [_PORT.sub("", end.rstrip(",")).strip("[]") for end in ends]
-        blocked = "(" in text.replace("(masqueraded)", "")
+        blocked = "(" in text.replace("(masqueraded)", "").replace("(without a source address)", "")
         return bool(addresses) and not blocked and all(self._is_pod(ip, side) for ip in addresses)
 
     def _is_pod(self, address: str, side: int) -> bool:

@@ -1,10 +1,8 @@
-"""The maps of socket load balancing as JSON: frontends, what the programs do for each class of senders, and endpoints."""
+"""The maps of socket load balancing as JSON: frontends, what the programs do for each class of senders, endpoints, counters."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
-from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Literal
 
 import msgspec
@@ -16,12 +14,13 @@ from narthex.proxy.backends.sockets.layout import (
     SLOT_KEY,
     UNBOUND,
     Action,
+    counted_endpoint,
+    place_of,
     pool_number,
 )
 from narthex.proxy.backends.sockets.rows import KernelRows
 from narthex.proxy.plan.ir import Scope
 
-_PLACE = struct.Struct(">H")
 _PROTOCOLS = {number: protocol.value for protocol, number in PROTOCOL_NUMBERS.items()}
 _ACTIONS = {Action.LEAVE: "rules", Action.CLUSTER: "cluster", Action.LOCAL: "local", Action.REJECT: "reject"}
 
@@ -43,6 +42,20 @@ class SocketFrontend(msgspec.Struct, frozen=True, kw_only=True):
     """Endpoints of the pool `cluster`."""
     local: tuple[tuple[str, int], ...] = ()
     """Endpoints of the pool `local`: those of this node."""
+    empty: int = 0
+    """Slots of its pools that have no endpoint. A connection that draws one is left to the rules."""
+    number: int = 0
+    """Number of the Service port; 0: not known. Frontends of one Service port share pools and counters."""
+
+
+class SocketConnections(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a connection to a Service port was sent to one endpoint."""
+
+    number: int
+    """Number of the Service port."""
+    address: str
+    port: int
+    connections: int
 
 
 class SocketDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="sockets"):
@@ -50,6 +63,13 @@ class SocketDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
 
     version: Literal[1] = 1
     frontends: tuple[SocketFrontend, ...] = ()
+    connections: tuple[SocketConnections, ...] = ()
+    hooks: tuple[str, ...] | None = None
+    """Hooks to which a program is attached, such as `connect4`; None: not known."""
+
+    def runs(self, hook: str) -> bool:
+        """Return True if a program is attached to a hook, or if the hooks are not known."""
+        return self.hooks is None or hook in self.hooks
 
     def frontend(self, address: str, port: int, protocol: str) -> SocketFrontend | None:
         """Return the frontend with this address and port; `protocol` in any case."""
@@ -57,25 +77,50 @@ class SocketDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
         return next((each for each in self.frontends if (each.address, each.port, each.protocol) == place), None)
 
 
-def socket_document(rows: Mapping[IPFamily, KernelRows]) -> SocketDocument:
+class PinnedSockets(msgspec.Struct, frozen=True, kw_only=True):
+    """What is pinned for a node: the content of its maps, and the hooks of its programs."""
+
+    rows: Mapping[IPFamily, KernelRows] = {}
+    connections: Mapping[IPFamily, Mapping[bytes, int]] = {}
+    """By the key of the counter."""
+    hooks: tuple[str, ...] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+def socket_document(pinned: PinnedSockets) -> SocketDocument:
     """Return the content of the maps, sorted by address, port, and protocol."""
-    found = [each for family, held in rows.items() for each in _frontends(family, held)]
-    return SocketDocument(frontends=tuple(sorted(found, key=lambda each: (each.address, each.port, each.protocol))))
+    found = [each for family, held in pinned.rows.items() for each in _frontends(family, held)]
+    counted = [
+        _connections(family, key, count) for family, held in pinned.connections.items() for key, count in held.items()
+    ]
+    return SocketDocument(
+        frontends=tuple(sorted(found, key=lambda each: (each.address, each.port, each.protocol))),
+        connections=tuple(sorted(counted, key=lambda each: (each.number, each.address, each.port))),
+        hooks=pinned.hooks,
+    )
+
+
+def _connections(family: IPFamily, key: bytes, count: int) -> SocketConnections:
+    number, address, port = counted_endpoint(family, key)
+    return SocketConnections(number=number, address=address, port=port, connections=count)
 
 
 def _frontends(family: IPFamily, rows: KernelRows) -> list[SocketFrontend]:
-    kind = AF_INET if family is IPFamily.IPV4 else AF_INET6
     slots: dict[int, dict[int, tuple[str, int]]] = {}
     for key, value in rows.slots.items():
         index, pool = SLOT_KEY.unpack(key)
         # Slots behind the count are not used, whatever they have.
         if index < rows.counts.get(pool, 0):
-            slots.setdefault(pool, {})[index] = _place(kind, value)
+            slots.setdefault(pool, {})[index] = place_of(family, value)
     pools = {pool: tuple(sorted(held.values())) for pool, held in slots.items()}
     found = []
     for key, value in rows.frontends.items():
         pods, node, _, service = FRONTEND_VALUE.unpack(value)
-        address, port = _place(kind, key)
+        address, port = place_of(family, key)
+        numbers = [pool_number(service, scope) for scope in (Scope.CLUSTER, Scope.LOCAL)]
+        cluster, local = (pools.get(each, ()) for each in numbers)
         found.append(
             SocketFrontend(
                 address=address,
@@ -84,8 +129,10 @@ def _frontends(family: IPFamily, rows: KernelRows) -> list[SocketFrontend]:
                 pods=_action(pods),
                 node=_action(node),
                 unbound_only=node >= Action.CLUSTER_UNBOUND,
-                cluster=pools.get(pool_number(service, Scope.CLUSTER), ()),
-                local=pools.get(pool_number(service, Scope.LOCAL), ()),
+                cluster=cluster,
+                local=local,
+                empty=sum(rows.counts.get(each, 0) for each in numbers) - len(cluster) - len(local),
+                number=service,
             )
         )
     return found
@@ -93,7 +140,3 @@ def _frontends(family: IPFamily, rows: KernelRows) -> list[SocketFrontend]:
 
 def _action(number: int) -> str:
     return _ACTIONS[Action(number - UNBOUND if number >= Action.CLUSTER_UNBOUND else number)]
-
-
-def _place(kind: int, data: bytes) -> tuple[str, int]:
-    return inet_ntop(kind, data[:-4]), _PLACE.unpack(data[-4:-2])[0]

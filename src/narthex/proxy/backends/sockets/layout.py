@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import enum
 import struct
+import sys
 from collections.abc import Mapping
+from socket import AF_INET, AF_INET6, inet_ntop
 
 import msgspec
 
@@ -145,6 +147,17 @@ def family_maps(family: IPFamily, capacity: Capacity) -> FamilyMaps:
 def pool_number(service: int, scope: Scope) -> int:
     """Return the number of a pool."""
     return 2 * service + (scope is Scope.LOCAL)
+
+
+def place_of(family: IPFamily, data: bytes) -> tuple[str, int]:
+    """Return the address and the port of a value, or of a frontend's key."""
+    kind = AF_INET if family is IPFamily.IPV4 else AF_INET6
+    return inet_ntop(kind, data[:-4]), int.from_bytes(data[-4:-2], "big")
+
+
+def counted_endpoint(family: IPFamily, key: bytes) -> tuple[int, str, int]:
+    """Return the number of the Service port, and the endpoint's address and port, of a counter's key."""
+    return int.from_bytes(key[:4], sys.byteorder), *place_of(family, key[4:])
 
 
 MapsByFamily = Mapping[IPFamily, FamilyMaps]

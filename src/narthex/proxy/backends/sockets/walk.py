@@ -14,6 +14,7 @@ import msgspec
 
 from narthex.bpf import AttachKind, Environment, MapModel, assemble, run_program
 from narthex.model import IPFamily, Protocol, family_of
+from narthex.proxy.backends.sockets.document import PinnedSockets
 from narthex.proxy.backends.sockets.layout import COUNT, PROTOCOL_NUMBERS, Capacity, family_maps
 from narthex.proxy.backends.sockets.programs import (
     CONNECT,
@@ -105,6 +106,14 @@ class SimulatedSockets:
         """Return the connections by the key of their counter."""
         table = self._maps[self._layout[family].counts.name]
         return {key: int.from_bytes(value, "little") for key, value in table.items()}
+
+    def pinned(self, *families: IPFamily) -> PinnedSockets:
+        """Return what a process would find pinned for these families."""
+        return PinnedSockets(
+            rows={family: self.rows(family) for family in families},
+            connections={family: self.counters(family) for family in families},
+            hooks=tuple(sorted(attach.name.lower() for attach in self._code)),
+        )
 
     def connect(self, sock: SimulatedSocket, address: str, port: int, choice: int = 0) -> SocketAnswer:
         """Return where a socket connects. `choice` is the random number that the program draws."""
