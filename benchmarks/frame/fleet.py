@@ -16,8 +16,9 @@ from random import Random
 
 import msgspec
 
-from frame.server import endpoint_slice, service
 from narthex.kube.messages import WatchTimes
+
+from .server import endpoint_slice, service
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from frame.report import Saved
+from .report import Saved
 
 _CHANGED = 0.15
 """Medians of two runs on a quiet machine differ by less."""

@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from frame.cluster import store_with_last, sync_of
 from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
+
+from .cluster import store_with_last, sync_of
 
 CALLER, NODE, FAR = (f"nxbench-{os.getpid()}-{name}" for name in ("call", "node", "far"))
 ENDPOINTS = ["10.64.2.10", "10.64.2.11"]

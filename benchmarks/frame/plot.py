@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from frame.report import Row, TableData, number
+from .report import Row, TableData, number
 
 WIDTH, LEFT, RIGHT, TOP = 760, 290, 110, 46
 _BAR = 26

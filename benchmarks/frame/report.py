@@ -24,8 +24,8 @@ from pathlib import Path
 
 import msgspec
 
-from frame.machine import Machine, describe
-from frame.yardstick import slowness
+from .machine import Machine, describe
+from .yardstick import slowness
 
 _TIMES = ("s", "ms", "us")
 

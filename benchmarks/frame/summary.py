@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from frame.report import Row, Saved, TableData, number
+from .report import Row, Saved, TableData, number
 
 _WIDTH = 80
 

@@ -5,17 +5,16 @@ import os
 
 import msgspec
 import pytest
-
-from frame import history
-from frame.history import changes, previous
-from frame.report import Report, Saved
-from frame.summary import summary
+from benchmarks.frame import history
+from benchmarks.frame.history import changes, previous
+from benchmarks.frame.report import Report, Saved
+from benchmarks.frame.summary import summary
 
 
 @pytest.fixture
 def measured(monkeypatch):
     """Return results with a time, a rate, and a ratio, each multiplied by a factor, of a machine of half the speed."""
-    monkeypatch.setattr("frame.report.slowness", lambda: 2.0)
+    monkeypatch.setattr("benchmarks.frame.report.slowness", lambda: 2.0)
 
     def made(time=1.0, rate=1.0, ratio=1.0):
         report = Report("example", argparse.Namespace(json=None, quick=False))
