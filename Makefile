@@ -21,7 +21,7 @@ CNI_PACKAGES := /usr/lib/cni/bridge:containernetworking-plugins podman:podman ru
 
 SPREAD := -n 5 --dist worksteal
 
-.PHONY: help setup system demo test fuzz soak cnifaults howtos cluster cluster-programs lint unit kernel bench clean
+.PHONY: help setup system demo test fuzz soak cnifaults howtos cluster cluster-programs lint unit kernel bench release-check clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -112,6 +112,10 @@ kernel: setup  ## Run the tests that need root
 bench: PACKAGES += /usr/lib/cni/bridge:containernetworking-plugins dnsperf:dnsperf knotd:knot
 bench: setup  ## Measure everything beside its floor, print ratios, save tables and pictures
 	$(SUDO) $(BIN)/python benchmarks/run.py
+
+release-check: $(BIN)/.installed-tests  ## Build wheel and sdist, install each into an empty environment, and check them
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[release]'
+	$(BIN)/python scripts/release_check.py
 
 clean:  ## Remove what `setup` made in this folder
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
