@@ -210,3 +210,19 @@ def test_where_the_hierarchy_is():
     assert cgroup_mount().joinpath("cgroup.procs").exists()
     assert cgroup_of() in ("/", cgroup_of(os.getpid()))
     assert processes_in(Path("/nowhere")) == []
+
+
+def mounts_below(path):
+    return [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(path) in line]
+
+
+def test_a_directory_for_pins_is_made_in_the_file_system_that_is_mounted(tmp_path):
+    """A second one would hide in a container's mounts, and what is pinned in it would end with the container."""
+    try:
+        mount_bpf_file_system(tmp_path / "bpf")
+        mount_bpf_file_system(tmp_path / "bpf" / "narthex" / "more")
+        assert (tmp_path / "bpf" / "narthex" / "more").is_dir()
+        assert mounts_below(tmp_path) == [str(tmp_path / "bpf")]
+    finally:
+        unmount(tmp_path / "bpf")
+    assert mounts_below(tmp_path) == []

@@ -55,6 +55,11 @@ def command() -> None:
     help="Network between pods of different nodes; none: static routes, as in a cloud's network.",
 )
 @click.option(
+    "--socket-load-balancing",
+    is_flag=True,
+    help="Nodes send sockets to endpoints when they connect, in mode nftables; each node gets a control group.",
+)
+@click.option(
     "--pool",
     "pools",
     multiple=True,
@@ -82,6 +87,7 @@ def up(
     nodes: int,
     mode: str,
     overlay: str,
+    socket_load_balancing: bool,
     pools: tuple[str, ...],
     images: tuple[str, ...],
     keep: bool,
@@ -102,7 +108,14 @@ def up(
         _announce_programs(directory, images)
     with working(f"starting lab {name}"):
         options = LabOptions(
-            source=directory, nodes=nodes, mode=mode, overlay=overlay, pools=pools, images=images, **external
+            source=directory,
+            nodes=nodes,
+            mode=mode,
+            overlay=overlay,
+            socket_load_balancing=socket_load_balancing,
+            pools=pools,
+            images=images,
+            **external,
         )
         started = labs.up(name, options, keep=keep, progress=lambda text: click.echo(f"lab {name}: {text}", err=True))
     document = as_document(LabUpDocument, started.state, seconds=round(started.seconds, 3))

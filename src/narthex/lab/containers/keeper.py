@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import msgspec
 
+from narthex.lab.containers.cgroups import join_cgroup
 from narthex.lab.containers.log import LogWriter
 from narthex.lab.containers.program import (
     NEW_PROCESSES,
@@ -67,6 +68,7 @@ def keep_program(control: socket.socket, order: bytes, files: Sequence[int]) -> 
     streams: dict[int, str] = {}
     try:
         join_network(program.network_namespace)
+        join_cgroup(program.cgroup)
         if program.log:
             log = LogWriter(program.log)
             (out, its_out), (err, its_err) = os.pipe(), os.pipe()

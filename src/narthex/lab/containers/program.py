@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import msgspec
 
+from narthex.lab.containers.cgroups import join_cgroup_of
 from narthex.lab.containers.root import BindMount, change_root
 from narthex.linux.capabilities import NUMBERS, bounding_set, limit_capabilities
 from narthex.linux.namespaces import namespace_path
@@ -48,6 +49,8 @@ class ProgramSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Name of its network namespace. Its mount, UTS, PID, and IPC namespaces are created for it."""
     process_namespace: int = 0
     """ID of a process whose PID namespace it shares, see `keep_pause`. 0: its own."""
+    cgroup: str = ""
+    """Directory of its control group. Empty: that of its keeper."""
     hostname: str = ""
     """Empty: the machine's host name."""
     layer: str = ""
@@ -104,8 +107,9 @@ def join_processes(process: int) -> None:
 
 
 def join_process(process: int) -> None:
-    """Move to all namespaces of another process, with its capabilities. Its PID namespace applies to the next fork."""
+    """Move to all namespaces of another process and to its control group in a lab, with its capabilities. Its PID namespace applies to the next fork."""
     capabilities = bounding_set(process)
+    join_cgroup_of(process)
     kinds = (
         ("ipc", NEW_IPC),
         ("uts", NEW_HOSTNAME),

@@ -98,7 +98,9 @@ def build_components(
         plane = _external_plane(directory, options.control_plane, nodes, progress)
     registry = plane.registry
     node_processes = NodeProcesses(directory, nodes, options, forks)
-    pods = _pod_dependencies(directory, nodes, plane, images, Containers(forks), node_processes)
+    pods = _pod_dependencies(
+        directory, nodes, plane, images, Containers(forks), node_processes, in_cgroups=options.socket_load_balancing
+    )
     kubelet = Kubelet(nodes, registry, pods)
     access = PodAccess(kubelet, pods)
     applied = persistence.applied if persistence is not None else None
@@ -136,10 +138,12 @@ def _pod_dependencies(
     images: Images,
     containers: Containers,
     node_processes: NodeProcesses,
+    *,
+    in_cgroups: bool,
 ) -> PodDependencies:
     return PodDependencies(
         registry=plane.registry,
-        network=PodNetwork(directory, nodes),
+        network=PodNetwork(directory, nodes, in_cgroups=in_cgroups),
         files=PodFiles(directory, plane.registry, plane.create_token),
         images=images,
         echo=EchoServer(),

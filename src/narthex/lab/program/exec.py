@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from narthex.lab import topology
+from narthex.lab.containers.cgroups import join_cgroup
 from narthex.lab.containers.program import (
     NEW_PROCESSES,
     ExecSpec,
@@ -22,6 +23,7 @@ from narthex.lab.containers.program import (
     unshare,
 )
 from narthex.lab.containers.root import BindMount, is_private
+from narthex.lab.program.node_cgroups import node_cgroup
 from narthex.lab.program.state import LabError, LabState, PodRecord, StateDirectory
 
 _RESOLVER = "timeout:1 attempts:1"
@@ -34,6 +36,8 @@ class ExecTarget(NamedTuple):
     network_namespace: str
     pod: PodRecord | None = None
     """None for nodes and `outside`: only the network differs from the machine's."""
+    cgroup: str = ""
+    """Directory of the control group; empty: that of the caller."""
 
 
 def find_target(state: LabState, target: str) -> ExecTarget:
@@ -42,7 +46,7 @@ def find_target(state: LabState, target: str) -> ExecTarget:
         return ExecTarget(state.outside)
     for node in state.nodes:
         if node.name == target:
-            return ExecTarget(node.namespace)
+            return ExecTarget(node.namespace, None, _cgroup(state, node.name))
     pods = [pod for pod in state.pods if target in (pod.name, f"{pod.namespace}/{pod.name}") and pod.network_namespace]
     if len(pods) > 1:
         choices = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods)
@@ -51,7 +55,11 @@ def find_target(state: LabState, target: str) -> ExecTarget:
         known = [topology.OUTSIDE, *(node.name for node in state.nodes), *(pod.name for pod in state.pods)]
         raise LabError(f"lab {state.name!r} has no {target!r}; there are: {', '.join(known)}")
     (pod,) = pods
-    return ExecTarget(pod.network_namespace, pod)
+    return ExecTarget(pod.network_namespace, pod, _cgroup(state, pod.node))
+
+
+def _cgroup(state: LabState, node: str) -> str:
+    return str(node_cgroup(state.name, node)) if state.socket_load_balancing else ""
 
 
 def container_pid(pod: PodRecord, container: str) -> int:
@@ -86,6 +94,10 @@ def _working_directory(directory: str) -> tuple[BindMount, ...]:
 
 def run(state: LabState, target: ExecTarget, argv: Sequence[str], container: str = "") -> NoReturn:
     """Run a command with this process's terminal and files, and exit with its status. Raises LabError."""
+    try:
+        join_cgroup(target.cgroup)
+    except OSError as error:
+        raise LabError(f"control group {target.cgroup} cannot be entered: {error.strerror}") from error
     if target.pod is None:
         os.environ.setdefault("RES_OPTIONS", _RESOLVER)
         # `ip netns exec` also puts the namespace's own view of /sys in place.

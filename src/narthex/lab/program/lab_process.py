@@ -400,6 +400,7 @@ def _initial_state(parts: LabComponents, options: LabOptions, forks: ForkServer)
         name=parts.directory.name,
         mode=options.mode,
         overlay=options.overlay,
+        socket_load_balancing=options.socket_load_balancing,
         control_plane=str(options.control_plane or ""),
         kube_proxy=str(options.kube_proxy or ""),
         source=str(options.source or parts.directory.input),

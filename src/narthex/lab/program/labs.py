@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from narthex.lab import topology
-from narthex.lab.program import daemon
+from narthex.lab.program import daemon, node_cgroups
 from narthex.lab.program.node_client import healthy as is_node_healthy
 from narthex.lab.program.options import LabOptions
 from narthex.lab.program.state import LABS, PROGRAMS, LabError, LabState, StateDirectory, existing, remaining
@@ -272,6 +272,7 @@ def _remove(directory: StateDirectory, *, forget: bool = False) -> None:
         if not inside:
             break
         kill_processes(inside)
+    node_cgroups.remove(directory.name, namespaces)
     for namespace in namespaces:
         delete_namespace(namespace)
     shutil.rmtree(directory.path, ignore_errors=True)
@@ -330,6 +331,8 @@ def _check_programs(directory: StateDirectory, options: LabOptions, *, keep: boo
             raise LabError("the objects of an external control plane are not kept: use another --name, without --keep")
         check_programs(options.control_plane)
     kube_proxy = options.kube_proxy
+    if options.socket_load_balancing:
+        node_cgroups.check(options.mode, kube_proxy=kube_proxy is not None)
     if kube_proxy is not None and not (kube_proxy.is_file() and os.access(kube_proxy, os.X_OK)):
         raise LabError(f"{kube_proxy} is not a program: name an executable kube-proxy of an official release")
 

@@ -11,6 +11,7 @@ import msgspec
 from narthex.cni.program.install import install
 from narthex.cni.program.runtime import NetworkConfigList, Runtime, RuntimeConf, read_network
 from narthex.lab import topology
+from narthex.lab.program.node_cgroups import node_cgroup
 from narthex.lab.program.state import StateDirectory
 from narthex.lab.topology import NETWORK, LabNode, Wiring
 from narthex.linux.links import ip_batch, set_sysctls
@@ -42,8 +43,10 @@ def make_network(lab: str, nodes: tuple[LabNode, ...], overlay: str) -> None:
 class PodNetwork:
     """Attaches pods to their nodes' networks. Pods of different nodes may be handled in parallel."""
 
-    def __init__(self, directory: StateDirectory, nodes: tuple[LabNode, ...]) -> None:
+    def __init__(self, directory: StateDirectory, nodes: tuple[LabNode, ...], *, in_cgroups: bool = False) -> None:
+        """Attach pods to nodes. `in_cgroups` says that each node has a control group."""
         self._directory = directory
+        self._in_cgroups = in_cgroups
         self._nodes = {node.name: node for node in nodes}
         self._networks: dict[str, NetworkConfigList] = {}
 
@@ -58,6 +61,10 @@ class PodNetwork:
         if pod["spec"].get("hostNetwork"):
             return self._nodes[pod["spec"]["nodeName"]].namespace
         return topology.pod_namespace(self._directory.name, _key(pod))
+
+    def cgroup(self, pod: Mapping[str, Any]) -> str:
+        """Return the directory of the control group of a pod's programs; empty: that of the lab."""
+        return str(node_cgroup(self._directory.name, pod["spec"]["nodeName"])) if self._in_cgroups else ""
 
     def add(self, pod: Mapping[str, Any]) -> tuple[str, ...]:
         """Create the pod's network and return its addresses. Raises OSError, LinkError, or CniError and leaves nothing behind."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from narthex.lab.containers.cgroups import join_cgroup
 from narthex.lab.containers.container import JOBS
 from narthex.lab.containers.program import join_network
 from narthex.linux import module_process
@@ -58,6 +59,8 @@ class NodeStartRequest(msgspec.Struct, frozen=True):
     """Path of the log file."""
     arguments: tuple[str, ...]
     """Arguments of `narthex node`, or the program and its arguments."""
+    cgroup: str = ""
+    """Directory of the node's control group. Empty: that of the lab."""
 
 
 _START_REQUESTS = msgspec.json.Decoder(NodeStartRequest)
@@ -107,6 +110,7 @@ def _begin(control: socket.socket, message: bytes) -> NodeStartRequest:
     report_start(control)
     redirect_to_log(request.log)
     join_network(request.namespace)
+    join_cgroup(request.cgroup)
     os.chdir("/")
     return request
 

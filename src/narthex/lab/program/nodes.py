@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from narthex.lab import cluster, topology
+from narthex.lab.program import node_cgroups
 from narthex.lab.program.node_client import (
     BESIDE_HEALTH_PORT,
     BESIDE_METRICS_PORT,
@@ -50,6 +51,7 @@ class NodeProcesses:
         self._nodes = nodes
         self._mode = options.mode
         self._overlay = options.overlay
+        self._sockets = options.socket_load_balancing
         self._kube_proxy = options.kube_proxy
         self._forks = forks
         self._announce = False
@@ -79,7 +81,8 @@ class NodeProcesses:
             arguments = ("--hostname-override", node.name, "--config", str(paths.configuration))
             log = self._directory.logs / f"{node.name}.log"
             log.touch(mode=0o600)
-            self._start_requests[node.name] = NodeStartRequest(node.namespace, str(log), arguments)
+            cgroup = str(node_cgroups.create(self._directory.name, node.name)) if self._sockets else ""
+            self._start_requests[node.name] = NodeStartRequest(node.namespace, str(log), arguments, cgroup)
             self._start(node.name)
             if self._kube_proxy is not None:
                 paths.kube_proxy.write_bytes(_documents([self.proxy_configuration(announce=announce)]))
@@ -262,7 +265,7 @@ class NodeProcesses:
 
     def _configuration(self, node: LabNode, announce: bool) -> list[dict[str, Any]]:
         paths = self._directory.node(node.name)
-        own = {
+        own: dict[str, Any] = {
             "apiVersion": "narthex/v1alpha1",
             "kind": "NarthexConfiguration",
             "parts": {
@@ -280,6 +283,9 @@ class NodeProcesses:
             },
             "overlay": {"netConf": str(self._directory.net_conf), "subnetFile": str(paths.subnet_file)},
         }
+        if self._sockets:
+            own["socketLoadBalancing"] = True
+            own["socketLoadBalancingCgroup"] = str(node_cgroups.node_cgroup(self._directory.name, node.name))
         if announce:
             own["announcer"] = {"keyFile": str(self._directory.announcer_key)}
         proxy = self.proxy_configuration(announce=announce)

@@ -21,6 +21,8 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Proxy mode of the nodes."""
     overlay: str = NONE
     """One of OVERLAYS."""
+    socket_load_balancing: bool = False
+    """Nodes send sockets to endpoints when they connect. Each node has a control group of its own."""
     pools: Sequence[str] = ()
     """Address ranges for load balancers, in addition to the pools among the manifests."""
     images: Sequence[str] = ()

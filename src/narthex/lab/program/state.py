@@ -118,6 +118,8 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     overlay: str = NONE
     """How pods of other nodes are reached: one of OVERLAYS."""
+    socket_load_balancing: bool = False
+    """Nodes send sockets to endpoints when they connect."""
     control_plane: str = ""
     """Directory of the programs of an external control plane; empty: the lab's own."""
     kube_proxy: str = ""

@@ -23,13 +23,20 @@ def is_bpf_file_system(path: Path) -> bool:
 
 
 def mount_bpf_file_system(path: Path) -> None:
-    """Mount a BPF file system, if the directory is not inside one. Raises OSError."""
-    if is_bpf_file_system(path):
-        return
+    """Create a directory inside a BPF file system, and mount one if there is none. Raises OSError.
+
+    Where a file system is mounted above the directory already, it is used: a container sees the pins of the machine there,
+    and they outlive it.
+    """
+    there = next(each for each in (path, *path.parents) if each.exists())
+    if not is_bpf_file_system(there):
+        # No directory can be created in sysfs, which has the usual one.
+        place = DEFAULT_MOUNT if path.is_relative_to(DEFAULT_MOUNT) else path
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _libc.mount(b"bpf", os.fsencode(place), b"bpf", None, b"mode=0700") != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"cannot mount a BPF file system at {place}: {os.strerror(number)}")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if _libc.mount(b"bpf", os.fsencode(path), b"bpf", None, b"mode=0700") != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"cannot mount a BPF file system at {path}: {os.strerror(number)}")
 
 
 def unmount(path: Path) -> None:

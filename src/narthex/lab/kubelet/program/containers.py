@@ -153,6 +153,7 @@ def program_in_pod(
         executable=executable,
         environment=known,
         network_namespace=deps.network.namespace(pod),
+        cgroup=deps.network.cgroup(pod),
         hostname=hostname(pod),
         shows=(*deps.images.find(spec).files, *deps.files.mounts(pod, spec)),
         capabilities=capabilities_of(_security_of(pod, spec).get("capabilities") or {}),
