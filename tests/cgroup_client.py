@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from narthex.linux.cgroups import cgroup_mount, create_cgroup, move_process, remove_cgroup
+from narthex.linux.cgroups import cgroup_mount, cgroup_of, create_cgroup, move_process, remove_cgroup
 from narthex.linux.namespaces import in_namespace
 
 _numbers = itertools.count()
@@ -114,3 +114,16 @@ def own_cgroup() -> Iterator[Path]:
         yield path
     finally:
         remove_cgroup(path)
+
+
+@contextmanager
+def in_own_cgroup() -> Iterator[Path]:
+    """Move this process into a cgroup of its own, to which the sockets belong that it makes."""
+    mount, held = cgroup_mount(), cgroup_of()
+    assert mount is not None and held is not None, "no cgroup v2 hierarchy is mounted"
+    with own_cgroup() as path:
+        move_process(path)
+        try:
+            yield path
+        finally:
+            move_process(mount / held.lstrip("/"))

@@ -8,8 +8,6 @@ from tests.lab.kernel.lab_cluster import eventually, narthex, running
 
 from narthex.lab.program import labs
 from narthex.lab.program.node_cgroups import node_cgroup
-from narthex.linux.bpf import unmount
-from narthex.linux.bpf.pins import DEFAULT_MOUNT, is_bpf_file_system
 from narthex.linux.cgroups import cgroup_mount, processes_in
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
@@ -58,14 +56,9 @@ spec:
 def lab(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sockets")
     (folder / "web.yaml").write_text(WEB)
-    mounted = is_bpf_file_system(DEFAULT_MOUNT)
-    try:
-        with running("sk", "--socket-load-balancing", directory=folder) as made:
-            yield made
-        assert not (cgroup_mount() / "narthex-lab" / made.name).exists()
-    finally:
-        if not mounted:
-            unmount(DEFAULT_MOUNT)
+    with running("sk", "--socket-load-balancing", directory=folder) as made:
+        yield made
+    assert not (cgroup_mount() / "narthex-lab" / made.name).exists()
 
 
 def tracked(lab, address):
@@ -153,17 +146,12 @@ def test_a_new_process_of_a_node_goes_on(lab):
 
 
 def test_pins_and_control_groups_go_with_the_lab(tmp_path):
-    mounted = is_bpf_file_system(DEFAULT_MOUNT)
-    try:
-        with running("sk1", "--socket-load-balancing", "--nodes", "1", directory=tmp_path) as made:
-            (node,) = made.lab.nodes
-            with in_namespace(node.namespace):
-                pins = PINS / f"netns-{netns_cookie()}"
-            assert pins.is_dir()
-        assert not pins.exists()
-    finally:
-        if not mounted:
-            unmount(DEFAULT_MOUNT)
+    with running("sk1", "--socket-load-balancing", "--nodes", "1", directory=tmp_path) as made:
+        (node,) = made.lab.nodes
+        with in_namespace(node.namespace):
+            pins = PINS / f"netns-{netns_cookie()}"
+        assert pins.is_dir()
+    assert not pins.exists()
 
 
 @pytest.mark.parametrize(

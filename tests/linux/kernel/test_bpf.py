@@ -3,6 +3,7 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -225,4 +226,20 @@ def test_a_directory_for_pins_is_made_in_the_file_system_that_is_mounted(tmp_pat
         assert mounts_below(tmp_path) == [str(tmp_path / "bpf")]
     finally:
         unmount(tmp_path / "bpf")
+    assert mounts_below(tmp_path) == []
+
+
+def test_processes_that_mount_at_the_same_time_mount_once(tmp_path):
+    """A second mount would hide what the first process has pinned."""
+    place = tmp_path / "bpf"
+    place.mkdir()
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(mount_bpf_file_system, [place] * 8))
+        assert mounts_below(tmp_path) == [str(place)]
+        assert len(mounts_below(tmp_path)) <= 8
+        mount_bpf_file_system(place)
+    finally:
+        for _ in mounts_below(tmp_path):
+            unmount(place)
     assert mounts_below(tmp_path) == []

@@ -6,13 +6,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
+from tests.cgroup_client import in_own_cgroup
 
 from narthex.linux.namespaces import in_namespace
 from narthex.linux.run import run
+from narthex.model import IPFamily
+from narthex.proxy.kernel.sockets import pinned_sockets, remove_pins
 from narthex.testing.kernel.world import Layout, Site, World
 from narthex.testing.load import ClientRoute, EchoEndpoints, until
 
@@ -31,6 +35,7 @@ CLUSTER_IP = {4: "10.110.0.1", 6: "fd6e::1"}
 NODE_IP = {4: "10.20.0.11", 6: "fd20::11"}
 CLUSTER_CIDR = "10.64.0.0/12,fd64::/48"
 PORT, NODE_PORT = 8080, 30080
+SOCKETS = "sockets"
 BEYOND, CLIENTS, CALLERS, SERVERS = range(4)
 
 
@@ -107,7 +112,11 @@ class SmallCluster:
     """A world, manifests in a directory, a proxy in the node's namespace. Use it in a `with` block."""
 
     def __init__(self, directory: Path, mode: str) -> None:
-        self.mode = mode
+        """`mode` is a proxy mode, or `sockets`: nftables with socket load balancing for sockets of this process."""
+        self.mode = "nftables" if mode == SOCKETS else mode
+        self.sockets = mode == SOCKETS
+        self._stack = ExitStack()
+        self._configuration = directory / "config.yaml"
         self.world = World(layout())
         self.answers = EchoEndpoints()
         self.manifests = directory / "manifests"
@@ -119,10 +128,36 @@ class SmallCluster:
     def __enter__(self) -> "SmallCluster":
         self.world.__enter__()
         self.answers.__enter__()
+        if self.sockets:
+            self._enter_cgroup()
         return self
+
+    def _enter_cgroup(self) -> None:
+        """Move this process into a cgroup of its own, whose sockets the proxy balances."""
+        cgroup = self._stack.enter_context(in_own_cgroup())
+        own = {"apiVersion": "narthex/v1alpha1", "kind": "NarthexConfiguration", "socketLoadBalancing": True}
+        proxy = {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration"}
+        documents = [
+            {**proxy, "mode": self.mode, "clusterCIDR": CLUSTER_CIDR},
+            {**own, "socketLoadBalancingCgroup": str(cgroup)},
+        ]
+        self._configuration.write_text(yaml.safe_dump_all(documents))
+        self._stack.callback(self._remove_pins)
+
+    def _remove_pins(self) -> None:
+        with in_namespace(self.world.node):
+            for family in IPFamily:
+                remove_pins(family)
+
+    @property
+    def sent_to_endpoints(self) -> int:
+        """How many connections programs have sent to an endpoint."""
+        with in_namespace(self.world.node):
+            return sum(sum(each.values()) for each in pinned_sockets().connections.values())
 
     def __exit__(self, *error: Any) -> None:
         self.kill()
+        self._stack.close()
         self.answers.__exit__(*error)
         self.world.__exit__(*error)
 
@@ -173,8 +208,12 @@ class SmallCluster:
     def start(self, *flags: str) -> "SmallCluster":
         """Start the proxy with a log of its own."""
         argv = [sys.executable, "-m", "narthex", "proxy", "--manifests", str(self.manifests), "-v4"]
-        argv += ["--hostname-override", "worker-a", "--proxy-mode", self.mode]
-        argv += ["--cluster-cidr", CLUSTER_CIDR, *flags]
+        argv += ["--hostname-override", "worker-a"]
+        if self.sockets:
+            argv += ["--config", str(self._configuration)]
+        else:
+            argv += ["--proxy-mode", self.mode, "--cluster-cidr", CLUSTER_CIDR]
+        argv += flags
         environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
         with self.log_path.open("wb") as log, in_namespace(self.world.node):
             self.process = subprocess.Popen(argv, stderr=log, stdin=subprocess.DEVNULL, env=environment)

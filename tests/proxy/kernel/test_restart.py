@@ -3,14 +3,14 @@
 import random
 
 import pytest
-from tests.proxy.kernel.small_cluster import HERE, THERE, SmallCluster, service, slices
+from tests.proxy.kernel.small_cluster import HERE, SOCKETS, THERE, SmallCluster, service, slices
 
 from narthex.linux.nfnetlink import NfNetlink
 from narthex.testing.load import Load
 
 pytestmark = [pytest.mark.kernel, pytest.mark.row("21.16", "21.20", "30.15")]
 
-MODES = ("nftables", "iptables")
+MODES = ("nftables", "iptables", SOCKETS)
 HELD = 200
 ENDPOINTS = [HERE[4][0], THERE[4][0], HERE[6][0], THERE[6][0]]
 QUIET = {"nothing to write", "wrote settings only"}
@@ -31,12 +31,14 @@ def load(cluster):
     made.close()
 
 
-def settled(load):
+def settled(load, cluster):
     """All that is held still works, and nothing failed or was lost on the way."""
     load.exchange()
     assert load.failures == []
     assert len(load.held) == HELD
     assert load.resent == 0, "new connections lost packets"
+    if cluster.sockets:
+        assert cluster.sent_to_endpoints > load.made // 4, "programs chose no endpoints for the pod's sockets"
 
 
 def test_kill_and_restart_without_harm(cluster, load):
@@ -54,7 +56,7 @@ def test_kill_and_restart_without_harm(cluster, load):
         made = load.made
         cluster.wait(lambda: load.made > made + 20, "new connections after the restart")
         cluster.wait(lambda: set(load.endpoints) == ends, "an answer of each endpoint")
-    settled(load)
+    settled(load, cluster)
     assert cluster.rules(handles=True) == before
     assert netlink.generation() == generation, "a restart without a change makes no transaction at all"
     assert len(cluster.wrote()) >= 2 and set(cluster.wrote()) <= QUIET, cluster.wrote()
@@ -75,7 +77,7 @@ def test_a_restart_writes_only_the_difference(cluster, load):
         cluster.put("web", service(), *slices(dict.fromkeys([*ENDPOINTS, added], "ready")))
         cluster.start().ready()
         cluster.wait(lambda: load.endpoints[f"{added}:8080"] > 0, "the endpoint that came while the proxy was down")
-    settled(load)
+    settled(load, cluster)
     ipv4 = next(line for line in cluster.log.splitlines() if "synced IPv4" in line)
     ipv6 = next(line for line in cluster.log.splitlines() if "synced IPv6" in line)
     assert ipv6.rpartition("; ")[2] in QUIET, ipv6
@@ -103,7 +105,7 @@ def test_killed_in_the_middle_of_its_work(cluster, load):
             cluster.start()
         cluster.ready()
         cluster.synced(spare[0] if spare[0] in chosen else ENDPOINTS[0])
-    settled(load)
+    settled(load, cluster)
     cluster.kill()
     cluster.start().ready()
     assert set(cluster.wrote()) <= QUIET, cluster.wrote()

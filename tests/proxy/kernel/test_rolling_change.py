@@ -2,13 +2,13 @@
 
 import pytest
 from tests.proxy.kernel.rollout import Deployment, name_of
-from tests.proxy.kernel.small_cluster import HERE, THERE, SmallCluster
+from tests.proxy.kernel.small_cluster import HERE, SOCKETS, THERE, SmallCluster
 
 from narthex.testing.load import Load
 
 pytestmark = [pytest.mark.kernel, pytest.mark.row("3.2", "3.3", "3.8", "3.11", "30.13")]
 
-MODES = ("nftables", "iptables")
+MODES = ("nftables", "iptables", SOCKETS)
 HELD = 60
 
 
@@ -34,11 +34,13 @@ def began(cluster, load, **spec):
     return deployment
 
 
-def settled(load):
+def settled(load, cluster):
     load.exchange()
     assert load.failures == []
     assert len(load.held) == HELD
     assert load.resent == 0, "new connections lost packets"
+    if cluster.sockets:
+        assert cluster.sent_to_endpoints > load.made // 4, "programs chose no endpoints for the pod's sockets"
 
 
 def test_three_endpoints_replaced_one_after_another(cluster, load):
@@ -51,7 +53,7 @@ def test_three_endpoints_replaced_one_after_another(cluster, load):
             deployment.terminate(*leaving)
             load.exchange()
             deployment.remove(*leaving)
-    settled(load)
+    settled(load, cluster)
     assert {line.endpoint for line in load.held} <= {name_of(address) for pair in new for address in pair}
 
 
@@ -63,7 +65,7 @@ def test_scaled_from_three_to_one_and_back(cluster, load):
         deployment.remove(*gone)
         assert {line.endpoint for line in load.held} == {name_of(HERE[4][1]), name_of(HERE[6][1])}
         deployment.add(*gone)
-    settled(load)
+    settled(load, cluster)
 
 
 def test_the_last_ones_serve_while_they_terminate(cluster, load):
@@ -81,6 +83,6 @@ def test_the_last_ones_serve_while_they_terminate(cluster, load):
         deployment.publish()
         made = load.made
         cluster.wait(lambda: load.made > made + 100, "more load")
-    settled(load)
+    settled(load, cluster)
     assert outside.failures == [] and outside.resent == 0
     assert set(outside.endpoints) == set(map(name_of, here))

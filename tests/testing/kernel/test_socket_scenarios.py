@@ -3,12 +3,11 @@
 from contextlib import ExitStack
 
 import pytest
-from tests.cgroup_client import own_cgroup
+from tests.cgroup_client import in_own_cgroup
 from tests.socket_scenarios import MODE, plans_of, socket_flows
 from tests.testing.test_socket_scenarios import CASES
 
 from narthex.linux.bpf import mount_bpf_file_system, unmount
-from narthex.linux.cgroups import cgroup_mount, cgroup_of, move_process
 from narthex.linux.namespaces import in_namespace
 from narthex.model import IPFamily
 from narthex.proxy.backends.sockets.rows import SocketRows
@@ -20,15 +19,6 @@ from narthex.testing.kernel.world import World, lay_out
 from narthex.testing.setting import families_of
 
 pytestmark = pytest.mark.kernel
-
-
-def in_cgroup(stack):
-    """Move this process into a cgroup of its own until the stack closes; sockets belong to the cgroup they are made in."""
-    home = cgroup_mount() / cgroup_of().lstrip("/")
-    path = stack.enter_context(own_cgroup())
-    move_process(path)
-    stack.callback(move_process, home)
-    return path
 
 
 def balance(stack, scenario, namespace, cgroup, pins):
@@ -56,7 +46,7 @@ def test_kernel_does_what_the_scenario_says(scenario, tmp_path):
     families = families_of(flows)
     with ExitStack() as stack:
         world = stack.enter_context(World(lay_out(scenario, tuple(flows))))
-        cgroup = in_cgroup(stack)
+        cgroup = stack.enter_context(in_own_cgroup())
         protocols = sorted({flow.protocol for flow in flows}, key=lambda protocol: protocol.number)
         ears = stack.enter_context(PacketListeners(families, protocols))
         listen(scenario, world, ears)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 from pathlib import Path
 
@@ -33,10 +34,22 @@ def mount_bpf_file_system(path: Path) -> None:
         # No directory can be created in sysfs, which has the usual one.
         place = DEFAULT_MOUNT if path.is_relative_to(DEFAULT_MOUNT) else path
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _mount(place)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _mount(place: Path) -> None:
+    """Mount a BPF file system, unless another process does at the same time: its pins would be hidden. Raises OSError."""
+    directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        if is_bpf_file_system(place):
+            return
         if _libc.mount(b"bpf", os.fsencode(place), b"bpf", None, b"mode=0700") != 0:
             number = ctypes.get_errno()
             raise OSError(number, f"cannot mount a BPF file system at {place}: {os.strerror(number)}")
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    finally:
+        os.close(directory)
 
 
 def unmount(path: Path) -> None:
