@@ -16,7 +16,7 @@ from narthex.linux.namespaces import in_namespace
 _numbers = itertools.count()
 
 _PROGRAM = r"""
-import json, socket, sys
+import json, socket, sys, threading
 
 def run(kind, address, port, source="", mapped=False, datagrams=1, held=False):
     family = socket.AF_INET6 if ":" in address or mapped else socket.AF_INET
@@ -58,11 +58,35 @@ def hold(kind):
         alive += sock.recv(100) == b"!"
     return {"alive": alive}
 
-kept = []
+def connect_without_pause(address, port, every):
+    # Holds every so many connections open.
+    number = 0
+    while going:
+        try:
+            run("tcp", address, port, held=number % every == 0)
+            traffic["held"] += number % every == 0
+        except OSError as error:
+            traffic["failed"].append(error.errno)
+        number += 1
+        traffic["made"] = number
+
+def begin(kind, **order):
+    traffic.update(made=0, held=0, failed=[])
+    going.append(threading.Thread(target=connect_without_pause, kwargs=order))
+    going[0].start()
+    return {}
+
+def end(kind):
+    thread = going.pop()
+    thread.join()
+    return traffic
+
+kept, going, traffic = [], [], {}
+ORDERS = {"alive": hold, "begin": begin, "made": lambda kind: traffic, "end": end}
 for line in sys.stdin:
     order = json.loads(line)
     try:
-        said = hold(**order) if order["kind"] == "alive" else run(**order)
+        said = ORDERS.get(order["kind"], run)(**order)
     except OSError as error:
         said = {"errno": error.errno}
     print(json.dumps(said), flush=True)

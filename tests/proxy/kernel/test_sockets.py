@@ -3,10 +3,11 @@
 import errno
 import itertools
 import os
+import selectors
 import socket
 import threading
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 from tests.cgroup_client import cgroup_client, own_cgroup
@@ -69,27 +70,38 @@ def serve(kind, address, stop):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, kind)
     sock.bind((address, 8080 if kind == socket.SOCK_STREAM else 8053))
-    sock.settimeout(0.2)
     if kind == socket.SOCK_STREAM:
         sock.listen(64)
+    selector = selectors.DefaultSelector()
+    selector.register(sock, selectors.EVENT_READ)
 
-    def talk(peer):
-        with peer:
-            peer.sendall(address.encode())
-            while data := peer.recv(100):
-                peer.sendall(data)
+    def receive():
+        if kind == socket.SOCK_DGRAM:
+            sock.sendto(address.encode(), sock.recvfrom(100)[1])
+            return
+        peer = sock.accept()[0]
+        peer.sendall(address.encode())
+        selector.register(peer, selectors.EVENT_READ)
+
+    def echo(peer):
+        data = b""
+        with suppress(ConnectionError):
+            data = peer.recv(100)
+            peer.sendall(data)
+        if not data:
+            selector.unregister(peer)
+            peer.close()
 
     def loop():
-        with sock:
-            while not stop.is_set():
-                try:
-                    if kind == socket.SOCK_STREAM:
-                        threading.Thread(target=talk, args=(sock.accept()[0],), daemon=True).start()
-                    else:
-                        _, sender = sock.recvfrom(100)
-                        sock.sendto(address.encode(), sender)
-                except TimeoutError:
-                    continue
+        while not stop.is_set():
+            for key, _ in selector.select(0.2):
+                if key.fileobj is sock:
+                    receive()
+                else:
+                    echo(key.fileobj)
+        for key in list(selector.get_map().values()):
+            key.fileobj.close()
+        selector.close()
 
     thread = threading.Thread(target=loop, daemon=True)
     thread.start()
