@@ -205,16 +205,16 @@ class SmallCluster:
 
     # ---- the proxy -------------------------------------------------------------------------------------------------
 
-    def start(self, *flags: str) -> "SmallCluster":
-        """Start the proxy with a log of its own."""
+    def start(self, *flags: str, program: tuple[str, ...] = ()) -> "SmallCluster":
+        """Start the proxy with a log of its own. `program` is one that starts it, such as `setpriv` with options."""
         argv = [sys.executable, "-m", "narthex", "proxy", "--manifests", str(self.manifests), "-v4"]
         argv += ["--hostname-override", "worker-a"]
         if self.sockets:
             argv += ["--config", str(self._configuration)]
         else:
             argv += ["--proxy-mode", self.mode, "--cluster-cidr", CLUSTER_CIDR]
-        argv += flags
-        environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+        argv = [*program, *argv, *flags]
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE), "CONFIG": str(self._configuration)}
         with self.log_path.open("wb") as log, in_namespace(self.world.node):
             self.process = subprocess.Popen(argv, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         return self
