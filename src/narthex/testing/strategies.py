@@ -6,6 +6,7 @@ pods talk to themselves. Over one address plan with `build`.
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import strategies as st
 
 from narthex.model import (
@@ -134,6 +135,50 @@ def events(draw: st.DrawFn) -> Event:
         return Delete(type(obj).__name__, obj.key)
     return Upsert(obj)
 
+
+@st.composite
+def served_services(draw: st.DrawFn) -> tuple[Event, ...]:
+    """Draw a Service together with endpoints for all of its ports, most of which are ready."""
+    made = msgspec.structs.replace(
+        draw(services()), labels=(), type=draw(st.sampled_from(["ClusterIP", "NodePort", "LoadBalancer"]))
+    )
+    ports = tuple(
+        EndpointPort(name=port.name, protocol=port.protocol, port=draw(st.sampled_from([8080, 9090])))
+        for port in made.ports
+    )
+    found: list[Event] = [Upsert(made)]
+    for family in made.ip_families:
+        addresses = draw(st.lists(st.sampled_from(PODS[family]), min_size=1, max_size=4, unique=True))
+        endpoints = tuple(
+            SliceEndpoint(
+                address=address,
+                ready=draw(st.integers(0, 3)) > 0,
+                serving=True,
+                terminating=draw(st.integers(0, 3)) == 0,
+                node_name=draw(st.sampled_from([NODE, "worker-b"])),
+            )
+            for address in addresses
+        )
+        name = f"{made.name}-{family.value}"
+        found.append(
+            Upsert(
+                EndpointSlice(
+                    namespace=made.namespace,
+                    name=name,
+                    service_name=made.name,
+                    family=family,
+                    ports=ports,
+                    endpoints=endpoints,
+                )
+            )
+        )
+    return tuple(found)
+
+
+changes: st.SearchStrategy[list[Event]] = st.lists(
+    st.one_of(events().map(lambda event: (event,)), served_services(), served_services()), max_size=4
+).map(lambda parts: [event for part in parts for event in part])
+"""Events of one turn: whole Services with endpoints, and single objects that may fit or not."""
 
 configs = st.builds(
     NodeConfig,

@@ -100,3 +100,21 @@ def test_recvmsg_is_for_datagrams_only(sockets):
     asked = msgspec.structs.replace(sock, protocol=Protocol.UDP)
 
     assert sockets.receive(asked, *end) == SocketAnswer(*end)
+
+
+def test_services_that_share_decisions_and_not_the_balancing():
+    """What one Service port means is no answer for another one that selects its endpoints by a hash."""
+    maglev = (("narthex.dev/load-balancing", "maglev"),)
+    objects = []
+    for name, address, annotations in (
+        ("one", "10.96.0.1", ()),
+        ("two", "10.96.0.2", maglev),
+        ("three", "10.96.0.3", ()),
+    ):
+        objects.append(msgspec.structs.replace(service(f"shop/{name}", address), annotations=annotations))
+        objects.append(endpoint_slice(f"shop/{name}", endpoint(POD[IPFamily.IPV4])))
+    made, sockets = plan(*objects), SimulatedSockets()
+    sockets.apply(IPFamily.IPV4, SocketRows(IPFamily.IPV4).advance(made))
+    reached = [sockets.connect(SimulatedSocket(), f"10.96.0.{number}", 80).address for number in (1, 2, 3)]
+
+    assert reached == [POD[IPFamily.IPV4], "10.96.0.2", POD[IPFamily.IPV4]]

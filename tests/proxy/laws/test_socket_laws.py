@@ -1,17 +1,23 @@
 """Laws of socket load balancing over random clusters and changes: the plan and the interpreted programs agree."""
 
+import itertools
+from collections import Counter
+
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narthex.model import Protocol
+from narthex.model import Disposition, Host, Packet, Protocol, family_of
 from narthex.model.store import Store
+from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.sockets.rows import SocketRows
 from narthex.proxy.backends.sockets.walk import SimulatedSocket, SimulatedSockets, SocketAnswer
-from narthex.proxy.plan.ir import Reject, Sender
+from narthex.proxy.plan.ir import Balancing, Reject, Sender
 from narthex.proxy.plan.planner import Planner
-from narthex.proxy.plan.sockets import SocketForward, socket_decision
+from narthex.proxy.plan.sockets import LeftToRules, SocketDeviation, SocketForward, deviation, socket_decision
 from narthex.testing import strategies as some
+from narthex.testing.build import NODE_IPS
+from narthex.trace.evaluate import evaluate, find_frontend
 
 
 def planned(config, family, turns):
@@ -74,7 +80,7 @@ def assert_counted(rows, sockets, family):
     assert (rows.frontend_count, rows.slot_count) == (len(kernel.frontends), len(kernel.slots))
 
 
-turns = st.lists(st.lists(some.events(), max_size=6), min_size=1, max_size=5)
+turns = st.lists(some.changes, min_size=1, max_size=4)
 
 
 @settings(max_examples=60)
@@ -124,3 +130,87 @@ def test_a_write_that_was_torn_is_repaired(config, family, turns, data):
         rows = SocketRows(family, sockets.rows(family))
         sockets.apply(family, rows.advance(plan))
         check(plan, sockets)
+
+
+# ---- exactly the declared differences ------------------------------------------------------------------------------
+
+HOST = Host(addresses=NODE_IPS)
+MODE = BACKENDS["nftables"]
+
+
+def holds(reason, packet, place, ends):
+    """Return True if a reason to leave a connection to the rules is true, by other means than the decision."""
+    if place is None:
+        return reason is LeftToRules.NO_FRONTEND
+    service, front = place
+    return {
+        LeftToRules.HASHING: service.balancing is Balancing.MAGLEV,
+        LeftToRules.AFFINITY: service.affinity_seconds is not None,
+        LeftToRules.SOURCE_RANGES: front.allow_from is not None,
+        LeftToRules.MASQUERADE: any(masqueraded for _, _, masqueraded in ends),
+        LeftToRules.DROP: {end for end, _, _ in ends} == {Disposition.DROPPED},
+        LeftToRules.PROTOCOL: packet.protocol is Protocol.SCTP,
+        LeftToRules.NODE_PORT: front.address is None,
+        LeftToRules.NO_FRONTEND: False,
+    }[reason]
+
+
+def check_packet(plan, sockets, packet):
+    """Compare a bound socket with the specification of its packets; return what was met."""
+    sock = SimulatedSocket(protocol=packet.protocol, in_node=packet.from_host, source=packet.source)
+    answers = {sockets.connect(sock, packet.destination, packet.port, draw) for draw in range(6)}
+    ends = evaluate(plan, packet, HOST, MODE.deviations).ends().keys()
+    place = find_frontend(plan, packet, HOST)
+    sender = Sender.NODE if packet.from_host else Sender.POD
+    decision = socket_decision(plan, *place, sender) if place else LeftToRules.NO_FRONTEND
+    if isinstance(decision, SocketForward) and decision.unbound_only:
+        decision = LeftToRules.MASQUERADE
+    if isinstance(decision, LeftToRules):
+        assert answers == {SocketAnswer(packet.destination, packet.port)}
+        assert holds(decision, packet, place, ends), (packet, decision, ends)
+        return [decision]
+    if isinstance(decision, Reject):
+        assert answers == {SocketAnswer(packet.destination, packet.port, refused=True)}
+        assert {end for end, _, _ in ends} == {Disposition.REJECTED}
+        return [Reject]
+    reached = {(answer.address, answer.port) for answer in answers}
+    differing = {end for end in reached if (Disposition.DELIVERED, end, False) not in ends}
+    declared = {deviation(plan, decision, sender, packet.source, address) for address, _ in differing}
+    assert None not in declared, (packet, differing, ends)
+    if SocketDeviation.NAMESPACE_IS_SENDER not in declared:
+        assert reached == {end for _, end, _ in ends}
+    return [SocketForward, *declared]
+
+
+def packets_here(plan, family):
+    """Yield packets to all frontends, and to others, that sockets of the node and of its pods can send."""
+    places = [
+        (front.address, front.protocol, front.port) for each in plan.services.values() for front in each.frontends
+    ]
+    node = next(ip for ip in NODE_IPS if family_of(ip) is family)
+    others = [(some.CLUSTER_IPS[family][0], Protocol.TCP, 8080)]
+    sources = itertools.cycle((*some.CLIENTS[family][1:3], *some.PODS[family][:3]))
+    for address, protocol, port in places + others:
+        target = {"destination": address or node, "protocol": protocol, "port": port}
+        yield Packet(source=node, from_host=True, **target)
+        source = next(sources)
+        known = [iif for iif in ("cni0", "veth1") if not plan.pods.enabled or plan.pods.matches(source, iif)]
+        # Where pods are known by their addresses, one of other networks on the node counts as a pod, too.
+        for iif in known[:1] or ["cni0"]:
+            yield Packet(source=source, iif=iif, **target)
+
+
+def test_what_sockets_do_otherwise_than_the_plan_is_exactly_what_is_declared():
+    met = Counter()
+
+    @settings(max_examples=60)
+    @given(some.configs, some.families, turns)
+    def law(config, family, turns):
+        rows, sockets = SocketRows(family), SimulatedSockets()
+        for plan in planned(config, family, turns):
+            sockets.apply(family, rows.advance(plan))
+            for packet in packets_here(plan, family):
+                met.update(check_packet(plan, sockets, packet))
+
+    law()
+    assert {*LeftToRules, SocketForward, Reject} <= met.keys(), met

@@ -168,7 +168,7 @@ class SocketRows:
                 # Always left to the rules.
                 continue
             # Few decisions exist, and plans share them: those that are the same object need no second thought.
-            shared = id(front.pod), id(front.node), id(front.other), front.protocol, affinity
+            shared = id(front.pod), id(front.node), id(front.other), front.protocol, affinity, service.balancing
             held = self._actions.get(shared)
             if held is None:
                 if len(self._actions) >= _REMEMBERED_ACTIONS:
