@@ -50,8 +50,8 @@ class SocketWorld:
         self.cgroup, self.pins, self.node, self.pod = cgroup, pins, node, pod
         self.accelerators = []
 
-    def accelerator(self):
-        with in_namespace(self.node):
+    def accelerator(self, node=None):
+        with in_namespace(node or self.node):
             made = SocketAccelerator(str(self.cgroup), self.pins)
         self.accelerators.append(made)
         return made
@@ -65,11 +65,11 @@ class SocketWorld:
         return frozenset().union(*(pinned_names(each) for each in self.pins.iterdir() if each.is_dir()))
 
 
-def serve(kind, address, stop):
+def serve(kind, address, stop, port=None):
     """Answer with the address, at a TCP or UDP port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, kind)
-    sock.bind((address, 8080 if kind == socket.SOCK_STREAM else 8053))
+    sock.bind((address, port or (8080 if kind == socket.SOCK_STREAM else 8053)))
     if kind == socket.SOCK_STREAM:
         sock.listen(64)
     selector = selectors.DefaultSelector()
@@ -109,6 +109,24 @@ def serve(kind, address, stop):
 
 
 @contextmanager
+def serve_places(namespace, addresses, ports):
+    """Answer at more addresses of a namespace, by TCP and UDP."""
+    stop, threads = threading.Event(), []
+    for address in addresses:
+        flags = ["nodad"] if ":" in address else []
+        run(["ip", "address", "add", address, "dev", "lo", *flags], namespace=namespace)
+    with in_namespace(namespace):
+        for address, port in itertools.product(addresses, ports):
+            threads += [serve(kind, address, stop, port) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM)]
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@contextmanager
 def socket_world(tmp_path):
     names = [f"nxt-{os.getpid()}-{next(_numbers)}-{part}" for part in ("node", "pod")]
     stop = threading.Event()
@@ -130,9 +148,10 @@ def socket_world(tmp_path):
             finally:
                 for accelerator in world.accelerators:
                     accelerator.close()
-                with in_namespace(names[0]):
-                    for family in IPFamily:
-                        remove_pins(family, world.pins)
+                for name in names:
+                    with in_namespace(name):
+                        for family in IPFamily:
+                            remove_pins(family, world.pins)
     finally:
         stop.set()
         for thread in threads:
