@@ -1,0 +1,199 @@
+"""Classes of packets, grouped until each group is one line: by frontend and senders, then by Service, then over Services."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from narthex.netfilter.sets.space import DADDR, LINK, SADDR, SPORT, Box, PacketSpace
+from narthex.proxy.plan.ir import FrontendKind
+from narthex.trace.proof.describe import addresses_text
+from narthex.trace.proof.named_frontends import FrontendName, NamedFrontends
+from narthex.trace.proof.outcomes import ClassOutcome
+from narthex.trace.proof.packet_source import packets_in
+from narthex.trace.proof.sender_sets import SenderSets, joined
+
+Effect = tuple[ClassOutcome, ...]
+"""One outcome, or the outcomes before and after a change."""
+_FEW = 3
+"""Frontends and Services that are named."""
+ITSELF = "endpoints to themselves"
+
+
+class ClassLine(NamedTuple):
+    """Classes that have one description."""
+
+    senders: str
+    services: tuple[str, ...]
+    """The Service ports; empty for packets without a frontend, and for frontends without a name."""
+    frontends: tuple[FrontendName, ...]
+    place: str
+    """What packets without a frontend are sent to."""
+    text: str
+    """What happens to them."""
+    effect: Effect
+    """That of the first class."""
+    hairpin: tuple[str, ...]
+    """Endpoints whose own packets, sent to the Service and from there back to them, are masqueraded, unlike those of others."""
+    boxes: tuple[Box, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of packets."""
+        return sum(map(packets_in, self.boxes))
+
+    @property
+    def destination(self) -> str:
+        """`shop/web:http's cluster IP 10.96.0.5:80/TCP` and the like."""
+        if not self.frontends:
+            return self.place
+        where = f" {self.place}" if self.place else ""
+        if len(self.services) > 1:
+            kinds = joined([f"{kind}s" for kind in dict.fromkeys(each.kind for each in self.frontends)])
+            more = [f"{len(self.services) - _FEW:,} more Service ports"] if len(self.services) > _FEW else []
+            return f"{kinds} of {joined([*self.services[:_FEW], *more])}{where}"
+        texts = [f"{each.kind} {each.at}" for each in self.frontends[:_FEW]]
+        if len(self.frontends) > _FEW:
+            texts.append(f"{len(self.frontends) - _FEW} more")
+        owner = f"{self.services[0]}'s " if self.services else ""
+        return f"{owner}{joined(texts)}{where}"
+
+    @property
+    def described(self) -> str:
+        """The whole line."""
+        way = "by way of" if self.senders == ITSELF else "to"
+        return f"{self.senders} {way} {self.destination}: {self.text}"
+
+
+_Key = tuple[FrontendName | None, str, Effect]
+"""A frontend, what else distinguishes destinations, and the effect."""
+
+
+class ClassGroups:
+    """Groups classes of packets by what happens to them."""
+
+    def __init__(
+        self,
+        space: PacketSpace,
+        senders: SenderSets,
+        frontends: NamedFrontends,
+        text_of: Callable[[Effect], str],
+        own_text: Callable[[Effect], str] | None = None,
+    ) -> None:
+        """Start without classes.
+
+        Args:
+            space: The space of the packets.
+            senders: The names of senders.
+            frontends: The names of destinations.
+            text_of: Returns an effect in words; groups with equal words are merged.
+            own_text: Returns in words what happens to packets of an endpoint to itself, if that alone differs from what
+                happens to others. Default: they are described as others are.
+        """
+        self._space, self._senders, self._frontends = space, senders, frontends
+        self._text_of, self._own_text = text_of, own_text
+        self._groups: dict[_Key, list[Box]] = {}
+        self._own: list[tuple[_Key, str, Box]] = []
+        self._hairpins: dict[_Key, set[str]] = {}
+        self._endpoints: dict[Effect, dict[int, str]] = {}
+
+    def add(self, box: Box, effect: Effect) -> None:
+        """Add a class: all packets of a box. Classes are disjoint."""
+        single = box[SADDR].single
+        own = self._addresses(effect).get(single, "") if single is not None else ""
+        for name, piece in self._frontends.split(box):
+            key = name, self._where(name, piece), effect
+            if own:
+                self._own.append((key, own, piece))
+            else:
+                self._groups.setdefault(key, []).append(piece)
+
+    def _where(self, name: FrontendName | None, piece: Box) -> str:
+        """Return the words that distinguish destinations without a frontend, and node ports on some of the node's addresses."""
+        if name is None:
+            return self._frontends.place(piece)
+        if name.kind != FrontendKind.NODE_PORT.value or not self._space.node - piece[DADDR]:
+            return ""
+        if not piece[DADDR] - self._space.loopback:
+            return "on loopback"
+        return f"on {addresses_text(self._space, piece[DADDR])}"
+
+    def _addresses(self, effect: Effect) -> dict[int, str]:
+        known = self._endpoints.get(effect)
+        if known is None:
+            texts = {each.endpoint[0] for outcome in effect for each in outcome.shares if each.endpoint[0]}
+            known = self._endpoints[effect] = {self._space.address(text): text for text in texts}
+        return known
+
+    def lines(self) -> list[ClassLine]:
+        """Return the groups, those of Services and large ones first."""
+        self._place_own()
+        merged: dict[tuple[str, str, str, str], list[tuple[_Key, list[Box]]]] = {}
+        for key, boxes in self._groups.items():
+            senders = self._senders.words([(box[SPORT], box[LINK], box[SADDR]) for box in boxes])
+            service = key[0].service or key[0].at if key[0] is not None else ""
+            merged.setdefault((senders, service, key[1], self._text_of(key[2])), []).append((key, boxes))
+        across: dict[tuple[str, tuple[str, ...], str, str], list[tuple[_Key, list[Box]]]] = {}
+        for (senders, _, where, text), found in merged.items():
+            kinds = tuple(sorted({key[0].kind for key, _ in found if key[0] is not None}))
+            across.setdefault((senders, kinds, where, text), []).extend(found)
+        lines = [self._line(senders, text, held) for (senders, _, _, text), held in across.items()]
+        return sorted(
+            [*lines, *self._own_lines()],
+            key=lambda line: (not line.frontends, -line.size, line.senders, line.services, line.text),
+        )
+
+    def _line(self, senders: str, text: str, found: list[tuple[_Key, list[Box]]]) -> ClassLine:
+        fronts = sorted({key[0] for key, _ in found if key[0] is not None})
+        hairpins = {address for key, _ in found for address in self._hairpins.get(key, ())}
+        return ClassLine(
+            senders=senders,
+            services=tuple(sorted({each.service for each in fronts if each.service})),
+            frontends=tuple(fronts),
+            place=found[0][0][1],
+            text=text,
+            effect=found[0][0][2],
+            hairpin=tuple(sorted(hairpins)),
+            boxes=tuple(box for _, boxes in found for box in boxes),
+        )
+
+    # ---- packets of an endpoint to itself ------------------------------------------------------------------------------------
+
+    def _place_own(self) -> None:
+        """Add the packets of endpoints to Services of theirs to the groups of other senders where only masquerading differs."""
+        pending, self._own = self._own, []
+        for key, address, box in pending:
+            fitting = next((other for other in self._like(key, address) if other in self._groups), None)
+            if fitting is None and self._own_text is not None and _only_own(key[2], address):
+                self._own.append((key, address, box))
+                continue
+            if fitting is not None and fitting != key:
+                self._hairpins.setdefault(fitting, set()).add(address)
+            self._groups.setdefault(fitting or key, []).append(box)
+
+    @staticmethod
+    def _like(key: _Key, address: str) -> Iterator[_Key]:
+        """Yield the key, and the key of other senders if this sender is masqueraded only because it is the endpoint itself."""
+        yield key
+        name, where, effect = key
+        flags = [outcome.own(address) for outcome in effect]
+        if {True} in [set(each) for each in flags] and not any(False in each for each in flags):
+            yield name, where, tuple(outcome.with_own(address, False) for outcome in effect)
+
+    def _own_lines(self) -> Collection[ClassLine]:
+        """Return the packets of endpoints to themselves for which masquerading alone changes, one line for each change."""
+        if self._own_text is None:
+            return ()
+        found: dict[str, list[tuple[_Key, list[Box]]]] = {}
+        for key, address, box in self._own:
+            own = tuple(
+                ClassOutcome(tuple(each for each in outcome.shares if each.endpoint[0] == address))
+                for outcome in key[2]
+            )
+            found.setdefault(self._own_text(own), []).append((key, [box]))
+        return [self._line(ITSELF, text, held) for text, held in found.items()]
+
+
+def _only_own(effect: Effect, address: str) -> bool:
+    """Return True if outcomes differ only in whether what goes to one address is masqueraded."""
+    return len({outcome.with_own(address, False) for outcome in effect}) == 1 and len(set(effect)) > 1
