@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from narthex.model import FAMILIES, Host, IPFamily, Snapshot, family_of
+from narthex.model import Host, IPFamily, Snapshot, family_of
 from narthex.netfilter.dump.dump import GapKind
 from narthex.netfilter.walk.losses import LossSigns
 from narthex.proxy.backends import BACKENDS
@@ -20,7 +20,7 @@ from narthex.trace.follow.views import LinkAddress, NodeRules, NodeView
 from narthex.trace.names import AddressNames
 from narthex.trace.node.view import RulesByFamily
 from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
-from narthex.trace.program.reports import SERVICE_LINKS, nodes_of, obstacles
+from narthex.trace.program.reports import SERVICE_LINKS, families_of_rules, nodes_of, obstacles
 from narthex.trace.proof.changes import MOST_LINES, ChangeReport, change_report, undecided_change
 from narthex.trace.proof.named_frontends import NamedFrontends
 from narthex.trace.proof.packet_source import PacketSource
@@ -140,7 +140,7 @@ def changes_between(
         most: The number of lines for each report; None for all.
     """
     found = []
-    for family in _families(before, after):
+    for family in families_of_rules((before, after)):
         one, other = (source_of_view(view, family, own) for view in (before, after))
         if not (one.decides and other.decides):
             found.append(undecided_change(before.node, one, other))
@@ -152,20 +152,6 @@ def changes_between(
         with without_collections():
             found.append(change_report(before.node, one, other, facts, name_frontends, most))
     return tuple(found)
-
-
-def _families(before: NodeView, after: NodeView) -> list[IPFamily]:
-    """Return the families of which a side has tables; IPv4 if there are none."""
-    held = [view.rules for view in (before, after) if view.rules is not None]
-    found = [
-        family
-        for family in FAMILIES
-        if any(
-            family in rules and any(table.family in (None, family) for table in rules[family].ruleset.tables)
-            for rules in held
-        )
-    ]
-    return found or [IPFamily.IPV4]
 
 
 def changes_of_modes(

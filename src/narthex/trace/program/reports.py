@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.model import Host, InputError, IPFamily, NamespacedName, Snapshot, family_of
+from narthex.model import FAMILIES, Host, InputError, IPFamily, NamespacedName, Snapshot, family_of
+from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.dump.dump import GapKind
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
@@ -19,6 +20,7 @@ from narthex.trace.program.bundle import gather, read_bundle
 from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
 from narthex.trace.proof.changes import ChangeReport
 from narthex.trace.proof.prove import ProofReport, prove, undecided
+from narthex.trace.query.answer import QueryReport
 from narthex.trace.reports.check import CheckReport, check
 from narthex.trace.reports.counting import CounterReading, Names, count
 from narthex.trace.reports.migration.changes import ModeSetup, compare, factors, serving
@@ -80,9 +82,24 @@ def _proof(plan: Plan, view: NodeView, host: Host, service: NamespacedName | Non
     reasons = obstacles(view, plan.family)
     if held is None or reasons:
         return undecided(plan, service, reasons)
-    tables = {table.name for table in held.ruleset.tables if table.family in (None, plan.family)}
-    mode = "nftables" if tables.intersection(_NFT_TABLES) else "iptables"
-    return prove(plan, held.ruleset, host, BACKENDS[mode].deviations, service)
+    return prove(plan, held.ruleset, host, BACKENDS[mode_of_rules(held.ruleset, plan.family)].deviations, service)
+
+
+def mode_of_rules(ruleset: Ruleset, family: IPFamily) -> str:
+    """Return the mode whose deviations apply to rules: nftables if a proxy's table is there, otherwise iptables."""
+    tables = {table.name for table in ruleset.tables if table.family in (None, family)}
+    return "nftables" if tables.intersection(_NFT_TABLES) else "iptables"
+
+
+def families_of_rules(views: Sequence[NodeView]) -> list[IPFamily]:
+    """Return the IP families for which a view has tables; IPv4 if there are none."""
+    held = [view.rules for view in views if view.rules is not None]
+    found = [
+        family
+        for family in FAMILIES
+        if any(table.family in (None, family) for rules in held for table in rules[family].ruleset.tables)
+    ]
+    return found or [IPFamily.IPV4]
 
 
 def obstacles(view: NodeView, family: IPFamily, tolerated: GapKind | None = None) -> tuple[str, ...]:
@@ -104,7 +121,7 @@ def obstacles(view: NodeView, family: IPFamily, tolerated: GapKind | None = None
     return tuple(reasons)
 
 
-def status(reports: Sequence[CheckReport | ProofReport | ChangeReport]) -> int:
+def status(reports: Sequence[CheckReport | ProofReport | ChangeReport | QueryReport]) -> int:
     """Return the exit status: 0 without differences, 1 with differences, 2 if it can't be decided."""
     every = {report.status for report in reports}
     return 1 if 1 in every else 2 if 2 in every or not every else 0

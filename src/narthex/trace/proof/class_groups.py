@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from narthex.netfilter.sets.space import DADDR, LINK, SADDR, SPORT, Box, PacketSpace
+from narthex.netfilter.sets.values import ValueSet
 from narthex.proxy.plan.ir import FrontendKind
 from narthex.trace.proof.describe import addresses_text
 from narthex.trace.proof.named_frontends import FrontendName, NamedFrontends
@@ -99,14 +100,32 @@ class ClassGroups:
 
     def add(self, box: Box, effect: Effect) -> None:
         """Add a class: all packets of a box. Classes are disjoint."""
-        single = box[SADDR].single
-        own = self._addresses(effect).get(single, "") if single is not None else ""
+        sources = box[SADDR]
+        for number, address in self._hidden(effect, sources):
+            one = ValueSet(((number, number),))
+            self._add((*box[:SADDR], one), effect, address)
+            sources = sources - one
+        if sources:
+            own = self._addresses(effect).get(sources.first, "") if sources.size == 1 else ""
+            self._add((*box[:SADDR], sources), effect, own)
+
+    def _add(self, box: Box, effect: Effect, own: str) -> None:
         for name, piece in self._frontends.split(box):
             key = name, self._where(name, piece), effect
             if own:
                 self._own.append((key, own, piece))
             else:
                 self._groups.setdefault(key, []).append(piece)
+
+    def _hidden(self, effect: Effect, sources: ValueSet) -> list[tuple[int, str]]:
+        """Return endpoints among many senders that may be masqueraded for another reason than the others: they meet themselves."""
+        if sources.size == 1:
+            return []
+        return [
+            (number, address)
+            for number, address in self._addresses(effect).items()
+            if number in sources and any(True in outcome.own(address) for outcome in effect)
+        ]
 
     def _where(self, name: FrontendName | None, piece: Box) -> str:
         """Return the words that distinguish destinations without a frontend, and node ports on some of the node's addresses."""
@@ -163,7 +182,9 @@ class ClassGroups:
         """Add the packets of endpoints to Services of theirs to the groups of other senders where only masquerading differs."""
         pending, self._own = self._own, []
         for key, address, box in pending:
-            fitting = next((other for other in self._like(key, address) if other in self._groups), None)
+            like = [other for other in self._like(key, address) if other in self._groups]
+            near = (other for other in like if _touches(self._groups[other], box))
+            fitting = next(near, like[0] if like else None)
             if fitting is None and self._own_text is not None and _only_own(key[2], address):
                 self._own.append((key, address, box))
                 continue
@@ -192,6 +213,12 @@ class ClassGroups:
             )
             found.setdefault(self._own_text(own), []).append((key, [box]))
         return [self._line(ITSELF, text, held) for text, held in found.items()]
+
+
+def _touches(boxes: Collection[Box], own: Box) -> bool:
+    """Return True if a group has an address next to that of a single sender, so that both are most likely of one network."""
+    address = own[SADDR].first
+    return any(address - 1 in box[SADDR] or address + 1 in box[SADDR] for box in boxes)
 
 
 def _only_own(effect: Effect, address: str) -> bool:

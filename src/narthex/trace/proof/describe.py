@@ -91,14 +91,19 @@ def addresses_text(space: PacketSpace, addresses: ValueSet) -> str:
             [nets[0].removesuffix("/32").removesuffix("/128")] if len(nets) == 1 else [f"{text(first)}-{text(last)}"]
         )
     if len(addresses.spans) > _FEW:
-        return f"{', '.join(texts[:_FEW])} and {len(addresses.spans) - _FEW:,} more ranges"
+        return f"{', '.join(texts[:_FEW])} and {_more_ranges(addresses)}"
     return " and ".join(texts)
+
+
+def _more_ranges(found: ValueSet) -> str:
+    count = len(found.spans) - _FEW
+    return f"{count:,} more range{'s' if count > 1 else ''}"
 
 
 def numbers_text(found: ValueSet) -> str:
     """Return `80, 443` or `1-1023` for a set of numbers, with the number of ranges that are left out."""
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in found.spans[:_FEW]]
-    more = f" and {len(found.spans) - _FEW} more ranges" if len(found.spans) > _FEW else ""
+    more = f" and {_more_ranges(found)}" if len(found.spans) > _FEW else ""
     return ", ".join(texts) + more
 
 

@@ -79,8 +79,9 @@ def _endpoints(delivered: list[EndShare], most: int) -> list[str]:
     suffix = ", masqueraded" if masked == {True} else ""
     if len(delivered) > most:
         ratios = {each.probability for each in delivered}
-        each_one = f" ({Fraction(*ratios.pop())} each)" if len(ratios) == 1 else ""
-        texts = [f"{len(delivered)} endpoints{each_one}"]
+        several = len(delivered) > 1
+        each_one = f" ({Fraction(*ratios.pop())} each)" if len(ratios) == 1 and several else ""
+        texts = [f"{len(delivered)} endpoints{each_one}" if several else f"one endpoint{_probability(delivered[0])}"]
         if len(masked) > 1:
             texts.append(f"{sum(each.masquerade for each in delivered)} of them masqueraded")
     else:

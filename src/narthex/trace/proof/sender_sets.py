@@ -146,13 +146,13 @@ class SenderSets:
             return region.name
         if region is self.this_node:
             return f"{region.name} as {addresses_text(self._space, sources)}"
+        missing = region.sources - sources
+        if missing.size <= _MOST_MISSING < sources.size or len(missing.spans) < len(sources.spans):
+            return f"{region.name} except {self._text(missing)}"
         if region is self.pods:
             named, rest = self._pods_of_nodes(sources)
             if named:
                 return joined([f"pods on {named}", *([f"pods {self._text(rest)}"] if rest else [])])
-        missing = region.sources - sources
-        if missing.size <= _MOST_MISSING < sources.size or len(missing.spans) < len(sources.spans):
-            return f"{region.name} except {self._text(missing)}"
         return f"{region.name} {self._text(sources)}"
 
     def _pods_of_nodes(self, sources: ValueSet) -> tuple[str, ValueSet]:
