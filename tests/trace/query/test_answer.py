@@ -106,9 +106,16 @@ def test_where_packets_go_and_what_becomes_of_them():
 
 def test_services_that_leave_without_masquerade():
     report = asked("which Services can leave this node without masquerade?")
+    cluster_ips = "cluster IPs of shop/cart:http and shop/web:http"
+    assert told(report) == [("pods", cluster_ips, "to endpoints on other nodes, with the address of the sender")]
+    assert report.lines[0].services == ("shop/cart:http", "shop/web:http")
+
+
+def test_what_is_masqueraded():
+    report = asked("what is masqueraded from pods?", mode="iptables")
     assert told(report) == [
-        ("pods", "shop/cart:http's cluster IP 10.110.0.6:80/TCP", "2 endpoints (1/2 each), session affinity"),
-        ("pods", CLUSTER_IP, "one endpoint (1/2)"),
+        ("endpoints to themselves", "cluster IPs of shop/cart:http and shop/web:http", "masqueraded"),
+        ("pods", NODE_PORT, "masqueraded"),
     ]
 
 

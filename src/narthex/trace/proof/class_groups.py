@@ -62,12 +62,23 @@ class ClassLine(NamedTuple):
     @property
     def described(self) -> str:
         """The whole line."""
-        way = "by way of" if self.senders == ITSELF else "to"
-        return f"{self.senders} {way} {self.destination}: {self.text}"
+        return f"{way_text(self.senders, self.destination)}: {self.text}"
 
 
-_Key = tuple[FrontendName | None, str, Effect]
-"""A frontend, what else distinguishes destinations, and the effect."""
+def way_text(senders: str, destination: str) -> str:
+    """Return `pods to shop/web:http's cluster IP 10.96.0.5:80/TCP`."""
+    return f"{senders} {'by way of' if senders == ITSELF else 'to'} {destination}"
+
+
+class _Key(NamedTuple):
+    """What the classes of a group have in common."""
+
+    name: FrontendName | None
+    where: str
+    """What else distinguishes destinations."""
+    effect: Effect
+    itself: bool = False
+    """The senders are endpoints that meet themselves."""
 
 
 class ClassGroups:
@@ -96,7 +107,15 @@ class ClassGroups:
         self._groups: dict[_Key, list[Box]] = {}
         self._own: list[tuple[_Key, str, Box]] = []
         self._hairpins: dict[_Key, set[str]] = {}
+        self._first: dict[_Key, Effect] = {}
         self._endpoints: dict[Effect, dict[int, str]] = {}
+
+    def add_alike(self, box: Box, effect: Effect, shown: Effect, *, itself: bool = False) -> None:
+        """Add a class to those that are shown with one effect. `itself`: its senders are endpoints that meet themselves."""
+        for name, piece in self._frontends.split(box):
+            key = _Key(name, self._where(name, piece), shown, itself)
+            self._first.setdefault(key, effect)
+            self._groups.setdefault(key, []).append(piece)
 
     def add(self, box: Box, effect: Effect) -> None:
         """Add a class: all packets of a box. Classes are disjoint."""
@@ -111,7 +130,7 @@ class ClassGroups:
 
     def _add(self, box: Box, effect: Effect, own: str) -> None:
         for name, piece in self._frontends.split(box):
-            key = name, self._where(name, piece), effect
+            key = _Key(name, self._where(name, piece), effect)
             if own:
                 self._own.append((key, own, piece))
             else:
@@ -149,29 +168,29 @@ class ClassGroups:
         self._place_own()
         merged: dict[tuple[str, str, str, str], list[tuple[_Key, list[Box]]]] = {}
         for key, boxes in self._groups.items():
-            senders = self._senders.words([(box[SPORT], box[LINK], box[SADDR]) for box in boxes])
-            service = key[0].service or key[0].at if key[0] is not None else ""
-            merged.setdefault((senders, service, key[1], self._text_of(key[2])), []).append((key, boxes))
+            parts = [(box[SPORT], box[LINK], box[SADDR]) for box in boxes]
+            senders = ITSELF if key.itself else self._senders.words(parts)
+            text = self._own_text(key.effect) if key.itself and self._own_text else self._text_of(key.effect)
+            service = key.name.service or key.name.at if key.name is not None else ""
+            merged.setdefault((senders, service, key.where, text), []).append((key, boxes))
         across: dict[tuple[str, tuple[str, ...], str, str], list[tuple[_Key, list[Box]]]] = {}
         for (senders, _, where, text), found in merged.items():
-            kinds = tuple(sorted({key[0].kind for key, _ in found if key[0] is not None}))
+            kinds = tuple(sorted({key.name.kind for key, _ in found if key.name is not None}))
             across.setdefault((senders, kinds, where, text), []).extend(found)
         lines = [self._line(senders, text, held) for (senders, _, _, text), held in across.items()]
-        return sorted(
-            [*lines, *self._own_lines()],
-            key=lambda line: (not line.frontends, -line.size, line.senders, line.services, line.text),
-        )
+        return sorted(lines, key=lambda line: (not line.frontends, -line.size, line.senders, line.services, line.text))
 
     def _line(self, senders: str, text: str, found: list[tuple[_Key, list[Box]]]) -> ClassLine:
-        fronts = sorted({key[0] for key, _ in found if key[0] is not None})
+        first = found[0][0]
+        fronts = sorted({key.name for key, _ in found if key.name is not None})
         hairpins = {address for key, _ in found for address in self._hairpins.get(key, ())}
         return ClassLine(
             senders=senders,
             services=tuple(sorted({each.service for each in fronts if each.service})),
             frontends=tuple(fronts),
-            place=found[0][0][1],
+            place=first.where,
             text=text,
-            effect=found[0][0][2],
+            effect=self._first.get(first, first.effect),
             hairpin=tuple(sorted(hairpins)),
             boxes=tuple(box for _, boxes in found for box in boxes),
         )
@@ -185,8 +204,13 @@ class ClassGroups:
             like = [other for other in self._like(key, address) if other in self._groups]
             near = (other for other in like if _touches(self._groups[other], box))
             fitting = next(near, like[0] if like else None)
-            if fitting is None and self._own_text is not None and _only_own(key[2], address):
-                self._own.append((key, address, box))
+            if fitting is None and self._own_text is not None and _only_own(key.effect, address):
+                own = tuple(
+                    ClassOutcome(tuple(each for each in outcome.shares if each.endpoint[0] == address))
+                    for outcome in key.effect
+                )
+                fitting = key._replace(effect=own, itself=True)
+                self._groups.setdefault(fitting, []).append(box)
                 continue
             if fitting is not None and fitting != key:
                 self._hairpins.setdefault(fitting, set()).add(address)
@@ -196,23 +220,9 @@ class ClassGroups:
     def _like(key: _Key, address: str) -> Iterator[_Key]:
         """Yield the key, and the key of other senders if this sender is masqueraded only because it is the endpoint itself."""
         yield key
-        name, where, effect = key
-        flags = [outcome.own(address) for outcome in effect]
+        flags = [outcome.own(address) for outcome in key.effect]
         if {True} in [set(each) for each in flags] and not any(False in each for each in flags):
-            yield name, where, tuple(outcome.with_own(address, False) for outcome in effect)
-
-    def _own_lines(self) -> Collection[ClassLine]:
-        """Return the packets of endpoints to themselves for which masquerading alone changes, one line for each change."""
-        if self._own_text is None:
-            return ()
-        found: dict[str, list[tuple[_Key, list[Box]]]] = {}
-        for key, address, box in self._own:
-            own = tuple(
-                ClassOutcome(tuple(each for each in outcome.shares if each.endpoint[0] == address))
-                for outcome in key[2]
-            )
-            found.setdefault(self._own_text(own), []).append((key, [box]))
-        return [self._line(ITSELF, text, held) for text, held in found.items()]
+            yield key._replace(effect=tuple(outcome.with_own(address, False) for outcome in key.effect))
 
 
 def _touches(boxes: Collection[Box], own: Box) -> bool:

@@ -58,6 +58,16 @@ class ClassOutcome(NamedTuple):
         """Return whether what goes to an address is masqueraded; nothing if nothing goes there."""
         return frozenset(each.masquerade for each in self.shares if each.endpoint[0] == address)
 
+    def only_to(self, address: str) -> bool:
+        """Return True if all packets go to one address."""
+        return all(each.endpoint[0] == address for each in self.shares)
+
+    @property
+    def without_endpoints(self) -> ClassOutcome:
+        """What can happen, without endpoints and probabilities."""
+        ends = {EndShare(each.disposition, ("", 0), each.masquerade, (1, 1)) for each in self.shares}
+        return ClassOutcome(tuple(sorted(ends, key=_order)))
+
     @property
     def words(self) -> str:
         """The outcome in words."""

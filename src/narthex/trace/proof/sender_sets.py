@@ -20,6 +20,10 @@ _MOST_MISSING = 64
 """Addresses that a set may lack and still have the name of the whole."""
 
 
+def _no_name(_address: str) -> str:
+    return ""
+
+
 class SenderFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the senders of a node's packets."""
 
@@ -31,7 +35,7 @@ class SenderFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Networks of the pods of each node."""
     nodes: Mapping[str, tuple[str, ...]] = {}
     """Addresses of all nodes."""
-    name_of: Callable[[str], str] = str
+    name_of: Callable[[str], str] = _no_name
     """Returns the name of the owner of an address; empty for none."""
 
 

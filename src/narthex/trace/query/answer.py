@@ -133,6 +133,9 @@ class AskedPackets(NamedTuple):
     select: Callable[[WeightedBox], WeightedBox | None]
     """Returns the part of a box that has an asked end; None for other ends."""
     words: Callable[[ClassOutcome], str]
+    """Returns an outcome in words; those of Services with equal words become one line."""
+    endpoints: bool = True
+    """False: the answer says no endpoints, so that classes which differ in them alone are one."""
 
 
 def answer(question: Question, scene: QueryScene, most: int | None = MOST_LINES) -> QueryReport | None:
@@ -154,7 +157,12 @@ def answer(question: Question, scene: QueryScene, most: int | None = MOST_LINES)
             notes.setdefault(note, []).extend(boxes)
         groups = ClassGroups(scene.space, scene.senders, scene.frontends, lambda effect: asked.words(effect[0]))
         for box, outcome in reading.classes(weighted):
-            groups.add(box, (outcome,))
+            if asked.endpoints:
+                groups.add(box, (outcome,))
+            else:
+                own = box[SADDR].single
+                itself = own is not None and outcome.only_to(scene.space.address_text(own))
+                groups.add_alike(box, (outcome,), (outcome.without_endpoints,), itself=itself)
         found[name] = groups.lines()
     obstacles = dict.fromkeys(
         UndecidedRule(rule=f"{source.name}: {text}", share=1.0, described="all packets")
@@ -255,9 +263,11 @@ class QueryReading:
         if question.kind is QuestionKind.CAN_REACH:
             return AskedPackets(boxes, lambda each: each if _is(each, Disposition.DELIVERED) else None, _outcome_words)
         if question.kind is QuestionKind.UNMASKED:
-            return AskedPackets(boxes, lambda each: each if self._leaves_unmasked(each) else None, _counted_words)
+            return AskedPackets(
+                boxes, lambda each: each if self._leaves_unmasked(each) else None, _unmasked_words, False
+            )
         if question.fate == "masqueraded":
-            return AskedPackets(boxes, lambda each: each if _end(each).masquerade else None, _counted_words)
+            return AskedPackets(boxes, lambda each: each if _end(each).masquerade else None, _masked_words, False)
         fate = _FATES[question.fate]
         return AskedPackets(boxes, lambda each: each if _is(each, fate) else None, _outcome_words)
 
@@ -406,8 +416,12 @@ def _outcome_words(outcome: ClassOutcome) -> str:
     return outcome.text(_NAMED_ENDPOINTS)
 
 
-def _counted_words(outcome: ClassOutcome) -> str:
-    return outcome.text(0)
+def _unmasked_words(_outcome: ClassOutcome) -> str:
+    return "to endpoints on other nodes, with the address of the sender"
+
+
+def _masked_words(_outcome: ClassOutcome) -> str:
+    return "masqueraded"
 
 
 def _reaching_words(outcome: ClassOutcome) -> str:

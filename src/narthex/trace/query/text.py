@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from narthex.trace.proof.class_groups import way_text
 from narthex.trace.proof.prove import ProofEnd
 from narthex.trace.query.answer import QueryLine, QueryReport
 from narthex.trace.render.styled import Span, Style, StyledLine, paragraph
@@ -29,7 +30,7 @@ def _line(line: QueryLine, report: QueryReport, width: int) -> Iterator[StyledLi
     by = ""
     if report.agree is not None and len(line.given_by) == 1:
         by = f" (only the {line.given_by[0]} say so)"
-    yield from paragraph(f"{line.senders} to {line.destination}{by}", width, style=Style.STRONG, further="  ")
+    yield from paragraph(f"{way_text(line.senders, line.destination)}{by}", width, style=Style.STRONG, further="  ")
     text = line.outcome
     if line.hairpin:
         text += "; what an endpoint sends to itself is masqueraded"
