@@ -48,15 +48,16 @@ def command(asked: str, every: bool, color: str, output: str, **given: Any) -> N
     """Answer a question about all packets that open connections through a node.
 
     The answer is the complete set of packets, as short descriptions, and as exact sets with -o json. It comes from the rules of the node, as
-    `narthex check` reads them, and from objects (--manifests, --kubeconfig, or those of the bundle), or from one of them. Rules and objects
-    are compared if both are there. The rules that Narthex could not interpret are listed with the packets that they leave undecided.
+    `narthex check` reads them, and from objects (--manifests, --kubeconfig, or those of the bundle), or from one of them: with objects alone,
+    the rules of this node are only read with --live. Rules and objects are compared if both are there. The rules that Narthex could not
+    interpret are listed with the packets that they leave undecided.
 
     Exit status: 0 for a certain answer, 1 if rules and objects give different answers, 2 if a part is undecided or on errors.
 
     \b
         narthex query 'who reaches 10.244.2.7:8080?' --bundle node-1.tgz
         narthex query 'what can outside reach?' --manifests DIR --node node-1
-        narthex query 'which Services can leave this node without masquerade?' --kubeconfig ~/.kube/config
+        narthex query 'which Services can leave this node without masquerade?' --live --kubeconfig ~/.kube/config
     """
     try:
         question = read_question(asked)

@@ -139,18 +139,19 @@ def changes_between(
         own: The node's own addresses where the views lack them.
         most: The number of lines for each report; None for all.
     """
+    node = before.node or (inputs.config.node_name if inputs is not None else "")
     found = []
     for family in families_of_rules((before, after)):
         one, other = (source_of_view(view, family, own) for view in (before, after))
         if not (one.decides and other.decides):
-            found.append(undecided_change(before.node, one, other))
+            found.append(undecided_change(node, one, other))
             continue
         plan = inputs.plan(family) if inputs is not None and family in inputs.families else None
         facts = sender_facts(inputs.snapshot if inputs is not None else None, plan, (before, after), family)
         rules = [view.rules[family] for view in (before, after) if view.rules is not None]
         name_frontends = partial(add_frontends, plan=plan, rules=rules, host=one.host, family=family)
         with without_collections():
-            found.append(change_report(before.node, one, other, facts, name_frontends, most))
+            found.append(change_report(node, one, other, facts, name_frontends, most))
     return tuple(found)
 
 

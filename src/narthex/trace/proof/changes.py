@@ -10,11 +10,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from narthex.model import Disposition
+from narthex.model import Disposition, IPFamily
 from narthex.netfilter.sets.branch import PacketEnd
 from narthex.netfilter.sets.diagram import Diagram, DiagramBuilder, Distribution, WeightedBox, differing
-from narthex.netfilter.sets.space import DADDR, DPORT, LINK, PROTOCOL, SADDR, SPORT, Box, PacketSpace
-from narthex.netfilter.sets.values import ValueSet, segments
+from narthex.netfilter.sets.space import DADDR, DPORT, HERE, LINK, PROTOCOL, SADDR, SPORT, Box, PacketSpace
+from narthex.netfilter.sets.values import ValueSet, segments, values
 from narthex.trace.proof.class_groups import ClassGroups, ClassLine, Effect
 from narthex.trace.proof.describe import PROTOCOL_NAMES, sample_point
 from narthex.trace.proof.named_frontends import NamedFrontends
@@ -36,6 +36,9 @@ _MOST_SETS = 20
 """Exact sets of packets that a line has in JSON."""
 _MOST_RANGES = 100
 """Ranges of one field of such a set."""
+_LOOPBACK = {IPFamily.IPV4: "127.0.0.1", IPFamily.IPV6: "::1"}
+_FIRST_HOST = 5
+"""What an example adds to the first address of a set, which may be that of a network."""
 
 
 class PacketSet(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,8 +343,15 @@ def proof_ends(outcome: ClassOutcome) -> tuple[ProofEnd, ...]:
 
 
 def example_packet(space: PacketSpace, box: Box) -> ExamplePacket:
-    """Return an ordinary packet of a box."""
-    point = sample_point(space, (*box[:SADDR], space.addresses), box[SADDR])
+    """Return an ordinary packet of a box: one that this node sends where its sources are addresses of this node."""
+    daddr, links, sources = box[DADDR], box[LINK], box[SADDR]
+    if links & HERE and not sources - space.own:
+        links = HERE
+    usual = values(space.address(_LOOPBACK[space.family]))
+    daddr = daddr & usual or daddr
+    if not sources & space.own:
+        sources = values(sources.first + _FIRST_HOST) & sources or sources
+    point = sample_point(space, (daddr, *box[1:LINK], links, sources), sources)
     return ExamplePacket(
         source=space.address_text(point[SADDR]),
         destination=space.address_text(point[DADDR]),

@@ -285,11 +285,11 @@ class QueryReading:
     def _senders(self, sender: QuestionSender) -> list[SenderRegion]:
         """Return the senders as disjoint regions; none if they are of the other family."""
         sets, space = self._scene.senders, self._space
+        if sender.group in ("pods", "outside") and not sets.pods.sources:
+            raise InputError(
+                "which addresses are pods is unknown: give --cluster-cidr, or objects with the pods' networks"
+            )
         if sender.group == "pods":
-            if not sets.pods.sources:
-                raise InputError(
-                    "which addresses are pods is unknown: give --cluster-cidr, or objects with the pods' networks"
-                )
             found = sets.pods_on(sender.node) if sender.node else sets.pods
             if found is None:
                 raise InputError(f"the networks of the pods on node {sender.node} are unknown: check the name")
