@@ -25,7 +25,7 @@ from narthex.trace.proof.prove import ProofOutcome
 from narthex.trace.proof.sender_sets import SenderFacts
 
 FACTS = SenderFacts(
-    pods=("10.64.0.0/12",),
+    pods=("10.64.0.0/12", "fd64::/48"),
     pods_by_node={"worker-a": ("10.64.1.0/24",), "worker-b": ("10.64.2.0/24",)},
     nodes={"worker-a": HOST.addresses, "worker-b": ("10.20.0.12",)},
 )

@@ -15,7 +15,7 @@ from narthex.netfilter.sets.branch import PacketEnd
 from narthex.netfilter.sets.diagram import Diagram, DiagramBuilder, Distribution, WeightedBox, differing
 from narthex.netfilter.sets.space import DADDR, DPORT, HERE, LINK, PROTOCOL, SADDR, SPORT, Box, PacketSpace
 from narthex.netfilter.sets.values import ValueSet, segments, values
-from narthex.trace.proof.class_groups import ClassGroups, ClassLine, Effect
+from narthex.trace.proof.class_groups import ClassGroups, ClassLine, Effect, across_services
 from narthex.trace.proof.describe import PROTOCOL_NAMES, sample_point
 from narthex.trace.proof.named_frontends import NamedFrontends
 from narthex.trace.proof.outcomes import ClassOutcome, change_text, outcome_of
@@ -253,7 +253,7 @@ def change_report(
                 known = outcomes[side] = outcome_of(side)
             effect.append(known)
         groups.add(each.box, tuple(effect))
-    lines = groups.lines()
+    lines = across_services(groups.lines())
     shown = lines if most is None else lines[:most]
     undecided = undecided_rules(dict(found.undecided), space, lambda box: describe_box(box, senders, frontends))
     undecided = (*_obstacles((before, after)), *undecided)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from narthex.netfilter.sets.space import DADDR, LINK, SADDR, SPORT, Box, PacketSpace
@@ -164,7 +164,7 @@ class ClassGroups:
         return known
 
     def lines(self) -> list[ClassLine]:
-        """Return the groups, those of Services and large ones first."""
+        """Return a line for each Service, its senders, and what happens to their packets; `across_services` merges them further."""
         self._place_own()
         merged: dict[tuple[str, str, str, str], list[tuple[_Key, list[Box]]]] = {}
         for key, boxes in self._groups.items():
@@ -173,12 +173,7 @@ class ClassGroups:
             text = self._own_text(key.effect) if key.itself and self._own_text else self._text_of(key.effect)
             service = key.name.service or key.name.at if key.name is not None else ""
             merged.setdefault((senders, service, key.where, text), []).append((key, boxes))
-        across: dict[tuple[str, tuple[str, ...], str, str], list[tuple[_Key, list[Box]]]] = {}
-        for (senders, _, where, text), found in merged.items():
-            kinds = tuple(sorted({key.name.kind for key, _ in found if key.name is not None}))
-            across.setdefault((senders, kinds, where, text), []).extend(found)
-        lines = [self._line(senders, text, held) for (senders, _, _, text), held in across.items()]
-        return sorted(lines, key=lambda line: (not line.frontends, -line.size, line.senders, line.services, line.text))
+        return [self._line(senders, text, held) for (senders, _, _, text), held in merged.items()]
 
     def _line(self, senders: str, text: str, found: list[tuple[_Key, list[Box]]]) -> ClassLine:
         first = found[0][0]
@@ -225,10 +220,33 @@ class ClassGroups:
             yield key._replace(effect=tuple(outcome.with_own(address, False) for outcome in key.effect))
 
 
-def _touches(boxes: Collection[Box], own: Box) -> bool:
+def across_services(lines: Iterable[ClassLine]) -> list[ClassLine]:
+    """Merge the lines of Services that have equal senders, kinds of frontends, and words. Those of Services and large ones come first."""
+    found: dict[tuple[object, ...], list[ClassLine]] = {}
+    for line in lines:
+        kinds = tuple(sorted({each.kind for each in line.frontends}))
+        found.setdefault((line.senders, kinds, line.place, line.text), []).append(line)
+    merged = [held[0] if len(held) == 1 else _one_line(held) for held in found.values()]
+    return sorted(merged, key=lambda line: (not line.frontends, -line.size, line.senders, line.services, line.text))
+
+
+def _one_line(lines: Sequence[ClassLine]) -> ClassLine:
+    return lines[0]._replace(
+        services=tuple(sorted({name for line in lines for name in line.services})),
+        frontends=tuple(sorted({each for line in lines for each in line.frontends})),
+        hairpin=tuple(sorted({address for line in lines for address in line.hairpin})),
+        boxes=tuple(box for line in lines for box in line.boxes),
+    )
+
+
+_LOOKED_AT = 8
+"""Boxes of a group that are compared with a sender: those of ordinary senders come first."""
+
+
+def _touches(boxes: Sequence[Box], own: Box) -> bool:
     """Return True if a group has an address next to that of a single sender, so that both are most likely of one network."""
     address = own[SADDR].first
-    return any(address - 1 in box[SADDR] or address + 1 in box[SADDR] for box in boxes)
+    return any(address - 1 in box[SADDR] or address + 1 in box[SADDR] for box in boxes[:_LOOKED_AT])
 
 
 def _only_own(effect: Effect, address: str) -> bool:

@@ -53,6 +53,8 @@ class SenderSets:
     def __init__(self, space: PacketSpace, facts: SenderFacts) -> None:
         """Prepare the sets of a space."""
         self._space, self._facts = space, facts
+        self.knows_pods = bool(facts.pods or facts.pod_links)
+        """Networks or links of pods are known, of this or another family."""
         received = space.possible[LINK] - HERE
         links = union(space.link(each) for each in facts.pod_links) & received if facts.pod_links else EMPTY
         nodes = union(space.networks(self._of_family(each)) for each in facts.nodes.values()) - space.own
@@ -72,6 +74,7 @@ class SenderSets:
         self.regions = tuple(
             each for each in (self.pods, self.this_node, self.nodes, self.outside) if each.links and each.sources
         )
+        self._nodes_with_pods = frozenset(name for name, networks in facts.pods_by_node.items() if networks)
         self._by_node = {
             found: name
             for name, each in facts.pods_by_node.items()
@@ -84,8 +87,10 @@ class SenderSets:
 
     def pods_on(self, node: str) -> SenderRegion | None:
         """Return the pods of a node; None if its networks are unknown."""
-        found = next((each for each, name in self._by_node.items() if name == node), None)
-        return None if found is None else SenderRegion(f"pods on {node}", self.pods.links, found)
+        if node not in self._nodes_with_pods:
+            return None
+        found = next((each for each, name in self._by_node.items() if name == node), EMPTY)
+        return SenderRegion(f"pods on {node}", self.pods.links, found)
 
     def words(self, parts: Iterable[SenderPart]) -> str:
         """Return `pods on node-2 and outside 198.51.100.0/24` for disjoint parts.

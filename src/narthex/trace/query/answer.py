@@ -28,7 +28,7 @@ from narthex.trace.proof.changes import (
     packet_set,
     proof_ends,
 )
-from narthex.trace.proof.class_groups import ClassGroups, ClassLine
+from narthex.trace.proof.class_groups import ClassGroups, ClassLine, across_services
 from narthex.trace.proof.named_frontends import NamedFrontends
 from narthex.trace.proof.outcomes import ClassOutcome, EndShare, outcome_of
 from narthex.trace.proof.packet_source import PacketSource, ends_of, packets_in, undecided_notes, undecided_rules
@@ -195,14 +195,17 @@ def _given(question: Question, scene: QueryScene) -> Iterator[str]:
 
 
 def _merged(found: Mapping[str, Sequence[ClassLine]]) -> list[tuple[tuple[str, ...], ClassLine]]:
-    """Merge the lines that several sources have: those of Services by their names, then large ones first."""
+    """Merge the lines that several sources have, then lines over Services: those of Services by their names, then large ones first."""
     held: dict[tuple[object, ...], tuple[list[str], ClassLine]] = {}
     for name, lines in found.items():
         for line in lines:
             key = line.senders, line.destination, line.text, line.hairpin, line.size
             held.setdefault(key, ([], line))[0].append(name)
+    by_source: dict[tuple[str, ...], list[ClassLine]] = {}
+    for names, line in held.values():
+        by_source.setdefault(tuple(names), []).append(line)
     return sorted(
-        ((tuple(names), line) for names, line in held.values()),
+        ((names, line) for names, lines in by_source.items() for line in across_services(lines)),
         key=lambda each: (not each[1].frontends, each[1].services, -each[1].size, each[1].senders, each[1].text),
     )
 
@@ -285,7 +288,7 @@ class QueryReading:
     def _senders(self, sender: QuestionSender) -> list[SenderRegion]:
         """Return the senders as disjoint regions; none if they are of the other family."""
         sets, space = self._scene.senders, self._space
-        if sender.group in ("pods", "outside") and not sets.pods.sources:
+        if sender.group in ("pods", "outside") and not sets.knows_pods:
             raise InputError(
                 "which addresses are pods is unknown: give --cluster-cidr, or objects with the pods' networks"
             )
@@ -293,7 +296,7 @@ class QueryReading:
             found = sets.pods_on(sender.node) if sender.node else sets.pods
             if found is None:
                 raise InputError(f"the networks of the pods on node {sender.node} are unknown: check the name")
-            return [found]
+            return [found] if found.sources else []
         if sender.group:
             return [{"outside": sets.outside, "nodes": sets.nodes, "this node": sets.this_node}[sender.group]]
         if sender.pod:
