@@ -20,7 +20,7 @@ from narthex.testing import strategies as some
 from narthex.testing.build import HOST, endpoint, endpoint_slice, plan, service
 from narthex.trace.proof.changes import change_report, changed_classes, compare_sources
 from narthex.trace.proof.outcomes import outcome_of
-from narthex.trace.proof.packet_source import PacketSource
+from narthex.trace.proof.packet_source import PacketSource, packets_in
 from narthex.trace.proof.prove import ProofOutcome
 from narthex.trace.proof.sender_sets import SenderFacts
 
@@ -194,4 +194,4 @@ def test_changes_are_what_brute_force_finds(modes, config, family, objects, more
         assert sum(contains(every.box, point) for every in changed) == 1
     groups = report(one, other, *plans)
     assert groups.classes == len(changed)
-    assert sum(int(change.packets) for change in groups.changes) == int(groups.packets)
+    assert int(groups.packets) == sum(packets_in(each.box) for each in changed)

@@ -61,7 +61,8 @@ def source_of_view(view: NodeView, family: IPFamily, own: Sequence[str] = ()) ->
     """Return the rules of a view. Its own addresses, or `own` where they are unknown, are those of the host."""
     held = view.rules.get(family) if view.rules is not None else None
     absent = [gap for gap in held.gaps if gap.kind is GapKind.TABLE] if held is not None else []
-    addresses = tuple(ip for ip in (*own, *view.own_addresses(SERVICE_LINKS)) if family_of(ip) is family)
+    held_here = view.own_addresses(SERVICE_LINKS) or own
+    addresses = tuple(ip for ip in held_here if family_of(ip) is family)
     missing = (_UNKNOWN_ADDRESSES,) if not addresses and held is not None and held.ruleset.tables else ()
     return PacketSource(
         name=view.origin or view.words,
@@ -136,9 +137,10 @@ def changes_between(
         before: A view with rules.
         after: The other view.
         inputs: Objects that give names; None if there are none.
-        own: The node's own addresses where the views lack them.
+        own: The node's own addresses; default: those of the view that has some.
         most: The number of lines for each report; None for all.
     """
+    own = own or before.own_addresses(SERVICE_LINKS) or after.own_addresses(SERVICE_LINKS)
     node = before.node or (inputs.config.node_name if inputs is not None else "")
     found = []
     for family in families_of_rules((before, after)):

@@ -20,6 +20,7 @@ from narthex.trace.proof.changes import MOST_LINES, ExamplePacket
 from narthex.trace.proof.named_frontends import NamedFrontends
 from narthex.trace.proof.outcomes import EndShare
 from narthex.trace.proof.packet_source import PacketSource, space_of_sources
+from narthex.trace.proof.plan_ends import INTERPRETED
 from narthex.trace.proof.sender_sets import SenderSets
 from narthex.trace.query.answer import QueryReport, QueryScene, answer
 from narthex.trace.query.question import Question
@@ -97,12 +98,15 @@ class _NodeScene:
         if self._plan is not None and self._inputs is not None:
             mode = mode_of_rules(self._held.ruleset, self._family) if self._held is not None else self._inputs.mode
             own = tuple(ip for ip in self._own if family_of(ip) is self._family)
+            deviations = BACKENDS[mode].deviations
+            unknown = sorted(each.words for each in deviations - INTERPRETED)
             found[OBJECTS] = PacketSource(
                 name=f"objects, as mode {mode} implements them",
                 family=self._family,
                 host=found[RULES].host if found else Host(addresses=own),
-                plan=self._plan,
-                deviations=BACKENDS[mode].deviations,
+                plan=None if unknown else self._plan,
+                deviations=deviations,
+                obstacles=(f"this mode is not interpreted: {'; '.join(unknown)}",) if unknown else (),
             )
         return found
 

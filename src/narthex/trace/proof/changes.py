@@ -241,18 +241,7 @@ def change_report(
     senders, frontends = SenderSets(space, facts), NamedFrontends(space)
     name_frontends(frontends)
     groups = ClassGroups(space, senders, frontends, _text, _own_text)
-    outcomes: dict[Distribution, ClassOutcome] = {}
-    classes = packets = 0
-    for each in changed_classes(found):
-        classes += 1
-        packets += packets_in(each.box)
-        effect = []
-        for side in (each.before, each.after):
-            known = outcomes.get(side)
-            if known is None:
-                known = outcomes[side] = outcome_of(side)
-            effect.append(known)
-        groups.add(each.box, tuple(effect))
+    classes = _add_changes(groups, found)
     lines = across_services(groups.lines())
     shown = lines if most is None else lines[:most]
     undecided = undecided_rules(dict(found.undecided), space, lambda box: describe_box(box, senders, frontends))
@@ -266,12 +255,24 @@ def change_report(
         outcome=outcome,
         bits=space.bits,
         classes=classes,
-        packets=str(packets),
+        packets=str(sum(line.size for line in lines)),
         changes=tuple(_change(space, line) for line in shown),
         more=len(lines) - len(shown),
         undecided=undecided,
         parameters=(*PARAMETERS, *dict.fromkeys((*before.given, *after.given))),
     )
+
+
+def _add_changes(groups: ClassGroups, found: ComparedSources) -> int:
+    """Add all classes that change to groups. Return their number."""
+    outcomes: dict[Distribution, ClassOutcome] = {}
+    classes = 0
+    for classes, each in enumerate(changed_classes(found), start=1):  # noqa: B007
+        for side in (each.before, each.after):
+            if side not in outcomes:
+                outcomes[side] = outcome_of(side)
+        groups.add(each.box, (outcomes[each.before], outcomes[each.after]))
+    return classes
 
 
 def undecided_change(node: str, before: PacketSource, after: PacketSource) -> ChangeReport:

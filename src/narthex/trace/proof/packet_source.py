@@ -13,7 +13,7 @@ from narthex.netfilter.sets.diagram import DiagramBuilder, WeightedBox, leaves
 from narthex.netfilter.sets.space import SADDR, Box, LinkNames, PacketSpace
 from narthex.netfilter.sets.walk import SetWalk
 from narthex.proxy.plan.ir import Deviation, Plan
-from narthex.trace.proof.plan_ends import INTERPRETED, PlanEnds
+from narthex.trace.proof.plan_ends import PlanEnds
 from narthex.trace.proof.prove import UndecidedRule
 
 
@@ -58,7 +58,7 @@ def space_of_sources(sources: Iterable[PacketSource], host: Host, links: Iterabl
 def ends_of(source: PacketSource, space: PacketSpace, within: Iterable[Box]) -> Iterator[WeightedBox]:
     """Yield the ends of the packets of disjoint boxes, in a space on the host of the source.
 
-    Raises ValueError for a plan with deviations that have no interpretation.
+    The deviations of a plan must have an interpretation (`INTERPRETED`).
     """
     if source.ruleset is not None:
         walked = SetWalk(source.ruleset, space)
@@ -66,8 +66,6 @@ def ends_of(source: PacketSource, space: PacketSpace, within: Iterable[Box]) -> 
             yield from walked.ends(box)
         return
     assert source.plan is not None
-    if unknown := source.deviations - INTERPRETED:
-        raise ValueError(f"this mode is not interpreted: {'; '.join(sorted(each.words for each in unknown))}")
     asked = list(within)
     for each in PlanEnds(source.plan, space, source.deviations).ends():
         for box in asked:
