@@ -29,7 +29,9 @@ from narthex.lb.why import ServiceExplanation
 from narthex.proxy.plan.document import PlanDocument
 from narthex.trace.document import TraceDocument
 from narthex.trace.node.layout import BundleDocument
+from narthex.trace.proof.changes import ChangesDocument
 from narthex.trace.proof.prove import ProofDocument
+from narthex.trace.query.answer import QueryDocument
 from narthex.trace.reports.check import CheckDocument
 from narthex.trace.reports.counting import TopDocument
 from narthex.trace.reports.difference import DiffDocument
@@ -42,7 +44,9 @@ DOCUMENTS = (
     TraceDocument,
     CheckDocument,
     ProofDocument,
+    QueryDocument,
     DiffDocument,
+    ChangesDocument,
     TopDocument,
     MigrationDocument,
     PlanDocument,

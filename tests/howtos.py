@@ -88,6 +88,7 @@ PAGES = {
         before={"narthex lb why": "cp $KUBECONFIG /etc/narthex/kubeconfig"},
         elsewhere={"narthex node": "tests/lb/kernel/test_announce_api.py"},
     ),
+    "ask-who-reaches-what": HowTo(words=_NODE),
     "break-things": HowTo(words={"node-3": "node-1"}, before={"narthex lab fault kill": "narthex lab fault end"}),
     "check-a-node": HowTo(words=_NODE, before={"kubectl -n kube-system exec": _DEPLOYED}, installs=True),
     "give-pods-a-network": HowTo(

@@ -72,6 +72,19 @@ def words(tmp_path: Path) -> dict[str, list[str]]:
         "trace to nothing": ["trace", "10.244.1.5", "shop/none", *objects, "--node", "node-1"],
         "check": [*objects, "--bundle", old],
         "proof": ["check", "--prove", *objects, "--bundle", old],
+        "changes": ["diff", "--prove", old, new, "--node-ip", "192.0.2.11"],
+        "changes of modes": [
+            "migrate",
+            "--prove",
+            "--from",
+            "iptables",
+            "--to",
+            "nftables",
+            *objects,
+            "--node",
+            "node-1",
+        ],
+        "query": ["what can pods reach?", *objects, "--bundle", old],
         "diff": [old, new],
         "diff of modes": ["diff", "iptables", "ipvs", *objects, "--node", "node-1"],
         "top": ["--bundle", old],
@@ -94,12 +107,12 @@ def wrong(document: dict[str, object]) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    ["trace", "trace of a bundle", "trace to nothing", "check", "proof", "diff", "diff of modes", "top", "migrate", "plan", "lb-why",
+    ["trace", "trace of a bundle", "trace to nothing", "check", "proof", "changes", "changes of modes", "query", "diff", "diff of modes", "top", "migrate", "plan", "lb-why",
      "bundle", "render", "cni-gc", "cni-install", "cni-uninstall"],
 )  # fmt: skip
 def test_what_commands_print_fits(words: dict[str, list[str]], name: str) -> None:
     kind = name.partition(" ")[0]
-    argv = words[name] if words[name][0] in ("trace", "check", "diff", "lb", "cni") else [kind, *words[name]]
+    argv = words[name] if words[name][0] in ("trace", "check", "diff", "migrate", "lb", "cni") else [kind, *words[name]]
     done = CliRunner().invoke(main, [*argv, "-o", "json"])
     document = json.loads(done.stdout)
     assert (document["kind"], document["version"]) == (kind, 1), done.output

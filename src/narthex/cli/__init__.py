@@ -22,6 +22,7 @@ _COMMANDS = {
     "overlay": ("narthex.cli.overlay", "Route Pod traffic between nodes; compatible with flannel."),
     "plan": ("narthex.cli.plan", "Show the plan: the decision for every packet to a Service."),
     "proxy": ("narthex.cli.proxy", "Run the node proxy in this network namespace."),
+    "query": ("narthex.cli.query", "Answer a question about all packets of a node."),
     "render": ("narthex.cli.render", "Print the rules of a mode for the plan."),
     "scenario": ("narthex.cli.scenario", "Check packet-flow scenarios against plan, rules, and kernel."),
     "top": ("narthex.cli.top", "Show new connections per Service and endpoint, from kernel counters."),

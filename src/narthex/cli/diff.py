@@ -12,13 +12,16 @@ import msgspec
 from narthex.cli.inputs import cluster_of, has_source, inputs_of, node_options_of, options_of_all_nodes, source_options
 from narthex.cli.options import output_option
 from narthex.cli.output import AnswersByStatus, print_document, working
+from narthex.cli.proved_changes import print_changes, prove_option
 from narthex.model import InputError, visible
 from narthex.proxy.backends import BACKENDS
-from narthex.trace.follow.views import LinkAddress, NodeView
-from narthex.trace.node.view import view_of_bundle, view_of_files
+from narthex.trace.follow.views import NodeView
+from narthex.trace.node.view import view_of_bundle
 from narthex.trace.program.bundle import read_bundle
+from narthex.trace.program.packet_sources import changes_between, rendered_rules
 from narthex.trace.program.reports import prospect
 from narthex.trace.program.travel import from_files, is_bundle, texts_of
+from narthex.trace.proof.changes import MOST_LINES, ChangeReport
 from narthex.trace.reports.difference import (
     ViewComparison,
     ViewDifference,
@@ -41,9 +44,12 @@ from narthex.trace.reports.migration.report import some
     is_flag=True,
     help="Include the lines of rules that only one side has, even without any effect.",
 )
-@click.option("--all", "every", is_flag=True, help="Include differences that two nodes always have.")
+@click.option(
+    "--all", "every", is_flag=True, help="Include differences that two nodes always have; with --prove: all lines."
+)
+@prove_option
 @output_option
-def command(before: str, after: str, as_text: bool, every: bool, output: str, **given: Any) -> None:
+def command(before: str, after: str, as_text: bool, every: bool, proving: bool, output: str, **given: Any) -> None:
     """Show how two bundles differ, or two files with rules.
 
     A file may hold whatever `narthex trace --rules` reads: iptables-save, `iptables -S`, `nft list ruleset`, `ip route`.
@@ -54,13 +60,21 @@ def command(before: str, after: str, as_text: bool, every: bool, output: str, **
 
     With --manifests or --kubeconfig, A and B may be modes: what changes for packets, as `narthex migrate` shows it.
 
+    With --prove, it compares the rules alone, and for all packets that open connections: each line describes packets whose outcome changes,
+    and all others are proved to have the same outcome. The rules of A and B may be of different programs and layouts.
+
     Exit status, as for diff: 0 without differences, 1 with differences, 2 if it can't be decided.
 
     \b
         narthex diff yesterday.tgz today.tgz
+        narthex diff --prove yesterday.tgz today.tgz --kubeconfig ~/.kube/config
         narthex diff iptables nftables --manifests DIR --node worker-a
     """
+    if proving and as_text:
+        raise click.UsageError("--prove and --text exclude each other")
     try:
+        if proving:
+            print_changes(_proved(before, after, every, given), output)
         found = _of_modes(before, after, given) if before in BACKENDS and after in BACKENDS else None
         if found is None or as_text:
             with working(f"comparing {before} and {after}"):
@@ -73,6 +87,18 @@ def command(before: str, after: str, as_text: bool, every: bool, output: str, **
         found = msgspec.structs.replace(found, found=(*found.found, *more))
     print_document(diff_document(found), output, lambda: _text(found, every))
     sys.exit(found.status)
+
+
+def _proved(before: str, after: str, every: bool, given: dict[str, Any]) -> tuple[ChangeReport, ...]:
+    """Return what changes for all packets. Objects, if there are any, give names."""
+    (one, _), (other, _) = (_side(word, given) for word in (before, after))
+    inputs = None
+    if has_source(given):
+        mode = before if before in BACKENDS else ""
+        inputs = inputs_of({**given, "node": given["node"] or one.node, "mode": mode})
+    own = inputs.host.addresses if inputs is not None else given["node_ips"]
+    with working(f"proving what changes from {before} to {after}"):
+        return changes_between(one, other, inputs, own, None if every else MOST_LINES)
 
 
 def _of_modes(before: str, after: str, given: dict[str, Any]) -> ViewComparison | None:
@@ -89,15 +115,8 @@ def _of_modes(before: str, after: str, given: dict[str, Any]) -> ViewComparison 
 
 def _side(word: str, given: dict[str, Any]) -> tuple[NodeView, dict[str, str]]:
     if word in BACKENDS and has_source(given):
-        inputs = inputs_of({**given, "mode": word})
-        backend: Any = BACKENDS[word]
-        texts = [
-            (f"{word} {family.label}", backend.text(backend.render(inputs.plan(family)))) for family in inputs.families
-        ]
-        view = view_of_files(texts, inputs.config.node_name)
-        view.origin = f"mode {word}"
-        view.addresses = tuple(LinkAddress(ip, 128 if ":" in ip else 32, "eth0") for ip in inputs.host.addresses)
-        return view, {f"rules/{name}": text for name, text in texts}
+        rendered = rendered_rules(inputs_of({**given, "mode": word}))
+        return rendered.view, {f"rules/{name}": text for name, text in rendered.texts}
     path = Path(word)
     if not path.exists():
         modes = ", ".join(BACKENDS)

@@ -27,12 +27,17 @@ def service_of_chain(text: str) -> str:
     return "" if match is None else match[1] + (f":{match[2]}" if match[2] else "")
 
 
+def service_of_comment(comment: str) -> str:
+    """Return the Service port that a comment of kube-proxy's rules names, or ""."""
+    match = _COMMENT.match(comment)
+    return match[1].rstrip(":") if match is not None else ""
+
+
 def service_of_steps(steps: Iterable[PathStep]) -> str:
     """Return the Service port (`shop/web:http`) that kube-proxy's rules name, or ""."""
     for step in steps:
         commented = step.chain.startswith("KUBE-") or step.chain in _OF_ELEMENTS
-        match = _COMMENT.match(step.why) if commented else None
-        name = match[1].rstrip(":") if match is not None else ""
+        name = service_of_comment(step.why) if commented else ""
         if not name and step.table == "kube-proxy":
             name = service_of_chain(step.chain) or service_of_chain(step.what)
         if name:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from narthex.model import Host, InputError, NamespacedName, Snapshot, family_of
+from narthex.model import FAMILIES, Host, InputError, IPFamily, NamespacedName, Snapshot, family_of
+from narthex.netfilter.ast import Ruleset
+from narthex.netfilter.dump.dump import GapKind
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.ir import Plan
 from narthex.trace.follow.views import NodeView
@@ -17,14 +19,16 @@ from narthex.trace.node.network import ConntrackListing
 from narthex.trace.node.view import sockets_of
 from narthex.trace.program.bundle import gather, read_bundle
 from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
+from narthex.trace.proof.changes import ChangeReport
 from narthex.trace.proof.prove import ProofReport, prove, undecided
+from narthex.trace.query.answer import QueryReport
 from narthex.trace.reports.check import CheckReport, check
 from narthex.trace.reports.counting import CounterReading, Names, count
 from narthex.trace.reports.migration.changes import ModeSetup, compare, factors, serving
 from narthex.trace.reports.migration.report import MigrationReport, NodeChange, differences, grouped
 from narthex.trace.reports.socket_check import with_sockets
 
-_SERVICE_LINKS = ("kube-ipvs0", "nodelocaldns")
+SERVICE_LINKS = ("kube-ipvs0", "nodelocaldns")
 """Links that hold addresses of Services."""
 
 
@@ -40,7 +44,7 @@ def check_reports(
 
 def compare_node(inputs: NodeInputs, view: NodeView) -> tuple[CheckReport, ...]:
     """Return a report for each IP family about one node."""
-    own = view.own_addresses(_SERVICE_LINKS)
+    own = view.own_addresses(SERVICE_LINKS)
     first = [ip for ip in inputs.host.addresses if ip in own or not own]
     addresses = (*first, *(ip for ip in own if ip not in first))
     found = []
@@ -63,7 +67,7 @@ def proof_reports(
         plans = [plan for plan in plans if any(each.service == service for each in plan.services)]
         if not plans:
             raise InputError(f"Service {service} has no frontend on this node: check the name, NAMESPACE/NAME")
-    addresses = dict.fromkeys((*inputs.host.addresses, *view.own_addresses(_SERVICE_LINKS)))
+    addresses = dict.fromkeys((*inputs.host.addresses, *view.own_addresses(SERVICE_LINKS)))
     host = Host(addresses=tuple(addresses))
     collecting = gc.isenabled()
     gc.disable()  # the sets form no cycles, and collections would take as long as the proof
@@ -79,24 +83,49 @@ _NFT_TABLES = ("narthex", "kube-proxy")
 
 def _proof(plan: Plan, view: NodeView, host: Host, service: NamespacedName | None) -> ProofReport:
     held = view.rules.get(plan.family) if view.rules is not None else None
+    reasons = obstacles(view, plan.family)
+    if held is None or reasons:
+        return undecided(plan, service, reasons)
+    return prove(plan, held.ruleset, host, BACKENDS[mode_of_rules(held.ruleset, plan.family)].deviations, service)
+
+
+def mode_of_rules(ruleset: Ruleset, family: IPFamily) -> str:
+    """Return the mode whose deviations apply to rules: nftables if a proxy's table is there, otherwise iptables."""
+    tables = {table.name for table in ruleset.tables if table.family in (None, family)}
+    return "nftables" if tables.intersection(_NFT_TABLES) else "iptables"
+
+
+def families_of_rules(views: Sequence[NodeView]) -> list[IPFamily]:
+    """Return the IP families for which a view has tables; IPv4 if there are none."""
+    held = [view.rules for view in views if view.rules is not None]
+    found = [
+        family
+        for family in FAMILIES
+        if any(table.family in (None, family) for rules in held for table in rules[family].ruleset.tables)
+    ]
+    return found or [IPFamily.IPV4]
+
+
+def obstacles(view: NodeView, family: IPFamily, tolerated: GapKind | None = None) -> tuple[str, ...]:
+    """Return why nothing can be proved of a node's rules: they are not known, not complete, or not interpreted.
+
+    Gaps of the kind `tolerated` are left out.
+    """
+    held = view.rules.get(family) if view.rules is not None else None
     if held is None:
         why = view.absent.get("rules", "")
-        return undecided(plan, service, ("the node's rules are unknown" + (f": {why}" if why else ""),))
-    reasons = [*held.unread, *(f"the input is partial: {gap}" for gap in held.gaps)]
+        return ("the node's rules are unknown" + (f": {why}" if why else ""),)
+    reasons = [*held.unread, *(f"the input is partial: {gap}" for gap in held.gaps if gap.kind is not tolerated)]
     if held.ruleset.copied:
         reasons.append(
             "the rules were copied by a person, so that lines may be missing: use a bundle or a complete dump"
         )
     if held.objects.servers:
         reasons.append("IPVS forwards packets, and the proof does not interpret virtual servers")
-    if reasons:
-        return undecided(plan, service, tuple(reasons))
-    tables = {table.name for table in held.ruleset.tables if table.family in (None, plan.family)}
-    mode = "nftables" if tables.intersection(_NFT_TABLES) else "iptables"
-    return prove(plan, held.ruleset, host, BACKENDS[mode].deviations, service)
+    return tuple(reasons)
 
 
-def status(reports: tuple[CheckReport | ProofReport, ...]) -> int:
+def status(reports: Sequence[CheckReport | ProofReport | ChangeReport | QueryReport]) -> int:
     """Return the exit status: 0 without differences, 1 with differences, 2 if it can't be decided."""
     every = {report.status for report in reports}
     return 1 if 1 in every else 2 if 2 in every or not every else 0
@@ -156,7 +185,7 @@ class MigrationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def prospect(cluster: ClusterObjects, before: str, after: str, chosen: NodeOptions) -> MigrationResult:
     """Return what changes if nodes change their mode; `chosen.node` limits it to one node. Raises InputError."""
-    nodes = _nodes(cluster, chosen)
+    nodes = nodes_of(cluster, chosen)
     found: list[NodeChange] = []
     plans: list[Plan] = []
     problems: dict[str, None] = {}
@@ -179,7 +208,8 @@ def prospect(cluster: ClusterObjects, before: str, after: str, chosen: NodeOptio
     )
 
 
-def _nodes(cluster: ClusterObjects, chosen: NodeOptions) -> tuple[str, ...]:
+def nodes_of(cluster: ClusterObjects, chosen: NodeOptions) -> tuple[str, ...]:
+    """Return the names of the nodes that the options choose. Raises InputError."""
     if chosen.node:
         return (chosen.node,)
     names = tuple(sorted(key.name for key in cluster.snapshot.nodes))

@@ -12,7 +12,7 @@ _FEW = 2
 """Networks of a set that are named."""
 _LIKELY = ("198.51.100.7", "2001:db8:c::7", "203.0.113.77", "192.0.2.7")
 """Sources and destinations from networks for documentation, which readers know as such."""
-_PROTOCOLS = {each.number: each.lower for each in Protocol} | {58: "icmpv6"}
+PROTOCOL_NAMES = {each.number: each.lower for each in Protocol} | {58: "icmpv6"}
 
 
 class ClassDescriber:
@@ -28,7 +28,7 @@ class ClassDescriber:
         words = f"{self._sources(box, sources)} to {self._destination(box)}"
         ports = box[SPORT]
         if ports.size != self._space.whole[SPORT].size:
-            words += f", from port {_numbers(ports)}"
+            words += f", from port {numbers_text(ports)}"
         return words
 
     def _sources(self, box: Box, sources: ValueSet) -> str:
@@ -65,36 +65,45 @@ class ClassDescriber:
                 frontend = claim.frontend
                 kind = frontend.kind.value
                 if frontend.kind is FrontendKind.NODE_PORT:
-                    return f"{claim.service.name} ({kind} {port.first}/{_PROTOCOLS[protocol.first]} of {self._addresses(address)})"
+                    return f"{claim.service.name} ({kind} {port.first}/{PROTOCOL_NAMES[protocol.first]} of {self._addresses(address)})"
                 at = join_port(space.address_text(address.first), port.first)
-                return f"{claim.service.name} ({kind} {at}/{_PROTOCOLS[protocol.first]})"
+                return f"{claim.service.name} ({kind} {at}/{PROTOCOL_NAMES[protocol.first]})"
         words = "any address" if address == space.addresses else self._addresses(address)
         if protocol.size == 1:
-            words += f", {_PROTOCOLS.get(protocol.first, f'protocol {protocol.first}')}"
+            words += f", {PROTOCOL_NAMES.get(protocol.first, f'protocol {protocol.first}')}"
         elif protocol != space.whole[PROTOCOL]:
             words += f", {protocol.size} protocols"
         if port != space.whole[DPORT]:
-            words += f" port {_numbers(port)}"
+            words += f" port {numbers_text(port)}"
         return words
 
     def _addresses(self, addresses: ValueSet) -> str:
-        texts: list[str] = []
-        text = self._space.address_text
-        for first, last in addresses.spans[: _FEW + 1]:
-            nets = networks_between(text(first), text(last))
-            texts += (
-                [nets[0].removesuffix("/32").removesuffix("/128")]
-                if len(nets) == 1
-                else [f"{text(first)}-{text(last)}"]
-            )
-        if len(addresses.spans) > _FEW:
-            return f"{', '.join(texts[:_FEW])} and {len(addresses.spans) - _FEW:,} more ranges"
-        return " and ".join(texts)
+        return addresses_text(self._space, addresses)
 
 
-def _numbers(found: ValueSet) -> str:
+def addresses_text(space: PacketSpace, addresses: ValueSet) -> str:
+    """Return `10.244.1.0/24 and 10.0.0.1-10.0.0.9` for a set of addresses, with the number of ranges that are left out."""
+    texts: list[str] = []
+    text = space.address_text
+    for first, last in addresses.spans[: _FEW + 1]:
+        nets = networks_between(text(first), text(last))
+        texts += (
+            [nets[0].removesuffix("/32").removesuffix("/128")] if len(nets) == 1 else [f"{text(first)}-{text(last)}"]
+        )
+    if len(addresses.spans) > _FEW:
+        return f"{', '.join(texts[:_FEW])} and {_more_ranges(addresses)}"
+    return " and ".join(texts)
+
+
+def _more_ranges(found: ValueSet) -> str:
+    count = len(found.spans) - _FEW
+    return f"{count:,} more range{'s' if count > 1 else ''}"
+
+
+def numbers_text(found: ValueSet) -> str:
+    """Return `80, 443` or `1-1023` for a set of numbers, with the number of ranges that are left out."""
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in found.spans[:_FEW]]
-    more = f" and {len(found.spans) - _FEW} more ranges" if len(found.spans) > _FEW else ""
+    more = f" and {_more_ranges(found)}" if len(found.spans) > _FEW else ""
     return ", ".join(texts) + more
 
 

@@ -40,7 +40,7 @@ _WITHIN = " within "
 """Separates a list's name and its time in the name of a choice."""
 _MOST_RULES = 50
 """Rules to report that could not be interpreted. Those with the largest parts come first."""
-_PARAMETERS = (
+PARAMETERS = (
     "the packets are first packets of connections that conntrack does not know",
     "their mark is 0 when they arrive",
     "whether an affinity list has a sender is a free choice",
@@ -112,7 +112,7 @@ class ProofReport(msgspec.Struct, frozen=True, kw_only=True):
     """Classes that differ."""
     counterexample: CounterexamplePacket | None = None
     undecided: tuple[UndecidedRule, ...] = ()
-    parameters: tuple[str, ...] = _PARAMETERS
+    parameters: tuple[str, ...] = PARAMETERS
     """What is given and not part of a packet."""
     deviations: tuple[str, ...] = ()
     """The declared deviations from the plan that were taken into account."""
@@ -181,7 +181,7 @@ def partitions(
     del walked  # what it remembers takes as much memory as all classes
     names = _list_names(found, ends)
     if names:
-        found = [_renamed(each, names) for each in found]
+        found = [renamed_lists(each, names) for each in found]
     lists = {new: old for old, new in names.items()}
     return Partitions(space, builder.build(found), by_plan, lists, rounding, ends)
 
@@ -284,7 +284,7 @@ class _Comparison:
                 if notes:
                     for note in notes:
                         self._undecided.setdefault(note, []).append(differs)
-                elif _same_choices(one, other):
+                elif same_choices(one, other):
                     continue
                 elif self._guards_loopback(box, both, one, other):
                     self.loopback_guarded = True
@@ -416,7 +416,8 @@ def _list_names(boxes: list[WeightedBox], ends: PlanEnds) -> dict[str, str]:
     return {names[0]: record for record, names in taken.items() if record and len(names) == 1}
 
 
-def _renamed(each: WeightedBox, names: dict[str, str]) -> WeightedBox:
+def renamed_lists(each: WeightedBox, names: Mapping[str, str]) -> WeightedBox:
+    """Return a box in which affinity lists have other names."""
     end = each.end
     if isinstance(end, PacketEnd) and end.remembers:
         end = end._replace(remembers=tuple(names.get(name, name) for name in end.remembers))
@@ -425,12 +426,12 @@ def _renamed(each: WeightedBox, names: dict[str, str]) -> WeightedBox:
     return each._replace(end=end, choices=frozenset(_renamed_choice(choice, names) for choice in each.choices))
 
 
-def _renamed_choice(choice: Choice, names: dict[str, str]) -> Choice:
+def _renamed_choice(choice: Choice, names: Mapping[str, str]) -> Choice:
     name, within, seconds = choice[0].partition(_WITHIN)
     return f"{names.get(name, name)}{within}{seconds}", choice[1]
 
 
-def _same_choices(one: Distribution, other: Distribution) -> bool:
+def same_choices(one: Distribution, other: Distribution) -> bool:
     """Return True if two distributions that ask for choices in different orders agree however the choices are taken.
 
     A sender joins one list at a time, but may be in several, so that every pair of cases that can hold together has to agree.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from narthex.model import join_port
-from narthex.trace.proof.prove import CounterexamplePacket, ProofEnd, ProofOutcome, ProofReport
+from narthex.trace.proof.changes import ChangeReport
+from narthex.trace.proof.prove import CounterexamplePacket, ProofEnd, ProofOutcome, ProofReport, UndecidedRule
 
 _MOST_ENDS = 12
 
@@ -15,8 +16,7 @@ def proof_lines(report: ProofReport) -> Iterator[str]:
     yield f"{_about(report)}: {_verdict(report)}"
     if report.counterexample is not None:
         yield from _counterexample(report.counterexample)
-    for rule in report.undecided:
-        yield f"  undecided: {rule.rule}: {rule.share:.3%} of all packets, such as {rule.described}"
+    yield from _undecided(report.undecided)
     if report.outcome is ProofOutcome.PROVED:
         for parameter in report.parameters:
             yield f"  given: {parameter}"
@@ -26,10 +26,37 @@ def proof_lines(report: ProofReport) -> Iterator[str]:
         yield f"  declared: probabilities are 1/n to within {report.rounding:.1e}, as the kernel can store them"
 
 
-def _about(report: ProofReport) -> str:
+def change_lines(report: ChangeReport) -> Iterator[str]:
+    """Yield the lines of a report about changes: one for each change."""
+    yield f"{_about(report)}: {_change_verdict(report)}"
+    for change in report.changes:
+        yield f"  {change.described}"
+    if report.more:
+        yield f"  {report.more:,} more lines"
+    yield from _undecided(report.undecided)
+    if report.outcome is ProofOutcome.PROVED:
+        for parameter in report.parameters:
+            yield f"  given: {parameter}"
+
+
+def _change_verdict(report: ChangeReport) -> str:
+    if report.outcome is ProofOutcome.PROVED:
+        return f"no packet changes its outcome (proved for all 2^{report.bits} packets of {report.family})"
+    if report.outcome is ProofOutcome.UNDECIDED:
+        return "undecided"
+    classes = f"{report.classes:,} classes of packets change" if report.classes > 1 else "one class of packets changes"
+    return f"{classes} from {report.before} to {report.after}"
+
+
+def _undecided(rules: tuple[UndecidedRule, ...]) -> Iterator[str]:
+    for rule in rules:
+        yield f"  undecided: {rule.rule}: {rule.share:.3%} of all packets, such as {rule.described}"
+
+
+def _about(report: ProofReport | ChangeReport) -> str:
     words = [f"node {report.node}"] if report.node else []
     words.append(report.family)
-    if report.service:
+    if isinstance(report, ProofReport) and report.service:
         words.append(f"Service {report.service}")
     return ", ".join(words)
 
