@@ -132,7 +132,7 @@ def test_the_interface_fits_the_sender() -> None:
 
 
 def test_a_name_that_only_objects_can_explain_asks_for_them():
-    with pytest.raises(TraceError, match="there are outside.*--kubeconfig"):
+    with pytest.raises(TraceError, match=r"there are outside.*--kubeconfig"):
         OwnerIndex(snapshot()).sender("shop/client")
-    with pytest.raises(TraceError, match="or give an address$"):
+    with pytest.raises(TraceError, match=r"or give an address$"):
         PLACES.sender("shop/clerk")
