@@ -331,7 +331,7 @@ class PageRun:
 
     def _output(self, command: str, line: str) -> str:
         """Return what a line prints. Where a server has been started before, it may not be ready yet."""
-        end = time.monotonic() + (SECONDS / 4 if self._servers else 0.0)
+        end = time.monotonic() + (SECONDS if self._servers else 0.0)
         while True:
             done = subprocess.run(
                 ["timeout", f"{SECONDS:.0f}", *self._argv(command)],

@@ -150,6 +150,8 @@ class PodFiles:
             for source, name in ((self._certificate, "ca.crt"), (self._token, "token")):
                 if source.exists() and not (directory / name).exists():
                     shutil.copy(source, directory / name)
+                    # Also for containers that do not run as root. Only pods and root reach the directory.
+                    (directory / name).chmod(0o644)
             (directory / "namespace").write_text(namespace)
         return directory
 
