@@ -134,7 +134,8 @@ PAGES = {
     "run-cluster-dns": HowTo(
         words={"dig": "dig +tries=1"},
         before={"narthex dns --conf": "printf '.:5301 {\\n}\\n' > Corefile"},
-        elsewhere={"kubectl": _ELSEWHERE_IN_REALITY},
+        components=("cluster-dns",),
+        installs=True,
     ),
     "run-ipvs": HowTo(
         elsewhere=dict.fromkeys(("narthex proxy", "ipvsadm", "ipset", "ip address"), "tests/uml/test_ipvs_proxy.py")

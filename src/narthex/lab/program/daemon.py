@@ -87,8 +87,9 @@ def create_lab_process(directory: StateDirectory, options: LabOptions, progress:
 
 
 class StartProgress:
-    """Tells the caller of `lab up` how far the start is, until it ends. Later sentences, such as those of an API server that comes
-    back after a fault, go to the log.
+    """Reports to the caller of `lab up` how far the start is, until it ends.
+
+    Later sentences, such as those of an API server that comes back after a fault, go to the log.
     """
 
     def __init__(self, writer: int) -> None:

@@ -123,8 +123,8 @@ _SAFE_SYSCTLS = frozenset({
 
 def sysctls_of(pod: Mapping[str, Any]) -> dict[str, str]:
     """Return the kernel settings that a pod asks for and may have, by their path below /proc/sys."""
-    wanted = (pod["spec"].get("securityContext") or {}).get("sysctls") or ()
-    return {each["name"].replace(".", "/"): str(each["value"]) for each in wanted if each["name"] in _SAFE_SYSCTLS}
+    requested = (pod["spec"].get("securityContext") or {}).get("sysctls") or ()
+    return {each["name"].replace(".", "/"): str(each["value"]) for each in requested if each["name"] in _SAFE_SYSCTLS}
 
 
 def without_idle_plugins(network: NetworkConfigList, container: RuntimeConf) -> NetworkConfigList:
