@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from narthex.lab import topology
 
 ROOT = Path(__file__).parents[1]
 SHELL = re.compile(r"^ *```sh\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+YAML = re.compile(r"^ *```yaml\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SECONDS = 60.0
 CONFIGURATIONS = Path(__file__).parent / "proxy" / "configurations"
 """KubeProxyConfigurations as tools that set clusters up write them."""
@@ -69,6 +71,8 @@ class HowTo(msgspec.Struct, frozen=True, kw_only=True):
     """Commands for what the prose asks for before the line that begins so."""
     elsewhere: dict[str, str] = {}
     """Lines that begin so are run by another test, or by `make cluster`."""
+    files: dict[str, str] = {}
+    """Files that contain the YAML block of the page that begins so."""
     components: tuple[str, ...] = ()
     """Components of `deploy/kustomization.yaml` that the page switches on."""
     installs: bool = False
@@ -85,11 +89,23 @@ _NODE = {
 _BUNDLE = "narthex bundle -o {0}.tgz --node {0} --kubeconfig $KUBECONFIG"
 PAGES = {
     "announce-addresses": HowTo(
-        before={"narthex lb why": "cp $KUBECONFIG /etc/narthex/kubeconfig"},
+        words=_NODE,
+        before={"head": "kubectl apply -k deploy/crds"},
         elsewhere={"narthex node": "tests/lb/kernel/test_announce_api.py"},
+        components=("load-balancer", "announcer"),
+        installs=True,
+    ),
+    "answer-names-on-the-node": HowTo(
+        # A pod of a lab has no /dev/net/tun, but the lab's nodes answer names themselves.
+        words={"dig": "dig +tries=1"},
+        elsewhere={"kubectl": _ELSEWHERE_IN_REALITY},
     ),
     "ask-who-reaches-what": HowTo(words=_NODE),
-    "break-things": HowTo(words={"node-3": "node-1"}, before={"narthex lab fault kill": "narthex lab fault end"}),
+    "break-things": HowTo(
+        words={"node-3": "node-1", "default/far": "shop/web-1", "default/neighbour": "shop/client"},
+        before={"narthex lab fault kill": "narthex lab fault end"},
+        elsewhere={"narthex lab up": "tests/test_docs.py"},
+    ),
     "check-a-node": HowTo(words=_NODE, before={"kubectl -n kube-system exec": _DEPLOYED}, installs=True),
     "give-pods-a-network": HowTo(
         words=_NODE,
@@ -99,18 +115,28 @@ PAGES = {
             "kubectl": _ELSEWHERE_IN_REALITY,
         },
     ),
-    "give-services-addresses": HowTo(words=_NODE, components=("load-balancer",), installs=True),
+    "complete-commands": HowTo(),
+    "give-services-addresses": HowTo(
+        words=_NODE,
+        files={"pools.yaml": "apiVersion: metallb.io/v1beta1"},
+        components=("load-balancer",),
+        installs=True,
+    ),
     "install-on-a-cluster": HowTo(words=_NODE, installs=True),
     "migrate": HowTo(),
     "move-from-coredns": HowTo(
-        words={"dig @127.0.0.1": "dig +tries=1 -p 5399 @127.0.0.1"},
-        before={"narthex dns --conf Corefile --kubeconfig": "sed 's/:53 /:5399 /' examples/dns/Corefile > Corefile"},
+        words={"FILE": "$KUBECONFIG", "dig": "dig +tries=1"},
+        before={"narthex dns --conf Corefile --check": "cp examples/dns/Corefile Corefile"},
     ),
-    "record-and-replay": HowTo(),
+    "record-and-replay": HowTo(
+        words={"hello-world-deployment": "recorded"},
+        before={"narthex lab record": "kubectl create deployment recorded --image=web"},
+    ),
     "run-cluster-dns": HowTo(
-        words={"dig @127.0.0.1": "dig +tries=1 @127.0.0.1"},
+        words={"dig": "dig +tries=1"},
         before={"narthex dns --conf": "printf '.:5301 {\\n}\\n' > Corefile"},
-        elsewhere={"kubectl": _ELSEWHERE_IN_REALITY},
+        components=("cluster-dns",),
+        installs=True,
     ),
     "run-ipvs": HowTo(
         elsewhere=dict.fromkeys(("narthex proxy", "ipvsadm", "ipset", "ip address"), "tests/uml/test_ipvs_proxy.py")
@@ -120,13 +146,16 @@ PAGES = {
         elsewhere={"narthex overlay": "tests/overlay/kernel/test_overlay.py", "kubectl": _ELSEWHERE_IN_REALITY},
     ),
     "run-the-proxy": HowTo(
-        words={"narthex cleanup": "ip netns exec try narthex cleanup"},
-        before={"narthex cleanup": STOP},
+        before={"ip netns exec try narthex cleanup": STOP},
         elsewhere={"narthex proxy --config": "tests/cli/test_proxy.py"},
     ),
     "see-the-picture": HowTo(elsewhere=dict.fromkeys(("narthex lab ui", "narthex ui"), "tests/lab/ui/test_page.py")),
     "take-a-bundle": HowTo(
-        words=_NODE,
+        words={
+            "kubectl -n kube-system exec POD -c narthex --": "",
+            "/var/lib/kube-proxy/kubeconfig.conf": "$KUBECONFIG",
+            **_NODE,
+        },
         before={
             "narthex trace": "cp node-1.tgz node-2.tgz",
             "narthex check": "narthex bundle --script | sh > node-1.tgz",
@@ -134,7 +163,7 @@ PAGES = {
         },
     ),
     "trace-a-path": HowTo(
-        words={"10.244.1.7": "$(kubectl get pod web-1 -n shop -o jsonpath='{.status.podIP}')"},
+        words=_NODE | {"10.244.1.7": "$(kubectl get pod web-1 -n shop -o jsonpath='{.status.podIP}')"},
         before={"narthex trace shop/client": _BUNDLE.format("node-1")},
         elsewhere={
             "iptables-save": "tests/uml/test_ipvs_proxy.py",
@@ -144,8 +173,12 @@ PAGES = {
 }
 
 
-QUICK = ("announce-addresses", "migrate", "run-ipvs")
+QUICK = ("complete-commands", "migrate", "run-ipvs")
 """Pages that `make test` runs. `make howtos` runs all of them, which takes minutes."""
+
+
+def _page(name: str) -> Path:
+    return ROOT / "docs" / "howto" / f"{name}.md"
 
 
 def shell_lines(page: Path) -> list[str]:
@@ -155,6 +188,11 @@ def shell_lines(page: Path) -> list[str]:
         lines = [re.sub(r"(^|\s)# .*", "", line).strip() for line in block.splitlines()]
         found += [line for line in lines if line]
     return found
+
+
+def yaml_blocks(page: Path) -> list[str]:
+    """Return the `yaml` blocks of a page."""
+    return [textwrap.dedent(each) for each in YAML.findall(page.read_text())]
 
 
 class PageRun:
@@ -184,6 +222,8 @@ class PageRun:
         self._write_kubeconfigs()
         self._write_programs()
         self._edit_deploy()
+        for name, start in self._settings.files.items():
+            (directory / name).write_text(next(each for each in yaml_blocks(_page(page)) if each.startswith(start)))
 
     def _write_kubeconfigs(self) -> None:
         access = yaml.safe_load(self._cluster.kubeconfig.read_text())
@@ -227,7 +267,7 @@ class PageRun:
         """Run all lines. Raises AssertionError with the line that fails."""
         unused = {*self._settings.before, *self._settings.elsewhere}
         try:
-            for line in shell_lines(ROOT / "docs" / "howto" / f"{self._page}.md"):
+            for line in shell_lines(_page(self._page)):
                 prefixes = {each for each in unused | {*self._settings.elsewhere} if line.startswith(each)}
                 unused -= prefixes
                 if any(line.startswith(each) for each in self._settings.elsewhere):
@@ -261,14 +301,16 @@ class PageRun:
         return f"{self._cluster.name}-try"
 
     def _translated(self, line: str) -> str:
-        inside, _, outside = line.rpartition("exec POD -- ")
-        outside = _MACHINE.sub(
-            lambda found: f"{self._directory}/{'home' if found[1] == '~' else found[1][1:]}", outside
+        # Paths inside of a pod stay as they are.
+        command, of_pod, rest = line.partition(" -- ") if "exec POD" in line else (line, "", "")
+        command = _MACHINE.sub(
+            lambda found: f"{self._directory}/{'home' if found[1] == '~' else found[1][1:]}", command
         )
-        line = f"{inside}exec POD -- {line.rpartition('exec POD -- ')[2]}" if inside else outside
+        line = command + of_pod + rest
         for word, value in {
             **self._settings.words,
             "netns add try": f"netns add {self._try}",
+            "netns delete try": f"netns delete {self._try}",
             "exec try": f"exec {self._try}",
         }.items():
             line = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", lambda _: value, line)  # noqa: B023
@@ -278,7 +320,7 @@ class PageRun:
         command = self._translated(line)
         if line == STOP:
             self._stop_servers()
-        elif exported := re.fullmatch(r"(?:export )?(\w+)=(.*)", command):
+        elif exported := re.fullmatch(r"(?:export )?(\w+)=(\$\(.*\)|\S*)", command):
             value = self._output(f"printf %s {exported[2]}", line)
             self._exported[exported[1]] = value
         elif _SERVER.match(line):
@@ -291,7 +333,7 @@ class PageRun:
 
     def _output(self, command: str, line: str) -> str:
         """Return what a line prints. Where a server has been started before, it may not be ready yet."""
-        end = time.monotonic() + (SECONDS / 4 if self._servers else 0.0)
+        end = time.monotonic() + (SECONDS if self._servers else 0.0)
         while True:
             done = subprocess.run(
                 ["timeout", f"{SECONDS:.0f}", *self._argv(command)],

@@ -6,4 +6,4 @@ from narthex.cli import main
 
 # A fault of a C library ends a process without a word; this way its log says where every thread was.
 faulthandler.enable()
-main()
+main(prog_name="narthex")

@@ -1,5 +1,7 @@
 """Flags that commands share, and the completion of commands in a shell."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -97,3 +99,8 @@ def test_a_shell_completes_commands_options_modes_and_labs(tmp_path: Path, monke
     assert "--netns" in completed("check", "--n")
     assert completed("plan", "--mode", "ipv") == ["ipvs"]
     assert completed("trace", "--lab", "b") == ["blue"]
+
+
+def test_the_module_has_the_name_of_the_program() -> None:
+    done = subprocess.run([sys.executable, "-m", "narthex", "trace"], capture_output=True, text=True, check=False)
+    assert done.stderr.startswith("Usage: narthex trace ")

@@ -118,6 +118,12 @@ def test_the_names_of_the_cluster_are_answered_at_the_usual_address(objects):
     service = named(objects, "Service", DNS_SERVICE.name)
     assert service["metadata"]["namespace"] == DNS_SERVICE.namespace
     assert (service["spec"]["clusterIP"], service["spec"]["selector"]) == (ADDRESSES[0], DNS_LABELS)
+    deployment = named(objects, "Deployment", "narthex-cluster-dns")["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    assert DNS_LABELS.items() <= labels.items()
+    # A CoreDNS beside it has the Service's label, and its pods are not this Deployment's.
+    assert not deployment["selector"]["matchLabels"].items() & DNS_LABELS.items()
+    assert deployment["selector"]["matchLabels"].items() <= labels.items()
     pod = pods(objects)["narthex-cluster-dns"]
     (container,) = pod["containers"]
     ports = {(each["name"], each["containerPort"]) for each in container["ports"]}

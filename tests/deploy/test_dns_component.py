@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.howtos import ROOT, yaml_blocks
 
 from narthex.cli.node import command
 from narthex.dns.program import node_local
 from narthex.kube.resources import of_a_proxy, of_names
 from narthex.linux.run import run
+from narthex.runtime.configuration.file import read
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -62,3 +64,17 @@ def test_rights_are_those_that_are_used_and_no_others(objects):
         {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
     ]
     assert binding["roleRef"]["name"] == "narthex-dns"
+
+
+def test_the_document_of_the_guide_switches_it_on_beside_the_proxy(tmp_path):
+    (document,) = [
+        each
+        for each in yaml_blocks(ROOT / "docs" / "howto" / "answer-names-on-the-node.md")
+        if each.startswith("apiVersion: narthex/")
+    ]
+    kube_proxys = (DEPLOY / "config.conf").read_text().partition("\n---\n")[0]
+    (tmp_path / "config.conf").write_text(f"{kube_proxys}\n---\n{document}")
+    given, problems = read(tmp_path / "config.conf")
+    assert problems == ()
+    assert (given.own.parts.proxy, given.own.parts.dns) == (True, True)
+    assert given.own.dns.addresses == ("10.96.0.10",)

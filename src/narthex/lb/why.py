@@ -136,9 +136,11 @@ def lines(explanation: ServiceExplanation) -> list[str]:
 def _seen(seen: AnnouncerObservation | None) -> list[str]:
     if seen is None:
         return []
-    does = "answers" + (" until another takes over" if seen.yielding else "")
+    does = "answers for it" + (" until another takes over" if seen.yielding else "")
     where = f" on {', '.join(seen.links)}" if seen.links else ""
-    answer = f"its announcer {does}{where}" if seen.answers else "its announcer does not answer"
+    answer = (
+        f"its announcer {does}{where}" if seen.answers else "its announcer is reachable, and does not answer for it"
+    )
     requests = f"; {seen.requests} requests, the last {seen.last_request}" if seen.last_request else ""
     announced = f"; announced {seen.gratuitous} times" if seen.gratuitous else ""
     return [answer + requests + announced, *(f"also answered by {each}" for each in seen.foreign)]

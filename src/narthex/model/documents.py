@@ -188,7 +188,10 @@ def _yaml(chunk: str, first_line: int, allow_duplicate_keys: bool) -> Iterator[D
         reason = ", ".join(part for part in (error.context, error.problem) if part)
         # libyaml reports an unexpected end after the last line.
         lines = chunk.count("\n", 0, len(chunk.rstrip()) or None)
-        yield MalformedDocument(first_line + (min(mark.line, lines) if mark else 0), f"not valid YAML: {reason}")
+        # libyaml reads ahead, and has a limit of its own since version 0.2.6.
+        too_deep = "maximum nesting depth" in reason
+        message = f"nested more than {MAX_DEPTH} levels deep" if too_deep else f"not valid YAML: {reason}"
+        yield MalformedDocument(first_line + (min(mark.line, lines) if mark else 0), message)
     except yaml.YAMLError as error:
         bad = _CONTROL.search(chunk)
         line = first_line + (chunk.count("\n", 0, bad.start()) if bad else 0)

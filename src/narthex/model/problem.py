@@ -43,6 +43,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         """Format as `web.yaml:7: error: Service shop/web: spec.ports[0].port: 0 is not a port (1-65535)`."""
         return ": ".join(part for part in (self.origin, self.severity, self.object, self.field, self.message) if part)
 
+    @property
+    def logged(self) -> str:
+        """The text for a log, whose lines have a level of their own."""
+        return ": ".join(part for part in (self.origin, self.object, self.field, self.message) if part)
+
 
 class UnlistedProblems(Problem, frozen=True, kw_only=True):
     """Stands for problems that are not listed."""

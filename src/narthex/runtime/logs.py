@@ -151,7 +151,7 @@ class ProblemLog:
         said = {problem: None for problem in self._said if problem in now}
         for problem in self._said:
             if problem not in now:
-                LOGGER.info("mended: %s", problem, extra=data(origin=problem.origin, object=problem.object))
+                LOGGER.info("mended: %s", problem.logged, extra=data(origin=problem.origin, object=problem.object))
         new = []
         for problem in now:
             if len(said) >= MAX_LOGGED:
@@ -160,7 +160,7 @@ class ProblemLog:
                 said[problem] = None
                 new.append(problem)
                 log = LOGGER.warning if problem.severity == "warning" else LOGGER.error
-                log("%s", problem, extra=data(origin=problem.origin, object=problem.object, field=problem.field))
+                log("%s", problem.logged, extra=data(origin=problem.origin, object=problem.object, field=problem.field))
         unsaid = sum(getattr(problem, "count", 1) for problem in now if problem not in said)
         if unsaid and unsaid != self._unsaid:
             LOGGER.error("%d more problems of objects are not logged; mend the first ones to see others", unsaid)

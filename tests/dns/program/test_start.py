@@ -1,6 +1,8 @@
 """Settings of the server: flags, places to listen, where objects come from."""
 
+import errno
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from narthex.cli import main
 from narthex.dns.corefile.parse import parse
 from narthex.dns.corefile.settings import Upstream
 from narthex.dns.program.configuration import CorefileSource, DnsConfigurationError, DnsFlags
-from narthex.dns.program.listeners import ListenError, listen_addresses, reached_at
+from narthex.dns.program.listeners import ListenAddress, ListenError, listen_addresses, open_sockets, reached_at
 from narthex.dns.program.serve import DnsSettings, build_server
 
 
@@ -64,6 +66,15 @@ def test_places():
 def test_a_bind_that_is_nowhere():
     with pytest.raises(ListenError, match="neither an address nor a link"):
         listen_addresses(blocks(". {\n bind nosuchlink\n forward . 192.0.2.1\n}\n"))
+
+
+def test_a_port_that_needs_a_right_names_it(monkeypatch):
+    def refuse(*_words):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(ListenError, match=r"UDP 127\.0\.0\.1 port 53; this port needs root, CAP_NET_BIND_SERVICE"):
+        open_sockets(ListenAddress("127.0.0.1", 53, (0,), "dns"))
 
 
 def test_where_objects_come_from(monkeypatch):

@@ -152,6 +152,15 @@ def test_a_program_has_its_environment_its_volumes_and_a_log(lab):
     assert kubectl(lab, "logs", "serve", "--timestamps", "--tail=1").split()[0].endswith("Z")
 
 
+def test_a_volume_follows_its_config_map(lab):
+    until(lambda: ready(lab, "serve"), "a ready pod")
+    kubectl(lab, "patch", "configmap", "words", "-p", '{"data":{"greeting":"hi","farewell":"bye"}}')
+    until(lambda: inside(lab, "sh", "-c", "cat /tmp/words/*") == "byehi", "the new words")
+    kubectl(lab, "patch", "configmap", "words", "-p", '{"data":{"greeting":"hello","farewell":null}}')
+    until(lambda: inside(lab, "sh", "-c", "cat /tmp/words/*") == "hello", "the old words")
+    assert inside(lab, "ls", "-A", "/tmp/words").split() == ["greeting"]
+
+
 def test_exec_is_beside_the_program(lab):
     assert inside(lab, "hostname").strip() == "serve"
     assert inside(lab, "ls", "/tmp").split() == ["scratch", "words"]

@@ -1,7 +1,7 @@
 """Which CNI plugins run for a pod."""
 
 from narthex.cni.program.runtime import NetworkConfigList, RuntimeConf
-from narthex.lab.program.network import without_idle_plugins
+from narthex.lab.program.network import sysctls_of, without_idle_plugins
 
 BRIDGE, TUNING = {"type": "bridge"}, {"type": "tuning"}
 PORTS = {"type": "portmap", "capabilities": {"portMappings": True}}
@@ -20,3 +20,14 @@ def test_only_a_pod_with_host_ports_needs_portmap():
 def test_the_first_plugin_makes_the_network():
     made = {**BRIDGE, "capabilities": {"ips": True}}
     assert plugins(made, PORTS) == (made,)
+
+
+def test_a_pod_gets_the_kernel_settings_of_its_namespace_that_a_kubelet_allows():
+    wanted = [
+        {"name": "net.ipv4.ip_unprivileged_port_start", "value": "53"},
+        {"name": "net.ipv4.ip_forward", "value": "0"},
+        {"name": "kernel.panic", "value": "1"},
+    ]
+    pod = {"spec": {"securityContext": {"sysctls": wanted}}}
+    assert sysctls_of(pod) == {"net/ipv4/ip_unprivileged_port_start": "53"}
+    assert sysctls_of({"spec": {"securityContext": None}}) == {}

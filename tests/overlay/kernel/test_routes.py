@@ -4,6 +4,7 @@ import pytest
 
 from narthex.linux.namespaces import create_namespace, delete_namespace, in_namespace
 from narthex.linux.run import run
+from narthex.model.net import FAMILIES
 from narthex.overlay.changes import OverlayState, plan_changes
 from narthex.overlay.desired import DesiredState, OverlayRoute
 from narthex.overlay.kernel.kernel import OverlayKernel
@@ -41,5 +42,20 @@ def test_a_peer_returns_from_host_gw_to_vxlan(subnet, peer, gateway):
         family = "-6" if ":" in subnet else "-4"
         routes = run(["ip", family, "route", "show", "root", subnet], namespace=NAME).splitlines()
         assert [(line.split()[0], "dev tunnel" in line) for line in routes] == [(subnet, True)]
+    finally:
+        delete_namespace(NAME)
+
+
+def test_a_namespace_without_routes_has_no_default_route():
+    """Before the first link is up, its main table does not exist, and the kernel refuses to list it."""
+    run(["ip", "netns", "add", NAME])
+    try:
+        with in_namespace(NAME):
+            kernel = OverlayKernel()
+            try:
+                assert kernel.default_link(FAMILIES) == 0
+                assert kernel.read((), FAMILIES) == (OverlayState(), ())
+            finally:
+                kernel.close()
     finally:
         delete_namespace(NAME)

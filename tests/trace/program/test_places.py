@@ -129,3 +129,10 @@ def test_the_interface_fits_the_sender() -> None:
     assert (host.iif, host.from_host) == ("", True)
     assert asked("127.0.0.1", "10.20.0.11:30001").packet.from_host
     assert not asked("worker-b", "shop/web").packet.from_host
+
+
+def test_a_name_that_only_objects_can_explain_asks_for_them():
+    with pytest.raises(TraceError, match=r"there are outside.*--kubeconfig"):
+        OwnerIndex(snapshot()).sender("shop/client")
+    with pytest.raises(TraceError, match=r"or give an address$"):
+        PLACES.sender("shop/clerk")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def replay(file: Path, speed: float | None, output: str) -> None:
     """Replay the history in FILE, as written by `narthex lab record`, without a network and without root.
 
-    The replay repeats all writes of users and nodes and runs the controllers replayed. They depend on nothing else, so the final
+    The replay repeats all writes of users and nodes, and runs the controllers at the same times. They depend on nothing else, so the final
     objects are identical: names, addresses, slices. JSON output contains all of them. If a controller decides differently,
     for instance in another version of Narthex, the replay ends with the first difference.
     """

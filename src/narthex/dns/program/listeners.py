@@ -138,6 +138,10 @@ def _has_ipv6() -> bool:
 
 
 def _listen_error(error: OSError) -> ListenError:
-    in_use = error.errno == errno.EADDRINUSE
-    hint = "; another server uses it: stop that one, or listen on other addresses (bind)" if in_use else ""
-    return ListenError(f"cannot listen: {error.strerror}{hint}")
+    return ListenError(f"cannot listen: {error.strerror}{_HINTS.get(error.errno or 0, '')}")
+
+
+_HINTS = {
+    errno.EADDRINUSE: "; another server uses it: stop that one, or listen on other addresses (bind)",
+    errno.EACCES: "; this port needs root, CAP_NET_BIND_SERVICE, or net.ipv4.ip_unprivileged_port_start",
+}

@@ -124,7 +124,8 @@ def change_root(shows: Sequence[BindMount], executable: str, layer: str = "") ->
     for handle in (own, old, *layers, *devices.values()):
         os.close(handle)
     # The machine's root is gone before anything of a manifest is mounted, since a recursive mount of / would contain it.
-    for show in shows:
+    # A directory of the node shows nothing of the container's image, so it is mounted first.
+    for show in sorted(shows, key=lambda show: not show.in_view):
         _show(show, sources[show])
         os.close(sources[show])
 

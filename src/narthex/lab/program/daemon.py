@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
@@ -85,6 +86,34 @@ def create_lab_process(directory: StateDirectory, options: LabOptions, progress:
     return LabProcess(directory, options, Images(options.images, directory.images), forks, progress)
 
 
+class StartProgress:
+    """Reports to the caller of `lab up` how far the start is, until it ends.
+
+    Later sentences, such as those of an API server that comes back after a fault, go to the log.
+    """
+
+    def __init__(self, writer: int) -> None:
+        """Write to a pipe, which `end` closes."""
+        self._writer = writer
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def __call__(self, text: str) -> None:
+        """Send a sentence. Raises BrokenPipeError if the caller is gone."""
+        with self._lock:
+            if self._ended:
+                print(text, flush=True)
+            else:
+                os.write(self._writer, text.encode() + _SEPARATOR)
+
+    def end(self, result: bytes) -> None:
+        """Send the result, and close the pipe."""
+        with self._lock:
+            self._ended = True
+            os.write(self._writer, result)
+            os.close(self._writer)
+
+
 def _run_lab(
     directory: StateDirectory,
     make: Callable[[Progress], LabProcess],
@@ -98,14 +127,13 @@ def _run_lab(
         from narthex.lab.program.node_process import redirect_to_log
 
         redirect_to_log(directory.logs / "lab.log")
-        # Raises BrokenPipeError if the caller is gone.
-        process = make(lambda text: os.write(writer, text.encode() + _SEPARATOR))
+        progress = StartProgress(writer)
+        process = make(progress)
         process.start()
         from narthex.lab.program import control_socket
 
         control_socket.listen(process, directory)
-        os.write(writer, b"ready")
-        os.close(writer)
+        progress.end(b"ready")
     except BaseException as error:
         traceback.print_exc()
         remove(directory)

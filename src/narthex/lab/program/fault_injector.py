@@ -66,6 +66,8 @@ class FaultInjector:
         self._wall = wall
         self._last_number = 0
         self._api_up = True
+        self._applied = True
+        """False if the last change was refused; it is tried again at the next check."""
         self._rules: dict[str, str] = {}
         """Installed rules, by network namespace."""
         self._delays: dict[tuple[str, str], int] = {}
@@ -103,7 +105,7 @@ class FaultInjector:
         return ended
 
     def end_expired(self) -> None:
-        """End faults whose time or targets are gone. Raises LabError if the kernel refuses."""
+        """End faults whose time or targets are gone. Raises LabError or OSError if the kernel or the API server refuses."""
         with self._lock:
             self._set_active(active_faults(self.active, self._targets(), self._wall()))
 
@@ -114,7 +116,7 @@ class FaultInjector:
             self._wake.clear()
             try:
                 self.end_expired()
-            except LabError as error:
+            except (LabError, OSError) as error:
                 print(f"faults: {error}", file=sys.stderr, flush=True)
                 time.sleep(_ERROR_PAUSE_SECONDS)
 
@@ -122,7 +124,7 @@ class FaultInjector:
         """Return the seconds until the next check, None without active faults."""
         active = self.active
         if not active:
-            return None
+            return None if self._applied else _CHECK_SECONDS
         end = next_end(active)
         return _CHECK_SECONDS if end is None else min(_CHECK_SECONDS, max(0.0, end - self._wall()))
 
@@ -139,7 +141,7 @@ class FaultInjector:
         )
 
     def _set_active(self, active: tuple[InjectedFault, ...]) -> None:
-        if active == self.active:
+        if active == self.active and self._applied:
             return
         numbers = {fault.number for fault in active}
         ended = [fault for fault in self.active if fault.number not in numbers]
@@ -165,6 +167,7 @@ class FaultInjector:
 
     def _apply(self) -> None:
         """Install rules and queues for the active faults."""
+        self._applied = False
         targets = self._targets()
         bridges = {target.namespace for target in targets.values() if target.node}
         desired = rules(self.active, targets)
@@ -181,6 +184,7 @@ class FaultInjector:
         if up is not self._api_up:
             self._set_api_up(up)
             self._api_up = up
+        self._applied = True
 
     def _nft(self, namespace: str, text: str) -> None:
         if not namespace_exists(namespace):

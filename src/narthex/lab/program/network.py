@@ -74,6 +74,7 @@ class PodNetwork:
         namespace = self.namespace(pod)
         create_namespace(namespace)
         try:
+            set_sysctls(namespace, sysctls_of(pod))
             container = self._container(pod)
             network = without_idle_plugins(self._network(node.name), container)
             made = self._runtime(node.name).add(network, container)
@@ -111,6 +112,26 @@ class PodNetwork:
             args={**args, "K8S_POD_INFRA_CONTAINER_ID": name},
             capabilities={"portMappings": _host_ports(pod)},
         )
+
+
+_SAFE_SYSCTLS = frozenset({
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_syncookies",
+})  # fmt: skip
+"""Kernel settings of a network namespace that a kubelet allows by default (pkg/kubelet/sysctl/safe_sysctls.go)."""
+
+
+def sysctls_of(pod: Mapping[str, Any]) -> dict[str, str]:
+    """Return the kernel settings that a pod asks for and may have, by their path below /proc/sys."""
+    requested = (pod["spec"].get("securityContext") or {}).get("sysctls") or ()
+    return {each["name"].replace(".", "/"): str(each["value"]) for each in requested if each["name"] in _SAFE_SYSCTLS}
 
 
 def without_idle_plugins(network: NetworkConfigList, container: RuntimeConf) -> NetworkConfigList:

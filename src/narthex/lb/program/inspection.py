@@ -246,8 +246,8 @@ def _notes(found: ClusterInspection, key: NamespacedName, states: States, *, ask
     silent = [name.name for name in sorted(found.snapshot.nodes) if name.name not in states]
     if asked and silent and notes == []:
         notes.append(
-            f"no announcer could be asked on {', '.join(silent)}, neither at the node nor through the API server (which needs the "
-            "verb get on nodes/proxy): what others or the objects say is shown"
+            f"no announcer could be asked on {', '.join(silent)}, neither at the node nor through the API server: what others or the "
+            "objects say is shown; bind healthzBindAddress to an address that others reach, or allow the verb get on nodes/proxy"
         )
     return notes
 

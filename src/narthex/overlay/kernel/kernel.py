@@ -199,7 +199,14 @@ class OverlayKernel:
     def _routes(self, family: IPFamily) -> Iterator[tuple[str, Mapping[int, bytes], tuple[int, ...]]]:
         """Yield destination, attributes, and header of each unicast route of the main table."""
         body = _RT.pack(_AF[family], 0, 0, 0, _TABLE_MAIN, 0, 0, 0, 0)
-        for data in self._dump(_GETROUTE, body):
+        try:
+            routes = self._dump(_GETROUTE, body)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            # The table does not exist before the first link of a network namespace is up.
+            return
+        for data in routes:
             head = _RT.unpack_from(data)
             _, prefix, _, _, table, _, _, kind, flags = head
             if table == _TABLE_MAIN and kind == _UNICAST and not flags & _RTM_F_CLONED:

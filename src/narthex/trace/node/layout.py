@@ -169,7 +169,10 @@ trap 'exit 1' HUP INT TERM
 top="$work/@ROOT@"
 mkdir -p "$top/rules" "$top/net" "$top/about"
 tab=$(printf '\\t')
-row() { printf '%s\\t%s\\t%s\\t%s\\n' "$1" "$2" "$3" "$4" >> "$top/@TABLE@"; }
+row() {
+    printf '%s\\t%s\\t%s\\t%s\\n' "$1" "$2" "$3" "$4" >> "$top/@TABLE@"
+    case $1 in failed | absent) printf '%s: %s: %s\\n' "$1" "$2" "$4" >&2 ;; esac
+}
 row format @FORMAT@ "$(uname -n)" script
 # take PATH PROGRAM ARGUMENT...
 take() {

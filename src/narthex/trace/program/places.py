@@ -172,7 +172,12 @@ class OwnerIndex:
         if not found:
             known = [place.name for place in (*self._places, *more)]
             near = difflib.get_close_matches(text, known, n=3, cutoff=0.5) or known[:6]
-            raise TraceError(f"there is no {text!r}; there are {', '.join(near)}, or give an address")
+            hint = (
+                ""
+                if self._services or self.snapshot.pods
+                else "; names of pods and Services need objects: --kubeconfig or --manifests"
+            )
+            raise TraceError(f"there is no {text!r}; there are {', '.join(near)}, or give an address{hint}")
         if not found[0].addresses:
             raise TraceError(f"{found[0].kind} {found[0].name} has no address")
         return found[0]

@@ -156,7 +156,7 @@ def program_in_pod(
         cgroup=deps.network.cgroup(pod),
         hostname=hostname(pod),
         shows=(*deps.images.find(spec).files, *deps.files.mounts(pod, spec)),
-        capabilities=capabilities_of(_security_of(pod, spec).get("capabilities") or {}),
+        capabilities=_capabilities(_security_of(pod, spec)),
     )
 
 
@@ -165,7 +165,11 @@ def _security_of(pod: Object, spec: Object) -> dict[str, Any]:
 
 
 _ADDABLE = frozenset({*DEFAULT_CAPABILITIES, "IPC_LOCK", "NET_ADMIN", "NET_BROADCAST"})
-"""What a manifest may add: capabilities that affect only the pod's own namespaces. `privileged` adds none."""
+"""What a manifest may add: capabilities that affect only the pod's own namespaces. `privileged` adds all of them, and no others."""
+
+
+def _capabilities(security: Object) -> tuple[str, ...]:
+    return capabilities_of({"add": ["ALL"]} if security.get("privileged") else security.get("capabilities") or {})
 
 
 def capabilities_of(requested: Object) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ and is written to the API as the pod's status.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import signal
 import time
@@ -35,6 +36,8 @@ from narthex.linux.links import LinkError
 _RETRY_SECONDS = 1.0
 _SERVER_ERRORS = 500
 """From this status on, the API server may answer otherwise later."""
+_REFRESH_SECONDS = 5.0
+"""Interval at which volumes follow their ConfigMaps and Secrets. A kubelet takes up to a minute or two."""
 _DRAIN_POLL_SECONDS = 0.05
 _GRACE_SECONDS = 30
 _POST_START_SECONDS = 600.0
@@ -122,7 +125,18 @@ class PodLifecycle:
             self.pod = {**self.pod, "status": status(self.pod, self.facts, _timestamp())}
             self._start_next()
             self._storage.start()
+            self._worker.after(_REFRESH_SECONDS, self._refresh_volumes)
         self.write_status()
+
+    def _refresh_volumes(self) -> None:
+        if self._ending or self.finished:
+            return
+        # A file that cannot be written now is written the next time.
+        followed = True
+        with contextlib.suppress(OSError):
+            followed = self._deps.files.refresh(self.pod)
+        if followed:
+            self._worker.after(_REFRESH_SECONDS, self._refresh_volumes)
 
     def record_event(self, reason: str, message: str, *, warning: bool = False) -> None:
         """Record an Event about the pod."""

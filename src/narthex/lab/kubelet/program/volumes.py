@@ -21,6 +21,7 @@ from narthex.lab.containers.root import BindMount
 from narthex.lab.kubelet.environment import ContainerConfigError, field_value, hostname, hosts, resolver
 from narthex.lab.program.shared_registry import SharedRegistry
 from narthex.lab.program.state import StateDirectory
+from narthex.runtime.files import replace_file
 
 _TOKEN_SECONDS = 3600
 """Lifetime of a token whose volume names none. Nothing replaces it in the volume."""
@@ -99,6 +100,26 @@ class PodFiles:
                 for name, data in content.items():
                     (folder / name).write_bytes(data)
 
+    def refresh(self, pod: Mapping[str, Any]) -> bool:
+        """Bring volumes up to date with their ConfigMaps and Secrets; return False if the pod has no such volume. Raises OSError.
+
+        If an object is gone, its volume stays as it is.
+        """
+        followed = [each for each in pod["spec"].get("volumes") or () if "configMap" in each or "secret" in each]
+        for volume in followed:
+            try:
+                content = self._content(pod, volume) or {}
+            except ContainerConfigError:
+                continue
+            folder = self.directory(pod) / "volumes" / volume["name"]
+            present = {file.name: file.read_bytes() for file in folder.iterdir()}
+            for name, data in content.items():
+                if present.get(name) != data:
+                    replace_file(folder / name, data, 0o644)
+            for name in present.keys() - content.keys():
+                (folder / name).unlink()
+        return bool(followed)
+
     def mounts(self, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[BindMount]:
         """Yield the mounts of a container. Raises ContainerConfigError."""
         directory = self.directory(pod)
@@ -129,6 +150,8 @@ class PodFiles:
             for source, name in ((self._certificate, "ca.crt"), (self._token, "token")):
                 if source.exists() and not (directory / name).exists():
                     shutil.copy(source, directory / name)
+                    # Also for containers that do not run as root. Only pods and root reach the directory.
+                    (directory / name).chmod(0o644)
             (directory / "namespace").write_text(namespace)
         return directory
 
