@@ -1,6 +1,6 @@
 """Socket load balancing: its maps, what it adds to a connect, and what a stream and a request lose.
 
-    sudo python benchmarks/socket_balancing.py [--quick] [--part PART ...] [--services 20000] [--endpoints 10] [--json FILE]
+    sudo python benchmarks/socket_balancing.py [--quick] [--part PART ...] [--services 20000] [--endpoints 10] [--pairs 20000] [--json FILE]
 
 `load` and `change` compare with the bare writes of the same elements in batches. `connect`, `stream`, and `requests` alternate between
 sockets of two cgroups: one without programs, whose sockets connect to the endpoint, and one whose sockets connect to a Service. Node
@@ -49,6 +49,7 @@ def main() -> int:
     options.add_argument("--services", type=int, default=0)
     options.add_argument("--endpoints", type=int, default=10)
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--pairs", type=int, default=20_000, help="of a direct connection and one through a Service")
     asked = options.parse_args()
     services = asked.services or (2000 if asked.quick else 20_000)
     report = Report("socket_balancing", asked)
@@ -59,7 +60,7 @@ def main() -> int:
         if "change" in parts:
             _change(report, balanced, services, asked.endpoints, 200 if asked.quick else 1000)
         if not {"connect", "requests"}.isdisjoint(parts):
-            _connect(report, plain, balanced, services, 1000 if asked.quick else 6000)
+            _connect(report, plain, balanced, services, 1000 if asked.quick else asked.pairs)
         if "stream" in parts:
             _stream(report, plain, balanced, services, 1000 if asked.quick else 4000, asked.rounds)
     return report.end()
@@ -206,11 +207,12 @@ def balancing(cgroup: Path, services: int, port: int) -> Iterator[None]:
 
 def _connect(report: Report, plain: Path, balanced: Path, services: int, count: int) -> None:
     direct, through, differences = [], [], []
-    spent = {plain: 0.0, balanced: 0.0}
+    rates: dict[Path, list[float]] = {plain: [], balanced: []}
     with balancing(balanced, services, SHORT):
         ways = {plain: (ENDPOINTS[0], SHORT), balanced: (LAST, 80)}
         for _ in range(count // _BATCH):
             socks = {cgroup: _sockets(cgroup, _BATCH) for cgroup in (plain, balanced)}
+            spent = {plain: 0.0, balanced: 0.0}
             gc.disable()
             for number in range(_BATCH):
                 took = {}
@@ -227,19 +229,30 @@ def _connect(report: Report, plain: Path, balanced: Path, services: int, count: 
                 through.append(took[balanced] * 1e6)
                 differences.append(through[-1] - direct[-1])
             gc.enable()
+            for cgroup, seconds in spent.items():
+                rates[cgroup].append(_BATCH / seconds)
         tracked = run(["conntrack", "-L", "-d", LAST], namespace=NODE).splitlines()
         others = run(["conntrack", "-L", "-d", ENDPOINTS[0]], namespace=NODE).splitlines()
     table = report.table(f"Connect, {services:,} Services", unit="us", floor="direct routing")
     floor = table.row("direct", direct)
     table.row("through a Service", through, floor=floor)
     added = report.table(f"What a Service adds to a connect, {services:,} Services", unit="us")
-    added.row("median of the differences", statistics.median(differences), most=0.5)
-    rates = report.table("Requests, each by a connection of its own", unit="/s", floor="direct routing")
-    floor = rates.row("direct", len(direct) / spent[plain])
-    rates.row("through a Service", len(through) / spent[balanced], floor=floor, least_ratio=0.98)
+    added.row(
+        "median of the differences", statistics.median(differences), most=0.5, note=f"95 %: {_interval(differences)}"
+    )
+    requests = report.table("Requests, each by a connection of its own", unit="/s", floor="direct routing")
+    floor = requests.row("direct", rates[plain])
+    requests.row("through a Service", rates[balanced], floor=floor, least_ratio=0.98)
     entries = report.table("Tracked connections of the node", unit="entries")
     entries.row("to the endpoint, also of direct connections", len(others))
     entries.row("to the Service", len(tracked), most=0)
+
+
+def _interval(values: list[float]) -> str:
+    """The median's confidence interval: on a busy machine, few pairs say little."""
+    ordered = sorted(values)
+    middle, reach = len(ordered) / 2, 0.98 * len(ordered) ** 0.5
+    return f"{ordered[int(middle - reach)]:.2f} to {ordered[int(middle + reach)]:.2f}"
 
 
 def _sockets(cgroup: Path, count: int) -> list[socket.socket]:
