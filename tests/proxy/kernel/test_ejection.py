@@ -2,11 +2,15 @@
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+import urllib.request
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
+import yaml
 from tests.cgroup_client import cgroup_client, own_cgroup
 
 from narthex.linux.bpf import mount_bpf_file_system, pinned_names, unmount
@@ -213,3 +217,92 @@ def test_the_observer_ends_with_its_process(world):
     attached = world.accelerator._target.attached()
     world.accelerator.close()
     assert world.accelerator._target.attached() == attached - 1
+
+
+def manifests(addresses):
+    port = {"name": "http", "port": 80, "targetPort": PORT}
+    spec = {
+        "clusterIP": VIP[IPFamily.IPV4],
+        "clusterIPs": [VIP[IPFamily.IPV4]],
+        "ipFamilies": ["IPv4"],
+        "ports": [port],
+    }
+    shop = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "shop"}, "spec": spec}
+    ends = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": PORT, "protocol": "TCP"}],
+        "endpoints": [{"addresses": [each], "conditions": {"ready": True}} for each in addresses],
+    }
+    return yaml.dump_all([shop, ends])
+
+
+@contextmanager
+def proxy_process(world, cgroup, folder):
+    """A real proxy in the node's namespace, with objects from files."""
+    (folder / "objects.yaml").write_text(manifests([*LIVE[IPFamily.IPV4], HOLE[IPFamily.IPV4]]))
+    kind = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "clusterCIDR": "10.64.0.0/12",
+    }
+    own = {"apiVersion": "narthex/v1alpha1", "kind": "NarthexConfiguration", "socketLoadBalancing": True}
+    own |= {"socketLoadBalancingCgroup": str(cgroup), "endpointEjection": True}
+    (folder / "proxy.yaml").write_text(yaml.dump_all([kind, own]))
+    run(["ip", "link", "set", "lo", "up"], namespace=world.node)
+    argv = [
+        "-m",
+        "narthex",
+        "proxy",
+        "--manifests",
+        str(folder / "objects.yaml"),
+        "--config",
+        str(folder / "proxy.yaml"),
+    ]
+    with in_namespace(world.node), (folder / "log").open("w") as log:
+        process = subprocess.Popen([sys.executable, *argv], stdout=log, stderr=log)
+    try:
+        yield folder / "log"
+    finally:
+        process.terminate()
+        process.wait()
+        with in_namespace(world.node):
+            for each in IPFamily:
+                remove_pins(each)
+
+
+def ask(world, port, path):
+    with (
+        in_namespace(world.node),
+        suppress(OSError),
+        urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer,
+    ):
+        return answer.read().decode()
+    return ""
+
+
+def test_a_proxy_ejects_by_itself(tmp_path):
+    """The loop wakes up when something is observed; status and metrics show what is out."""
+    with ejection_world(IPFamily.IPV4, tmp_path) as world:
+        cgroup = world.accelerator._target.cgroup
+        world.accelerator.close()
+        world.accelerator.ejection = None
+        with in_namespace(world.node):
+            for each in IPFamily:
+                remove_pins(each, world.pins)
+        (tmp_path / "proxy").mkdir()
+        with proxy_process(world, cgroup, tmp_path / "proxy") as log:
+            limit = time.monotonic() + 120
+            while "passive ejection of endpoints is on" not in log.read_text():
+                assert time.monotonic() < limit, log.read_text()
+                time.sleep(0.1)
+            world.until(lambda: f"{HOLE[IPFamily.IPV4]}:{PORT}" in ask(world, 10256, "/sockets"))
+            assert (
+                f"endpoint {HOLE[IPFamily.IPV4]}:{PORT} of port shop/web:http gets no new connections"
+                in log.read_text()
+            )
+            metrics = ask(world, 10249, "/metrics")
+            assert 'narthex_endpoint_ejections_total{ip_family="IPv4"}' in metrics
+            assert 'narthex_endpoint_ejections_total{ip_family="IPv4"} 0.0' not in metrics

@@ -114,6 +114,21 @@ def test_a_trial_that_fails_is_not_reported_again(bench):
     assert 'narthex_endpoint_ejections_total{ip_family="IPv4"} 2.0' in text
 
 
+def test_each_service_port_with_the_endpoint_has_its_event(bench):
+    other = service("shop/other", "10.110.0.6")
+    ends = [endpoint_slice(name, *map(endpoint, (BAD[0], GOOD[0])), port=8080) for name in ("shop/web", "shop/other")]
+    bench.plan = plan(SHOP, other, *ends)
+    bench.ejection.reduced(bench.plan)
+    bench.observer.seen = [(V4, ConnectObservation(1.0, BAD, f"c{number % 2}", FAILED)) for number in range(5)]
+    bench.ejection.take_in(1.0)
+    bench.ejection.reduced(bench.plan)
+    assert sorted((each.object.name, each.uid) for each in bench.events) == [("other", ""), ("web", "1234")]
+    bench.observer.seen = [(V4, ConnectObservation(2.0, BAD, "c0", CONNECTED))]
+    bench.ejection.take_in(2.0)
+    bench.ejection.reduced(bench.plan)
+    assert [each.reason for each in bench.events[2:]] == ["EndpointReturned"] * 2
+
+
 def test_failures_are_watched_and_a_connection_ends_that(bench):
     bench.see(1.0, FAILED)
     assert bench.observer.watched == {BAD: WatchFlag(0)}

@@ -46,7 +46,7 @@ class EjectionReporter:
         """Report what changed. `suspects` are the endpoints that are out, on trial, or had failures."""
         known = set(suspects)
         reported = self._reported.setdefault(family, set())
-        for name, endpoint in sorted(reported):
+        for name, endpoint in sorted(reported, key=str):
             if endpoint not in known:
                 reported.discard((name, endpoint))
                 note = f"endpoint {join_port(*endpoint)} of port {name} gets new connections from this node again"
