@@ -3,8 +3,8 @@
     python benchmarks/hashing.py [--quick] [--rounds 5] [--json FILE]
 
 Needs no root. Evenness is the largest share of a table relative to the mean; the paper calls a table of 65,537 slots for 1,000
-endpoints even within 2 %; the last size is that one. Disruption is the share of slots with another endpoint after some endpoints have left, in units of the
-share that had to move. Bars: a table of 10 endpoints in 5 ms, of 655 in 0.6 s; evenness 1.02; disruption 1.6.
+endpoints even within 2 %, and the last size is that one. Disruption is the share of slots with another endpoint after some endpoints
+have left, in units of the share that had to move. Bars: a table of 10 endpoints in 5 ms, of 655 in 0.6 s; evenness 1.02; disruption 1.6.
 """
 
 from __future__ import annotations
