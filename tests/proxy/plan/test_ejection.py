@@ -117,6 +117,15 @@ def test_failures_that_are_too_old_are_forgotten():
     assert ejector.suspects == () and ejector.ejections == 0
 
 
+def test_a_trial_to_which_nobody_connects_ends():
+    """The endpoint may have left the plan meanwhile."""
+    ejector = EndpointEjector(POLICY)
+    fail(ejector)
+    assert ejector.advance(10.1) and ejector.state(BAD) is EndpointState.TRIAL
+    assert not ejector.advance(300.0) and ejector.suspects == (BAD,)
+    assert ejector.advance(320.0) and ejector.suspects == ()
+
+
 def test_doubt_forgets_failures_and_no_ejection():
     ejector = EndpointEjector(POLICY)
     fail(ejector)

@@ -140,11 +140,13 @@ class EndpointEjector:
         return held.state is not before
 
     def advance(self, now: float) -> bool:
-        """End states whose time is over, and forget failures that no longer count. Returns True if a state changed."""
-        changed = False
-        oldest = now - self._policy.window_seconds
-        for endpoint in [each for each, held in self._held.items() if held.failures and held.failures[-1][0] <= oldest]:
-            del self._held[endpoint]
+        """End states whose time is over, and forget what no longer counts. Returns True if a state changed.
+
+        That is failures older than the window, and a trial to which nobody connects for as long as the longest ejection.
+        """
+        before = len(self._held)
+        self._held = {endpoint: held for endpoint, held in self._held.items() if not self._is_over(held, now)}
+        changed = len(self._held) != before
         for held in self._held.values():
             if held.state is EndpointState.EJECTED and now >= held.until:
                 held.state, changed = EndpointState.TRIAL, True
@@ -152,6 +154,11 @@ class EndpointEjector:
                 self._eject(held, now, held.seconds)
                 changed = True
         return changed
+
+    def _is_over(self, held: _Held, now: float) -> bool:
+        if held.failures:
+            return held.failures[-1][0] <= now - self._policy.window_seconds
+        return held.state is EndpointState.TRIAL and now >= held.until + self._policy.longest_seconds
 
     def due(self) -> float | None:
         """Return the time at which `advance` has something to do; None if there is nothing."""
