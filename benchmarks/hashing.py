@@ -3,8 +3,8 @@
     python benchmarks/hashing.py [--quick] [--rounds 5] [--json FILE]
 
 Needs no root. Evenness is the largest share of a table relative to the mean; the paper calls a table of 65,537 slots for 1,000
-endpoints even within 2 %. Disruption is the share of slots with another endpoint after some endpoints have left, in units of the
-share that had to move. Bars: a table of 10 endpoints in 5 ms, of 655 in 0.6 s; evenness 1.02; disruption 1.6.
+endpoints even within 2 %, and the last size is that one. Disruption is the share of slots with another endpoint after some endpoints
+have left, in units of the share that had to move. Bars: a table of 10 endpoints in 5 ms, of 655 in 0.6 s; evenness 1.02; disruption 1.6.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from frame.report import Report, parser
 from narthex.proxy.plan.ir import Endpoint
 from narthex.proxy.plan.maglev import lookup_table
 
-SIZES = ((10, 5.0), (20, 5.0), (100, 100.0), (320, 100.0), (655, 600.0))
+SIZES = ((10, 5.0), (20, 5.0), (100, 100.0), (320, 100.0), (655, 600.0), (1000, 600.0))
+REFERENCE = "the paper, 1,000 endpoints in 65,537 slots: 1.02"
 LEAVING = (1, 5, 10)
 DISRUPTION = 1.8
 
@@ -35,7 +36,7 @@ def main() -> int:
     rounds = 2 if asked.quick else asked.rounds
     report = Report("hashing", asked)
     times = report.table("One lookup table", unit="ms")
-    even = report.table("Largest share, relative to the mean", unit="x")
+    even = report.table(f"Largest share, relative to the mean ({REFERENCE})", unit="x")
     moved = report.table("Slots that move, relative to those that must", unit="x")
     for count, most in SIZES:
         seconds, shares, disruption = [], [], {}

@@ -59,6 +59,8 @@ BENCHMARKS = (
     Benchmark("proof", "the rules of 5,000 Services proved for all packets"),
     Benchmark("count_connections", "new connections read from the kernel's counters", ("nft",)),
     Benchmark("hashing", "consistent hashing: time, evenness, and clients that move"),
+    Benchmark("ejection", "slow connections with a black hole among ten endpoints"),
+    Benchmark("least_connections", "open connections by endpoint, at random and with the least of two"),
     Benchmark("socket_balancing", "socket load balancing: loads, changes, connects, streams", ("nft",)),
     Benchmark("cost_model", "what grows with what, on paper and measured"),
 )

@@ -16,7 +16,7 @@ from narthex.linux.namespaces import in_namespace
 _numbers = itertools.count()
 
 _PROGRAM = r"""
-import json, socket, sys, threading
+import json, select, socket, sys, threading, time
 
 def run(kind, address, port, source="", mapped=False, datagrams=1, held=False):
     family = socket.AF_INET6 if ":" in address or mapped else socket.AF_INET
@@ -50,6 +50,29 @@ def run(kind, address, port, source="", mapped=False, datagrams=1, held=False):
         sock.close()
     return said
 
+def burst(kind, address, port, count, seconds):
+    # Many connections at once. Those that are not made in time are slow.
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    waiting = select.poll()
+    socks = {}
+    for _ in range(count):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        sock.connect_ex((address, port))
+        waiting.register(sock, select.POLLOUT)
+        socks[sock.fileno()] = sock
+    said = {"made": 0, "refused": 0}
+    end = time.monotonic() + seconds
+    while len(socks) and time.monotonic() < end:
+        for number, _ in waiting.poll(max(0, end - time.monotonic()) * 1000):
+            waiting.unregister(number)
+            sock = socks.pop(number)
+            said["refused" if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) else "made"] += 1
+            sock.close()
+    for sock in socks.values():
+        sock.close()
+    return {**said, "slow": len(socks)}
+
 def hold(kind):
     # Whether connections that were made before still work.
     alive = 0
@@ -82,7 +105,7 @@ def end(kind):
     return traffic
 
 kept, going, traffic = [], [], {}
-ORDERS = {"alive": hold, "begin": begin, "made": lambda kind: traffic, "end": end}
+ORDERS = {"burst": burst, "alive": hold, "begin": begin, "made": lambda kind: traffic, "end": end}
 for line in sys.stdin:
     order = json.loads(line)
     try:

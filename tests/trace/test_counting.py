@@ -2,10 +2,12 @@
 
 import json
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from narthex.cli import main
+from narthex.proxy.backends.sockets.document import SocketConnections, SocketDocument, SocketFrontend
 from narthex.trace.follow.views import TrackedConnection
 from narthex.trace.node.layout import BundleManifest
 from narthex.trace.program.bundle import write_file
@@ -167,3 +169,28 @@ def test_the_command_over_a_bundle(tmp_path) -> None:
     told = CliRunner().invoke(main, ["top", "--bundle", str(tmp_path / "b.tgz"), "--services"]).output
     assert told.splitlines()[0] == "from counters of iptables rules"
     assert "10.244.1.7" not in told
+
+
+def test_connections_of_sockets_are_added_to_those_of_rules() -> None:
+    front = SocketFrontend(address="10.96.0.9", port=80, protocol="TCP", pods="cluster", node="cluster", number=3)
+    sockets = SocketDocument(
+        frontends=(front, msgspec.structs.replace(front, address="10.96.0.10", number=4)),
+        connections=(
+            SocketConnections(number=3, address="10.244.1.7", port=8080, connections=5),
+            SocketConnections(number=4, address="10.244.1.7", port=8080, connections=1),
+            SocketConnections(number=9, address="10.244.1.7", port=8080, connections=7),
+        ),
+        ejected=(("10.244.1.7", 8080), ("10.244.1.8", 8080)),
+    )
+    alone = count((), "", "", None, NAMES, sockets)
+    assert alone.source == "counters of socket load balancing"
+    found = {(row.service, row.endpoint): (row.connections, row.ejected) for row in rows(alone, None, 0.0)}
+    assert found == {
+        ("shop/web:http", ""): (5, False),
+        ("shop/web:http", "10.244.1.7:8080"): (5, True),
+        ("10.96.0.10:80/tcp", ""): (1, False),
+        ("10.96.0.10:80/tcp", "10.244.1.7:8080"): (1, True),
+    }
+    both = count((), NFT, "", None, NAMES, sockets)
+    assert both.source == "counters of nftables elements and of socket load balancing"
+    assert len(both.counts) == len(count((), NFT, "", None, NAMES).counts) + 4

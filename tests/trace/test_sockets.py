@@ -1,6 +1,7 @@
 """Socket load balancing on a path: maps as JSON in bundles, and connections that lead to endpoints before rules see them."""
 
 from fractions import Fraction
+from socket import inet_aton
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from narthex.proxy.backends.sockets.document import PinnedSockets, SocketDocumen
 from narthex.proxy.backends.sockets.layout import SLOT_KEY, pool_number
 from narthex.proxy.backends.sockets.rows import SocketRows
 from narthex.proxy.backends.sockets.walk import SimulatedSocket, SimulatedSockets
+from narthex.proxy.plan.balancing import LOAD_BALANCING, shares_of_two
 from narthex.proxy.plan.ir import Scope
 from narthex.proxy.plan.sockets import LeftToRules
 from narthex.testing.build import NODE, endpoint, endpoint_slice, plan, service
@@ -26,7 +28,7 @@ from narthex.trace.reports.socket_check import with_sockets
 
 A, B, POD = "10.64.1.5", "10.64.2.7", "10.64.1.200"
 VIP, EMPTY, STICKY = "10.110.0.1", "10.110.0.2", "10.110.0.3"
-LOCAL, EXTERNAL = "10.110.0.4", "203.0.113.7"
+LOCAL, EXTERNAL, LEAST = "10.110.0.4", "203.0.113.7", "10.110.0.6"
 
 
 ENDS = endpoint(A, NODE), endpoint(B, "worker-b")
@@ -142,6 +144,61 @@ def test_what_is_left_to_the_rules_has_no_socket_step(document):
 def test_without_maps_nothing_changes():
     assert all(not steps for _, steps in socket_steps(path(None, POD, f"{VIP}:80")))
     assert all(not steps for _, steps in socket_steps(path(SocketDocument(), POD, f"{VIP}:80")))
+
+
+def least_connections(connections):
+    """The maps of a Service port with the least connections, after so many connections to each endpoint."""
+    held = service("shop/least", LEAST, annotations=((LOAD_BALANCING, "least-connections"),))
+    ends = [endpoint(address) for address in (A, B, POD)]
+    sockets = SimulatedSockets()
+    sockets.apply(IPFamily.IPV4, SocketRows(IPFamily.IPV4).advance(plan(held, endpoint_slice("shop/least", *ends))))
+    pinned = sockets.pinned(IPFamily.IPV4)
+    (front,) = socket_document(pinned).frontends
+    opens = {
+        front.number.to_bytes(4, "little") + inet_aton(address) + (80).to_bytes(2, "big") + bytes(2): count
+        for address, count in connections.items()
+    }
+    return socket_document(msgspec.structs.replace(pinned, opens={IPFamily.IPV4: opens}))
+
+
+@pytest.mark.row("29.21")
+def test_of_two_endpoints_the_probabilities_follow_from_the_counts_of_now():
+    found = socket_steps(path(least_connections({A: 3, B: 3, POD: 9}), POD, f"{LEAST}:80"))
+    # The one with the most is chosen in no case, and the others are equal.
+    assert {end.address: steps[0].probability for end, steps in found} == {A: Fraction(1, 2), B: Fraction(1, 2)}
+    assert "of two of 3 endpoints the one with fewer open connections; probabilities as of now" in found[0][1][0].what
+    found = socket_steps(path(least_connections({A: 3, B: 1, POD: 9}), POD, f"{LEAST}:80"))
+    assert {end.address: steps[0].probability for end, steps in found} == {A: Fraction(1, 3), B: Fraction(2, 3)}
+
+
+def test_shares_of_two():
+    assert shares_of_two([5]) == (1,)
+    assert shares_of_two([2, 2]) == (Fraction(1, 2), Fraction(1, 2))
+    assert shares_of_two([0, 1]) == (1, 0)
+    assert sum(shares_of_two([4, 4, 1, 0, 9])) == 1
+
+
+@pytest.mark.row("29.20")
+def test_ejected_endpoints_are_named_where_the_service_port_had_them():
+    sockets = simulated()
+    for draw in range(2):
+        sockets.connect(SimulatedSocket(), VIP, 80, draw)
+    watched = {
+        inet_aton(A) + (80).to_bytes(2, "big") + bytes(2): 2,
+        inet_aton(B) + (80).to_bytes(2, "big") + bytes(2): 1,
+    }
+    pinned = msgspec.structs.replace(sockets.pinned(IPFamily.IPV4), watched={IPFamily.IPV4: watched})
+    document = socket_document(pinned)
+    assert document.ejected == ((A, 80),)
+    found = socket_steps(path(document, POD, f"{VIP}:80"))
+    assert all(f"; not {A}:80, ejected since connections failed" in steps[0].what for _, steps in found)
+    others = socket_steps(path(document, POD, f"{LOCAL}:80"))
+    assert others and not any("ejected" in steps[0].what for _, steps in others)
+    # `check` does not miss it, and misses others.
+    front = document.frontend(VIP, 80, "TCP")
+    without = changed(document, VIP, cluster=tuple(each for each in front.cluster if each[0] != A))
+    assert checked(without).findings == ()
+    assert checked(msgspec.structs.replace(without, ejected=())).findings != ()
 
 
 def test_programs_that_are_not_attached_change_nothing(document):

@@ -56,6 +56,7 @@ class MapSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ProgramKind(enum.IntEnum):
     """Type of a program."""
 
+    CGROUP_SOCK = 9
     SOCK_OPS = 13
     SK_SKB = 14
     SK_MSG = 16
@@ -77,6 +78,7 @@ class AttachKind(enum.IntEnum):
     RECVMSG6 = 20
     GETPEERNAME4 = 29
     GETPEERNAME6 = 30
+    SOCK_RELEASE = 34
     SK_SKB_VERDICT = 38
 
 

@@ -63,8 +63,8 @@ def command(
 ) -> None:
     """Show new connections per second of each Service port and endpoint, for any proxy on this node.
 
-    The counters are those of iptables rules, nftables elements or IPVS, and of socket load balancing; without any, the connection table
-    is used. The first line says which.
+    The counters are those of iptables rules, nftables elements or IPVS, and of socket load balancing; without any, the connection table is
+    used. The first line says which. `ejected` marks endpoints that sockets of this node avoid, since connections failed.
 
     --manifests, --kubeconfig or --master add names that the rules lack. In a terminal the table is updated continuously; the keys r, t
     and n sort by rate, total and name, q quits.
@@ -158,6 +158,7 @@ def _rich(counts: CounterReading, found: tuple[TopRow, ...]) -> Table:
 def _cells(row: TopRow) -> tuple[str, str, str, str]:
     rate = "" if row.per_second is None else f"{row.per_second:.1f}"
     where = f"{row.endpoint} ({row.name})" if row.name else row.endpoint
+    where += " ejected" if row.ejected else ""
     return ("" if row.endpoint else row.service or "(no name)", where, rate, str(row.connections))
 
 

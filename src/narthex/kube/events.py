@@ -211,3 +211,15 @@ def balancing_not_applied(service: NamespacedName, uid: str, note: str) -> Clust
     return ClusterEvent(
         kind="Service", object=service, uid=uid, reason="LoadBalancingNotApplied", action="SelectEndpoints", note=note
     )
+
+
+def endpoint_ejected(service: NamespacedName, uid: str, note: str) -> ClusterEvent:
+    """Return the event for an endpoint of a Service that this node's sockets no longer connect to (row 29.20)."""
+    return ClusterEvent(kind="Service", object=service, uid=uid, reason="EndpointEjected", action="Eject", note=note)
+
+
+def endpoint_returned(service: NamespacedName, uid: str, note: str) -> ClusterEvent:
+    """Return the event for an ejected endpoint of a Service to which connections are made again (row 29.20)."""
+    return ClusterEvent(
+        kind="Service", object=service, uid=uid, warning=False, reason="EndpointReturned", action="Return", note=note
+    )

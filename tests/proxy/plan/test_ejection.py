@@ -3,19 +3,29 @@
 import heapq
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from narthex.model import IPFamily, Protocol
+from narthex.model.store import Store
+from narthex.proxy.backends.sockets.document import socket_document
+from narthex.proxy.backends.sockets.rows import SocketRows
+from narthex.proxy.backends.sockets.walk import SimulatedSockets
 from narthex.proxy.plan.ejection import (
     ConnectEvent,
     ConnectObservation,
+    EjectionFilter,
     EjectionPolicy,
     EndpointEjector,
     EndpointState,
     without_ejected,
 )
 from narthex.proxy.plan.ir import Endpoint, Pool, ServicePlan
+from narthex.proxy.plan.planner import Planner
+from narthex.testing import build
+from narthex.testing import strategies as some
 from narthex.testing.build import port_name
 
 POLICY = EjectionPolicy()
@@ -98,6 +108,33 @@ def test_endpoints_that_leave_are_forgotten():
     assert ejector.ejected == () and ejector.state(BAD) is EndpointState.IN_USE
 
 
+def test_failures_that_are_too_old_are_forgotten():
+    ejector = EndpointEjector(POLICY)
+    fail(ejector, times=4)
+    ejector.advance(9.0)
+    assert ejector.suspects == (BAD,)
+    ejector.advance(10.1)
+    assert ejector.suspects == () and ejector.ejections == 0
+
+
+def test_a_trial_to_which_nobody_connects_ends():
+    """The endpoint may have left the plan meanwhile."""
+    ejector = EndpointEjector(POLICY)
+    fail(ejector)
+    assert ejector.advance(10.1) and ejector.state(BAD) is EndpointState.TRIAL
+    assert not ejector.advance(300.0) and ejector.suspects == (BAD,)
+    assert ejector.advance(320.0) and ejector.suspects == ()
+
+
+def test_doubt_forgets_failures_and_no_ejection():
+    ejector = EndpointEjector(POLICY)
+    fail(ejector)
+    fail(ejector, times=4, endpoint=TEN[0])
+    ejector.doubt()
+    assert ejector.ejected == ejector.suspects == (BAD,) and ejector.ejections == 1
+    assert fail(ejector, times=4, endpoint=TEN[0]) == [False] * 4
+
+
 def test_ejections_do_not_grow_for_ever():
     ejector, now = EndpointEjector(POLICY), 0.0
     fail(ejector)
@@ -125,6 +162,75 @@ def test_a_pool_loses_at_most_half_and_never_the_last(count, numbers, local):
         assert {(each.address, each.port) for each in out} <= set(ejected)
         assert (after is before) is (not out)
     assert without_ejected(whole, ()) is whole
+
+
+def test_ports_of_other_protocols_keep_their_endpoints():
+    """Failures are those of TCP connections."""
+    udp = msgspec.structs.replace(service(TEN), name=port_name("shop/dns", Protocol.UDP))
+    assert without_ejected(udp, (BAD,)) is udp
+
+
+def planned(*addresses, others=3):
+    slices = [build.endpoint_slice("shop/web", *map(build.endpoint, addresses), port=8080)]
+    more = [build.service(f"shop/other-{number}", f"10.110.1.{number}") for number in range(others)]
+    return build.plan(build.service("shop/web", "10.110.0.5"), *slices, *more)
+
+
+def test_a_plan_without_ejected_endpoints_is_the_identical_plan():
+    ejections, plan = EjectionFilter(), planned("10.64.1.1", "10.64.1.2")
+    assert ejections.apply(plan, ()) is plan
+    assert ejections.apply(plan, (("10.64.9.9", 8080), ("10.64.1.1", 9))) is plan
+    assert ejections.present == frozenset() and ejections.out == {}
+
+
+def test_other_service_ports_stay_the_identical_objects():
+    ejections, plan = EjectionFilter(), planned("10.64.1.1", "10.64.1.2", "10.64.1.3")
+    bad = ("10.64.1.2", 8080)
+    made = ejections.apply(plan, (bad,))
+    assert ejections.apply(plan, (bad,)) is made
+    (name,) = [name for name in plan.services if made.services[name] is not plan.services[name]]
+    assert ejections.out == {name: {bad}} and ejections.present == {bad}
+    assert [each.address for each in made.services[name].cluster.endpoints] == ["10.64.1.1", "10.64.1.3"]
+    assert ejections.apply(plan, ()) is plan
+
+
+def test_what_a_pool_cannot_spare_is_present_and_not_out():
+    ejections, plan = EjectionFilter(), planned("10.64.1.1")
+    assert ejections.apply(plan, (("10.64.1.1", 8080),)).services == plan.services
+    assert ejections.present == {("10.64.1.1", 8080)} and ejections.out == {}
+
+
+@settings(max_examples=30)
+@given(some.configs, st.lists(st.tuples(st.lists(some.events(), max_size=4), st.sets(st.integers(0, 9))), max_size=6))
+def test_rows_that_follow_reduced_plans_are_those_of_a_fresh_start(config, turns):
+    """Whatever changes between two calls, the plan and the ejections: nothing old stays, and nothing is missing."""
+    store, planner, ejections = Store(), Planner(config, IPFamily.IPV4), EjectionFilter()
+    rows, sockets = SocketRows(IPFamily.IPV4), SimulatedSockets()
+    for events, chosen in turns:
+        for event in events:
+            store.apply(event)
+        plan = planner.plan(store.snapshot, store.take_changed())
+        everyone = sorted(
+            {
+                (each.address, each.port)
+                for held in plan.services.values()
+                for pool in held.pools.values()
+                for each in pool.endpoints
+            }
+        )
+        ejected = tuple(each for number, each in enumerate(everyone) if number in chosen)
+        made = ejections.apply(plan, ejected)
+        assert dict(made.services) == {name: without_ejected(each, ejected) for name, each in plan.services.items()}
+        sockets.apply(IPFamily.IPV4, rows.advance(made))
+        fresh = SimulatedSockets()
+        fresh.apply(IPFamily.IPV4, SocketRows(IPFamily.IPV4).advance(made))
+        assert contents(sockets) == contents(fresh)
+
+
+def contents(sockets):
+    """Return the endpoints of each frontend, whatever the numbers of Service ports."""
+    found = socket_document(sockets.pinned(IPFamily.IPV4)).frontends
+    return [msgspec.structs.replace(each, number=0) for each in found]
 
 
 observations = st.lists(

@@ -1,5 +1,7 @@
 """A mode's backend and Targets as the settings say; what a mode with a relay adds to a proxy."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from narthex.model.net import FAMILIES, IPFamily
@@ -54,6 +56,24 @@ def test_each_family_has_a_target_that_ends_with_the_proxy(monkeypatch):
     assert ended == list(FAMILIES)
     RunningDataplane(told(mode="iptables"), FAMILIES).close()
     assert ended == list(FAMILIES)
+
+
+def test_least_connections_are_possible_with_socket_load_balancing():
+    plain, balanced = (
+        RunningDataplane(told(mode="nftables", narthex={"socketLoadBalancing": on}), FAMILIES) for on in (False, True)
+    )
+    assert Deviation.NO_LEAST_CONNECTIONS in plain.unable
+    assert plain.unable - balanced.unable == {Deviation.NO_LEAST_CONNECTIONS}
+    balanced.sockets = SimpleNamespace(possible=False, close=lambda: None)
+    assert balanced.unable == plain.unable
+    plain.close()
+    balanced.close()
+
+
+@pytest.mark.parametrize("field", ["socketLoadBalancing", "endpointEjection"])
+def test_socket_load_balancing_takes_a_new_process(field):
+    own = {"socketLoadBalancing": True, "endpointEjection": True}
+    assert not in_place(told(narthex=own), told(narthex={"socketLoadBalancing": field != "socketLoadBalancing"}))
 
 
 def test_another_range_takes_a_new_process():

@@ -123,3 +123,14 @@ def test_sockets_are_balanced_in_mode_nftables_only():
         parse((HEAD + "mode: iptables\n" + body).encode(), "proxy.yaml")
     (problem,) = caught.value.problems
     assert "socketLoadBalancing: works in mode nftables only, not in mode iptables: remove it" in str(problem)
+
+
+def test_endpoints_are_ejected_with_socket_load_balancing_only():
+    configuration, problems = parse(
+        (HEAD + OWN_HEAD + "socketLoadBalancing: true\nendpointEjection: true\n").encode(), "a"
+    )
+    assert problems == () and configuration.own.endpoint_ejection
+    with pytest.raises(ConfigurationError) as caught:
+        parse((HEAD + OWN_HEAD + "endpointEjection: true\n").encode(), "proxy.yaml")
+    (problem,) = caught.value.problems
+    assert "endpointEjection: needs socketLoadBalancing: true" in str(problem)

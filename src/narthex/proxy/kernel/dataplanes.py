@@ -70,6 +70,8 @@ class DataplaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Send sockets to endpoints when they connect, where the mode can."""
     socket_cgroup: str = ""
     """The cgroup whose sockets are balanced; empty: the root of the hierarchy."""
+    ejection: bool = False
+    """Send no sockets to endpoints that connections fail to reach."""
 
 
 _DEFAULT_OPTIONS = DataplaneOptions()
@@ -212,7 +214,7 @@ class NftablesDataplane(Dataplane):
     @property
     def fixed_options(self) -> tuple[object, ...]:
         """Whether sockets are balanced, and in which cgroup."""
-        return self.options.sockets, self.options.socket_cgroup
+        return self.options.sockets, self.options.socket_cgroup, self.options.ejection
 
     def tools(self, family: IPFamily) -> tuple[str, ...]:
         """Return nft."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from narthex.bpf import AttachKind, BpfProgramSpec, MapSpec, ProgramKind
+from narthex.bpf import AttachKind, BpfProgramSpec, MapSpec
 from narthex.linux.bpf import (
     BpfError,
     BpfLink,
@@ -34,13 +34,16 @@ from narthex.proxy.backends.counters import ConnectionCount
 from narthex.proxy.backends.sockets.document import PinnedSockets
 from narthex.proxy.backends.sockets.layout import (
     COUNT,
+    OPEN_COUNT,
     PIN_DIRECTORY,
+    WATCHED,
     Capacity,
     FamilyMaps,
     counted_endpoint,
     family_maps,
     place_of,
 )
+from narthex.proxy.backends.sockets.open_connections import release_program
 from narthex.proxy.backends.sockets.programs import programs
 from narthex.proxy.backends.sockets.rows import KernelRows, MapWrites, SocketChanges
 
@@ -80,8 +83,9 @@ def missing_feature() -> str:
     """Return why this kernel or process cannot run the programs; empty if it can."""
     if sys.byteorder != "little":
         return "the programs are for little-endian machines"
-    for spec in programs({family: family_maps(family, Capacity()) for family in IPFamily}, 1):
-        if reason := can_load(ProgramKind.CGROUP_SOCK_ADDR, spec.attach):
+    layouts = {family: family_maps(family, Capacity()) for family in IPFamily}
+    for spec in (*programs(layouts, 1), release_program(layouts[IPFamily.IPV4])):
+        if reason := can_load(spec.kind, spec.attach):
             if "not permitted" in reason:
                 return "loading BPF programs needs root (CAP_BPF, CAP_NET_ADMIN, and CAP_SYS_ADMIN)"
             return f"the kernel does not load programs of type {reason}"
@@ -104,6 +108,8 @@ class SocketTarget:
         self._maps: dict[str, BpfMap] = {}
         self.active = False
         """The programs in force are those for the present maps."""
+        self._counting: set[IPFamily] = set()
+        """Families whose sockets are counted until they end."""
 
     @property
     def writes(self) -> int:
@@ -119,6 +125,15 @@ class SocketTarget:
             self._restore_capacity()
             for spec in self._specs():
                 self._maps[spec.name] = self._map(spec)
+            for family in IPFamily:
+                # Which endpoints an earlier process has ejected means nothing to this one.
+                table = self.table(self._family(family).watched)
+                table.delete_many([key for key, _ in table.items()])
+        # An earlier process has counted sockets, which may still be open.
+        names = pinned_names(self._pins)
+        self._counting = {
+            family for family in IPFamily if f"{release_program(self._family(family)).name}{_LINK}" in names
+        }
 
     def _restore_capacity(self) -> None:
         """Take over the capacity of the maps that are pinned, so that a restart does not shrink them."""
@@ -145,6 +160,15 @@ class SocketTarget:
         self.active = False
         return False
 
+    @property
+    def layouts(self) -> dict[IPFamily, FamilyMaps]:
+        """The maps of each family."""
+        return {family: self._family(family) for family in IPFamily}
+
+    def table(self, spec: MapSpec) -> BpfMap:
+        """Return a map that is open. Larger ones may replace it later."""
+        return self._maps[spec.name]
+
     def _family(self, family: IPFamily) -> FamilyMaps:
         return family_maps(family, self._capacity[family])
 
@@ -168,20 +192,25 @@ class SocketTarget:
         names = pinned_names(self._pins)
         rows: dict[IPFamily, KernelRows] = {}
         connections: dict[IPFamily, dict[bytes, int]] = {}
+        opens: dict[IPFamily, dict[bytes, int]] = {}
+        watched: dict[IPFamily, dict[bytes, int]] = {}
         try:
             for family in IPFamily:
                 maps = self._family(family)
-                needed = (maps.frontends, maps.pools, maps.slots, maps.counts)
+                needed = (maps.frontends, maps.pools, maps.slots, maps.counts, maps.opens, maps.watched)
                 if not all(_map_pin(spec) in names for spec in needed):
                     continue
                 with _as_apply_error("cannot open the maps of socket load balancing"):
                     for spec in needed:
                         self._maps[spec.name] = BpfMap.open(str(self._pins / _map_pin(spec)), spec)
-                    connections[family] = dict(_counters(self._maps[maps.counts.name]))
+                    connections[family] = dict(_counters(self.table(maps.counts)))
+                    opens[family] = {key: OPEN_COUNT.unpack(value)[0] for key, value in self.table(maps.opens).items()}
+                    watched[family] = {key: WATCHED.unpack(value)[1] for key, value in self.table(maps.watched).items()}
                 rows[family] = self.read(family)
         finally:
             self.close()
-        return PinnedSockets(rows=rows, connections=connections, hooks=self._hooks(names))
+        hooks = self._hooks(names)
+        return PinnedSockets(rows=rows, connections=connections, opens=opens, watched=watched, hooks=hooks)
 
     def _hooks(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the hooks whose pinned links are attached to a cgroup that exists."""
@@ -252,7 +281,22 @@ class SocketTarget:
                 found.append(ConnectionCount(("sockets", key, "service"), name, None, count))
             table.delete_many(gone)
             table.close()
+            self._forget_unused(family)
         return found
+
+    def _forget_unused(self, family: IPFamily) -> None:
+        """Make room for counts of open connections: delete those that are zero, if many are there.
+
+        A connection that is made at this moment may stay uncounted.
+        """
+        if family not in self._counting:
+            return
+        spec = self._family(family).opens
+        table = BpfMap.open(str(self._pins / _map_pin(spec)), spec)
+        held = dict(table.items())
+        if 2 * len(held) > spec.max_entries:
+            table.delete_many([key for key, value in held.items() if not any(value)])
+        table.close()
 
     def origins(self, family: IPFamily, sockets: Iterable[ConnectedSocket]) -> list[tuple[str, int] | None]:
         """Return the frontend that each connected socket asked for; None if no program changed its destination.
@@ -276,11 +320,13 @@ class SocketTarget:
 
     def activate(self) -> None:
         """Attach the programs for the present maps, or replace those that are attached. Raises ApplyError."""
-        by_family = {family: self._family(family) for family in IPFamily}
+        by_family = self.layouts
         kept = {_map_pin(spec) for spec in self._specs()}
         with _as_apply_error("cannot attach the programs of socket load balancing"):
             folder = os.open(self.cgroup, os.O_RDONLY | os.O_DIRECTORY)
             try:
+                for family in self._counting:
+                    kept |= self._attach(release_program(by_family[family]), folder)
                 for spec in programs(by_family, self._node_cookie):
                     kept |= self._attach(spec, folder)
             finally:
@@ -288,6 +334,13 @@ class SocketTarget:
             for name in pinned_names(self._pins) - kept:
                 (self._pins / name).unlink()
         self.active = True
+
+    def count_open(self, family: IPFamily) -> None:
+        """Prepare for a Service port that asks for the least connections: have ends of sockets counted. Raises ApplyError."""
+        if family not in self._counting:
+            self._counting.add(family)
+            if self.active:
+                self.activate()
 
     def _attach(self, spec: BpfProgramSpec, cgroup: int) -> set[str]:
         """Attach one program; return the names of its pins."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from fractions import Fraction
 
 from narthex.model import Service, quoted
 from narthex.proxy.plan.ir import Balancing, Deviation
@@ -52,3 +54,19 @@ def balancing_problem(service: Service, mode: str, deviations: AbstractSet[Devia
             "so endpoints are selected as without it; remove the annotation, or use another mode"
         )
     return ""
+
+
+def shares_of_two(connections: Sequence[int]) -> tuple[Fraction, ...]:
+    """Return with which probability each endpoint is the one with fewer connections of two that are drawn.
+
+    The two differ, and of equal ones the first that was drawn is chosen. `connections` has those of each endpoint.
+    """
+    count = len(connections)
+    if count == 1:
+        return (Fraction(1),)
+    shares = []
+    for own in connections:
+        more = sum(other > own for other in connections)
+        equal = connections.count(own) - 1
+        shares.append(Fraction(2 * more + equal, count * (count - 1)))
+    return tuple(shares)

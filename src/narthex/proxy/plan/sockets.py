@@ -58,6 +58,9 @@ class SocketForward(msgspec.Struct, frozen=True, tag=True):
     unbound_only: bool = False
     """Only if the socket has no source address yet: the kernel then chooses one of the node for the endpoint, as
     masquerading would."""
+    least_connections: bool = False
+    """Of two endpoints that are drawn at random, to the one with fewer open connections from this node. Datagrams of sockets that
+    do not connect go to any."""
 
 
 SocketDecision = SocketForward | Reject | LeftToRules
@@ -93,9 +96,10 @@ def _expressible(decision: Decision, service: ServicePlan, sender: Sender) -> So
         return LeftToRules.AFFINITY
     if service.balancing is Balancing.MAGLEV:
         return LeftToRules.HASHING
-    if not decision.masquerade:
-        return SocketForward(decision.scope)
-    return SocketForward(decision.scope, unbound_only=True) if sender is Sender.NODE else LeftToRules.MASQUERADE
+    if decision.masquerade and sender is not Sender.NODE:
+        return LeftToRules.MASQUERADE
+    least = service.balancing is Balancing.LEAST_CONNECTIONS
+    return SocketForward(decision.scope, unbound_only=decision.masquerade, least_connections=least)
 
 
 def deviation(

@@ -14,6 +14,7 @@ from narthex.proxy.backends.base import Target
 from narthex.proxy.kernel.dataplanes import DATAPLANES, Dataplane, DataplaneOptions, dataplane
 from narthex.proxy.kernel.localhost import LocalhostRelay
 from narthex.proxy.kernel.sockets import remove_pins
+from narthex.proxy.plan.ir import Deviation
 from narthex.proxy.program.settings import ProxySettings
 from narthex.proxy.program.sockets import SocketAccelerator
 from narthex.proxy.program.sync import SyncResult
@@ -36,6 +37,7 @@ def dataplane_of(settings: ProxySettings) -> Dataplane:
         udp_idle_seconds=settings.own.udp_idle_timeout,
         sockets=settings.own.socket_load_balancing,
         socket_cgroup=settings.own.socket_load_balancing_cgroup,
+        ejection=settings.own.endpoint_ejection,
     )
     return dataplane(settings.mode, options)
 
@@ -57,6 +59,12 @@ class RunningDataplane:
             family: AnnouncedTarget(plane.target(family), self.foreign, plane.transactions, self.localhost.get(family))
             for family in families
         }
+
+    @property
+    def unable(self) -> frozenset[Deviation]:
+        """The deviations of the rules, without those that sockets do not have."""
+        deviations = frozenset(self.backend.deviations)
+        return deviations - {Deviation.NO_LEAST_CONNECTIONS} if self.sockets and self.sockets.possible else deviations
 
     def follow(self, done: SyncResult) -> None:
         """Serve node ports on loopback after a sync, and bring sockets to the plan."""

@@ -5,6 +5,7 @@ Nothing here can fail a sync. Whatever the kernel refuses, the rules serve the c
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from narthex.proxy.kernel.connected_sockets import ConnectedSockets
 from narthex.proxy.kernel.sockets import PINS, SocketsUnavailableError, SocketTarget, cgroup_path, remove_pins
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.stale import StaleReason
+from narthex.proxy.program.ejection import PassiveEjection
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import gauge
 
@@ -46,10 +48,17 @@ class SocketAccelerator:
         self.reason = "no Services are known yet"
         """Why sockets are not balanced; empty if they are."""
         self._given_up = False
+        self.ejection: PassiveEjection | None = None
+        """Removes endpoints that connections fail to reach from the plans that sockets follow; None: none are."""
+        self._planned: dict[IPFamily, Plan] = {}
+        """The plans that were to be followed last, with all endpoints."""
         self._connected: ConnectedSockets | None = None
 
     def follow(self, plan: Plan) -> None:
         """Bring the maps to a plan, and attach the programs at first. Errors are logged, never raised."""
+        self._planned[plan.family] = plan
+        if self.ejection is not None:
+            plan = self.ejection.reduced(plan)
         if self._given_up or self._plans.get(plan.family) is plan:
             return
         try:
@@ -67,6 +76,17 @@ class SocketAccelerator:
             if self.reason:
                 LOGGER.info("socket load balancing is on")
             self.reason = ""
+            if self.ejection is not None and self._target is not None:
+                self.ejection.start(self._target)
+
+    def tend(self, now: float) -> float:
+        """Eject endpoints that connections failed to reach, and let others return. Return the seconds until the next call."""
+        if self.ejection is None or self.reason:
+            return math.inf
+        delay = self.ejection.take_in(now)
+        for plan in list(self._planned.values()):
+            self.follow(plan)
+        return delay
 
     def _bring(self, plan: Plan) -> None:
         if self._target is None:
@@ -84,6 +104,8 @@ class SocketAccelerator:
         if not target.ensure(family, rows.service_count, rows.frontend_count, rows.slot_count):
             rows = SocketRows(family)
             changes = rows.advance(plan)
+        if rows.counts_open:
+            target.count_open(family)
         if changes:
             target.apply(family, changes)
         self._rows[family] = rows
@@ -111,6 +133,11 @@ class SocketAccelerator:
         if self._connected is None:
             self._connected = ConnectedSockets(target.cgroup, target.origins)
         return self._connected.close_stale(family, endpoints, reason)
+
+    @property
+    def possible(self) -> bool:
+        """False once it is known that this machine cannot balance sockets."""
+        return not self._given_up
 
     def counters(self, plan: Plan) -> Iterable[ConnectionCount]:
         """Return the connections that sockets sent to the endpoints of a plan in force. Raises ApplyError."""
@@ -144,15 +171,20 @@ class SocketAccelerator:
                 family.label: {"frontends": rows.frontend_count, "endpoints": rows.slot_count}
                 for family, rows in list(self._rows.items())
             },
+            **({"ejection": self.ejection.status} if self.ejection is not None else {}),
         }
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics for prometheus-client."""
         text = "1 if sockets are sent to endpoints when they connect; the reason is given if not."
         yield gauge("narthex_socket_load_balancing", text, {self.reason: int(not self.reason)}, "reason")
+        if self.ejection is not None:
+            yield from self.ejection.collect()
 
     def close(self) -> None:
-        """Close the maps. The programs stay in force."""
+        """Close the maps. The programs that balance stay in force."""
+        if self.ejection is not None:
+            self.ejection.close()
         if self._target is not None:
             self._target.close()
 

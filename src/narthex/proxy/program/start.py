@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -31,11 +32,13 @@ from narthex.model import IPFamily, NamespacedName, Node, Snapshot
 from narthex.model.kernel_setting import KernelSetting
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.plan.balancing import balancing_problem
+from narthex.proxy.plan.ejection import EjectionPolicy
 from narthex.proxy.plan.ir import Deviation
 from narthex.proxy.plan.planner import Planner, plan_once
 from narthex.proxy.program.cleanup import LeftoverRemover
 from narthex.proxy.program.connections import ConnectionCollector, DroppedPacketCollector
 from narthex.proxy.program.dataplane import LocalhostCollector, RunningDataplane, check_machine, dataplane_of
+from narthex.proxy.program.ejection import EjectionReporter, PassiveEjection
 from narthex.proxy.program.explain_service import ServiceExplainer
 from narthex.proxy.program.flows import StaleFlowRemover
 from narthex.proxy.program.health import ProxyHealth
@@ -73,7 +76,7 @@ def assemble(
     settings: ProxySettings,
     inbox: EventInbox,
     families: tuple[IPFamily, ...],
-    clock: Clock,
+    clock: SystemClock,
     http: HttpServer,
     events: ClusterEventRecorder,
     origin: Origin,
@@ -84,6 +87,9 @@ def assemble(
     plane, foreign = running.dataplane, running.foreign
     readers = {family: reader for family in families if (reader := plane.counter_reader(family))}
     sockets = running.sockets
+    if sockets is not None and settings.own.endpoint_ejection:
+        reporter = EjectionReporter(events.record, lambda: proxy.snapshot)
+        sockets.ejection = PassiveEjection(reporter, clock.watch_files, EjectionPolicy())
     if sockets is not None:
         readers = {family: sockets.counting(reader) for family, reader in readers.items()}
     connections = ConnectionCollector(readers, lambda: proxy.plans, clock, settings.own)
@@ -109,7 +115,7 @@ def assemble(
         foreign=foreign,
         health=health,
         metrics=metrics,
-        follow=checks.follow,
+        follow=lambda plan: min(checks.follow(plan), sockets.tend(clock.now()) if sockets else math.inf),
         after_sync=_in_turn(
             LeftoverRemover(settings.mode, clock, foreign.writing).after,
             _stale_flow_remover(running, clock, metrics).after,
@@ -118,7 +124,7 @@ def assemble(
             running.follow,
         ),
         record=events.record,
-        balancing_problem=lambda service: balancing_problem(service, plane.mode, running.backend.deviations),
+        balancing_problem=lambda service: balancing_problem(service, plane.mode, running.unable),
     )
     return AssembledProxy(proxy, explainer, connections, running)
 

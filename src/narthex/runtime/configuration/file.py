@@ -107,6 +107,9 @@ def parse(data: bytes, origin: str) -> tuple[ProxyConfiguration, tuple[Problem, 
                 f"works in mode {DEFAULT_MODE} only, not in mode {configuration.mode}: remove it, or choose that mode"
             )
             Fields(chosen[OWN_KIND].value, reports[OWN_KIND]).error("socketLoadBalancing", message)
+        if own.endpoint_ejection and not own.socket_load_balancing:
+            message = "needs socketLoadBalancing: true, which observes connections: set it, or remove endpointEjection"
+            Fields(chosen[OWN_KIND].value, reports[OWN_KIND]).error("endpointEjection", message)
         configuration = msgspec.structs.replace(configuration, own=own)
     problems = (*others, *(problem for report in reports.values() for problem in report.problems))
     if any(report.failed for report in reports.values()):

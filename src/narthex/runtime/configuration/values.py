@@ -181,6 +181,8 @@ class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """nftables only: send sockets to endpoints when they connect."""
     socket_load_balancing_cgroup: str = ""
     """The cgroup (version 2) whose sockets these are; empty for the root of the hierarchy."""
+    endpoint_ejection: bool = False
+    """With socket load balancing: endpoints that connections fail to reach get no new sockets for a limited time."""
     parts: NodeParts = NodeParts()
     cni: CniConfiguration = CniConfiguration()
     overlay: OverlayConfiguration = OverlayConfiguration()

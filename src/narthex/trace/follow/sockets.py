@@ -8,6 +8,8 @@ import msgspec
 
 from narthex.model import join_port
 from narthex.netfilter.describe import one_of
+from narthex.proxy.backends.sockets.document import SocketFrontend
+from narthex.proxy.plan.balancing import shares_of_two
 from narthex.trace.follow.steps import view_step
 from narthex.trace.follow.views import NodeView
 from narthex.trace.model import Header, PathStep, Stage
@@ -47,11 +49,16 @@ def connect(node: NodeView | None, view: NodeView, header: Header, *, from_node:
         step = msgspec.structs.replace(view_step(view, Stage.SOCKET, what, _MAPS), verdict="reject")
         return [ConnectedHeader(share=Fraction(1), header=None, step=step)]
     endpoints = {"cluster": frontend.cluster, "local": frontend.local}.get(action, ())
+    shares, how = _selection(frontend, action, len(endpoints))
+    ejected = table.ejected_of(frontend) if table is not None else ()
+    if ejected:
+        how += f"; not {', '.join(join_port(*each) for each in ejected)}, ejected since connections failed"
     found = []
-    for address, port in endpoints:
+    for (address, port), share in zip(endpoints, shares, strict=True):
+        if not share:
+            continue
         after = msgspec.structs.replace(header, destination=address, port=port)
-        what = f"connect chooses {join_port(address, port)}, {one_of(len(endpoints), 'endpoint')}"
-        share = Fraction(1, len(endpoints))
+        what = f"connect chooses {join_port(address, port)}, {how}"
         step = msgspec.structs.replace(
             view_step(view, Stage.SOCKET, what, _MAPS),
             verdict=f"connect {join_port(address, port)}",
@@ -64,3 +71,14 @@ def connect(node: NodeView | None, view: NodeView, header: Header, *, from_node:
         )
         found.append(ConnectedHeader(share=share, header=after, step=step))
     return found
+
+
+def _selection(frontend: SocketFrontend, action: str, count: int) -> tuple[tuple[Fraction, ...], str]:
+    """Return the probability of each of `count` endpoints, and how one of them is selected."""
+    connections = frontend.cluster_open if action == "cluster" else frontend.local_open
+    if frontend.least_connections and count > 1 and len(connections) == count:
+        return (
+            shares_of_two(connections),
+            f"of two of {count} endpoints the one with fewer open connections; probabilities as of now",
+        )
+    return (Fraction(1, count),) * count if count else (), one_of(count, "endpoint")

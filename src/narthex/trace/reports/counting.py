@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from narthex.model import join_port, split_port
+from narthex.model import IPFamily, join_port, split_port
 from narthex.proxy.backends.sockets.document import SocketDocument
 from narthex.trace.follow.views import TrackedConnection
 
@@ -39,6 +39,8 @@ class CounterReading(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[ConnectionCounter, ...] = ()
     sampled: bool = False
     """Read from the connection table: short connections between two readings are missing."""
+    ejected: frozenset[Key] = frozenset()
+    """Endpoints that get no new connections from sockets of this node."""
 
 
 Names = Mapping[tuple[str, str, int], str]
@@ -66,6 +68,7 @@ def count(
     Rules see no connection that socket load balancing sends to an endpoint, so its counters are added to theirs.
     """
     by_sockets = tuple(of_sockets(sockets, names)) if sockets is not None else ()
+    ejected = _ejected(sockets, names) if sockets is not None else frozenset()
     for source, counters in (
         ("iptables rules", (one for text in rules for one in of_iptables(text))),
         ("nftables elements", of_nft(nft, names)),
@@ -74,9 +77,9 @@ def count(
         found = tuple(counters)
         if found:
             more = " and of socket load balancing" if by_sockets else ""
-            return CounterReading(source=f"counters of {source}{more}", counts=(*found, *by_sockets))
+            return CounterReading(source=f"counters of {source}{more}", counts=(*found, *by_sockets), ejected=ejected)
     if by_sockets:
-        return CounterReading(source="counters of socket load balancing", counts=by_sockets)
+        return CounterReading(source="counters of socket load balancing", counts=by_sockets, ejected=ejected)
     if connections is None:
         return CounterReading(source="nothing: no rule with counters is there, and the connection table is unknown")
     return CounterReading(
@@ -146,18 +149,33 @@ def of_nft(text: str, names: Names) -> Iterator[ConnectionCounter]:
 
 def of_sockets(sockets: SocketDocument, names: Names) -> Iterator[ConnectionCounter]:
     """Read the counters of socket load balancing, which count connections to all frontends of a Service port together."""
-    titles: dict[int, str] = {}
-    for front in sockets.frontends:
-        protocol = front.protocol.lower()
-        title = names.get((front.address, protocol, front.port), "")
-        if title or front.number not in titles:
-            titles[front.number] = title or f"{front.address}:{front.port}/{protocol}"
+    titles = _titles(sockets, names)
     for one in sockets.connections:
-        if title := titles.get(one.number, ""):
+        if title := titles.get(one.service, ""):
             endpoint = join_port(one.address, one.port)
             key = f"sockets {one.number} {endpoint}"
             yield ConnectionCounter(key, title, endpoint, one.connections)
             yield ConnectionCounter(f"{key} of the Service", title, "", one.connections)
+
+
+def _titles(sockets: SocketDocument, names: Names) -> dict[tuple[IPFamily, int], str]:
+    """Return the names of Service ports by family and number; an address where no name is known."""
+    titles: dict[tuple[IPFamily, int], str] = {}
+    for front in sockets.frontends:
+        protocol = front.protocol.lower()
+        title = names.get((front.address, protocol, front.port), "")
+        if title or front.service not in titles:
+            titles[front.service] = title or f"{front.address}:{front.port}/{protocol}"
+    return titles
+
+
+def _ejected(sockets: SocketDocument, names: Names) -> frozenset[Key]:
+    titles = _titles(sockets, names)
+    return frozenset(
+        (titles[front.service], join_port(*endpoint))
+        for front in sockets.frontends
+        for endpoint in sockets.ejected_of(front)
+    )
 
 
 _VIRTUAL = re.compile(r"^(TCP|UDP|SCTP)\s+(\S+)\s+(\d+)\b")
@@ -222,6 +240,8 @@ class TopRow(msgspec.Struct, frozen=True, kw_only=True):
     """New connections between two readings; None after a single reading."""
     name: str = ""
     """The object that owns the endpoint's address."""
+    ejected: bool = False
+    """Connections to the endpoint failed, so that sockets of this node get others for a limited time."""
 
 
 def rows(now: CounterReading, before: CounterReading | None, seconds: float) -> tuple[TopRow, ...]:
@@ -241,7 +261,13 @@ def rows(now: CounterReading, before: CounterReading | None, seconds: float) -> 
         """Return the row with the sum of the keys' connections, and their rate if there is an earlier reading."""
         rate = sum(fresh[key] for key in keys) / seconds if before is not None and seconds > 0 else None
         connections = sum(total[key] for key in keys)
-        return TopRow(service=service, endpoint=endpoint, connections=connections, per_second=rate)
+        return TopRow(
+            service=service,
+            endpoint=endpoint,
+            connections=connections,
+            per_second=rate,
+            ejected=(service, endpoint) in now.ejected,
+        )
 
     made: list[TopRow] = []
     for service in dict.fromkeys(service for service, _ in total):

@@ -265,6 +265,8 @@ def _socket_lines(held: SocketDocument) -> dict[str, str]:
             )
             if action == "reject":
                 text = "refused"
+            if text and each.least_connections:
+                text += " by least connections"
             if text and who == "the node" and each.unbound_only:
                 text += " (without a source address)"
             if text:

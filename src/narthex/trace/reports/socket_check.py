@@ -46,7 +46,8 @@ def _findings(plan: Plan, held: SocketDocument) -> Iterator[Discrepancy]:
             if frontend.address is None:
                 continue
             found = places.pop(frontend.match, None)
-            for finding in _of_frontend(plan, service, frontend, found):
+            ejected = held.ejected if service.name.protocol is Protocol.TCP else ()
+            for finding in _of_frontend(plan, service, frontend, found, ejected):
                 key = finding.kind, finding.frontend, finding.endpoint
                 if key not in seen:
                     seen.add(key)
@@ -76,7 +77,11 @@ def _extra(places: dict[Match, SocketFrontend]) -> Iterator[Discrepancy]:
 
 
 def _of_frontend(
-    plan: Plan, service: ServicePlan, frontend: Frontend, held: SocketFrontend | None
+    plan: Plan,
+    service: ServicePlan,
+    frontend: Frontend,
+    held: SocketFrontend | None,
+    ejected: tuple[tuple[str, int], ...],
 ) -> Iterator[Discrepancy]:
     text, name = frontend_text(frontend), str(service.name)
     for sender, words in _SENDERS.items():
@@ -98,8 +103,13 @@ def _of_frontend(
             if sender is Sender.NODE and held.unbound_only is not decision.unbound_only:
                 only = "only if they have no source address" if decision.unbound_only else "whatever their source"
                 yield finding(DiscrepancyKind.ANSWER, f"{who} are to be sent to an endpoint {only}: the maps differ")
+            if held.least_connections is not decision.least_connections:
+                way = "the one with fewer open connections of two" if decision.least_connections else "any"
+                yield finding(DiscrepancyKind.ANSWER, f"{who} are to be sent to {way}: the maps differ")
             endpoints = held.cluster if action == "cluster" else held.local
             desired = {(each.address, each.port) for each in service.pool(decision.scope).endpoints}
+            # The proxy leaves them out on purpose, for a limited time.
+            desired -= {*ejected} - {*endpoints}
             for kind, said, endpoint in _pool_differences(Counter(endpoints), desired, held.empty):
                 yield finding(kind, f"{who} {said}", endpoint)
 

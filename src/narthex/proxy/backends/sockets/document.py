@@ -7,13 +7,15 @@ from typing import Literal
 
 import msgspec
 
-from narthex.model import IPFamily
+from narthex.model import IPFamily, family_of
 from narthex.proxy.backends.sockets.layout import (
     FRONTEND_VALUE,
+    LEAST_CONNECTIONS,
     PROTOCOL_NUMBERS,
     SLOT_KEY,
     UNBOUND,
     Action,
+    WatchFlag,
     counted_endpoint,
     place_of,
     pool_number,
@@ -46,6 +48,16 @@ class SocketFrontend(msgspec.Struct, frozen=True, kw_only=True):
     """Slots of its pools that have no endpoint. A connection that draws one is left to the rules."""
     number: int = 0
     """Number of the Service port; 0: not known. Frontends of one Service port share pools and counters."""
+    least_connections: bool = False
+    """Of two endpoints that are drawn, the one with fewer open connections is chosen."""
+    cluster_open: tuple[int, ...] = ()
+    """With `least_connections`: open connections from this node to each endpoint of `cluster`."""
+    local_open: tuple[int, ...] = ()
+
+    @property
+    def service(self) -> tuple[IPFamily, int]:
+        """The Service port: each IP family has numbers of its own."""
+        return family_of(self.address), self.number
 
 
 class SocketConnections(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +69,11 @@ class SocketConnections(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     connections: int
 
+    @property
+    def service(self) -> tuple[IPFamily, int]:
+        """The Service port, as of its frontends."""
+        return family_of(self.address), self.number
+
 
 class SocketDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="sockets"):
     """The maps of both families."""
@@ -64,6 +81,8 @@ class SocketDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     version: Literal[1] = 1
     frontends: tuple[SocketFrontend, ...] = ()
     connections: tuple[SocketConnections, ...] = ()
+    ejected: tuple[tuple[str, int], ...] = ()
+    """Endpoints that get no new TCP connections from this node's sockets, since connections failed."""
     hooks: tuple[str, ...] | None = None
     """Hooks to which a program is attached, such as `connect4`; None: not known."""
 
@@ -76,6 +95,13 @@ class SocketDocument(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
         place = (address, port, protocol.upper())
         return next((each for each in self.frontends if (each.address, each.port, each.protocol) == place), None)
 
+    def ejected_of(self, frontend: SocketFrontend) -> tuple[tuple[str, int], ...]:
+        """Return the ejected endpoints that the Service port has sent connections to."""
+        if not self.ejected or frontend.protocol != "TCP":
+            return ()
+        known = {(each.address, each.port) for each in self.connections if each.service == frontend.service}
+        return tuple(each for each in self.ejected if each in known)
+
 
 class PinnedSockets(msgspec.Struct, frozen=True, kw_only=True):
     """What is pinned for a node: the content of its maps, and the hooks of its programs."""
@@ -83,6 +109,10 @@ class PinnedSockets(msgspec.Struct, frozen=True, kw_only=True):
     rows: Mapping[IPFamily, KernelRows] = {}
     connections: Mapping[IPFamily, Mapping[bytes, int]] = {}
     """By the key of the counter."""
+    opens: Mapping[IPFamily, Mapping[bytes, int]] = {}
+    """Open connections where they are counted, likewise."""
+    watched: Mapping[IPFamily, Mapping[bytes, int]] = {}
+    """`WatchFlag` of endpoints that connections failed to reach."""
     hooks: tuple[str, ...] | None = None
 
     def __bool__(self) -> bool:
@@ -91,13 +121,22 @@ class PinnedSockets(msgspec.Struct, frozen=True, kw_only=True):
 
 def socket_document(pinned: PinnedSockets) -> SocketDocument:
     """Return the content of the maps, sorted by address, port, and protocol."""
-    found = [each for family, held in pinned.rows.items() for each in _frontends(family, held)]
+    found = [
+        each for family, held in pinned.rows.items() for each in _frontends(family, held, pinned.opens.get(family, {}))
+    ]
     counted = [
         _connections(family, key, count) for family, held in pinned.connections.items() for key, count in held.items()
+    ]
+    ejected = [
+        place_of(family, place)
+        for family, held in pinned.watched.items()
+        for place, flags in held.items()
+        if flags & WatchFlag.EJECTED
     ]
     return SocketDocument(
         frontends=tuple(sorted(found, key=lambda each: (each.address, each.port, each.protocol))),
         connections=tuple(sorted(counted, key=lambda each: (each.number, each.address, each.port))),
+        ejected=tuple(sorted(ejected)),
         hooks=pinned.hooks,
     )
 
@@ -107,7 +146,7 @@ def _connections(family: IPFamily, key: bytes, count: int) -> SocketConnections:
     return SocketConnections(number=number, address=address, port=port, connections=count)
 
 
-def _frontends(family: IPFamily, rows: KernelRows) -> list[SocketFrontend]:
+def _frontends(family: IPFamily, rows: KernelRows, opens: Mapping[bytes, int]) -> list[SocketFrontend]:
     slots: dict[int, dict[int, tuple[str, int]]] = {}
     for key, value in rows.slots.items():
         index, pool = SLOT_KEY.unpack(key)
@@ -121,6 +160,7 @@ def _frontends(family: IPFamily, rows: KernelRows) -> list[SocketFrontend]:
         address, port = place_of(family, key)
         numbers = [pool_number(service, scope) for scope in (Scope.CLUSTER, Scope.LOCAL)]
         cluster, local = (pools.get(each, ()) for each in numbers)
+        least = max(pods, node) >= LEAST_CONNECTIONS
         found.append(
             SocketFrontend(
                 address=address,
@@ -128,15 +168,27 @@ def _frontends(family: IPFamily, rows: KernelRows) -> list[SocketFrontend]:
                 protocol=_PROTOCOLS[int.from_bytes(key[-2:], "little")],
                 pods=_action(pods),
                 node=_action(node),
-                unbound_only=node >= Action.CLUSTER_UNBOUND,
+                unbound_only=node % LEAST_CONNECTIONS >= Action.CLUSTER_UNBOUND,
                 cluster=cluster,
                 local=local,
                 empty=sum(rows.counts.get(each, 0) for each in numbers) - len(cluster) - len(local),
                 number=service,
+                least_connections=least,
+                cluster_open=_open(family, service, cluster, opens) if least else (),
+                local_open=_open(family, service, local, opens) if least else (),
             )
         )
     return found
 
 
+def _open(
+    family: IPFamily, service: int, endpoints: tuple[tuple[str, int], ...], opens: Mapping[bytes, int]
+) -> tuple[int, ...]:
+    """Return the open connections to each endpoint."""
+    counts = {counted_endpoint(family, key): count for key, count in opens.items()}
+    return tuple([counts.get((service, *endpoint), 0) for endpoint in endpoints])
+
+
 def _action(number: int) -> str:
+    number %= LEAST_CONNECTIONS
     return _ACTIONS[Action(number - UNBOUND if number >= Action.CLUSTER_UNBOUND else number)]

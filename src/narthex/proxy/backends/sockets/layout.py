@@ -11,6 +11,9 @@ For each IP family, numbers in the byte order of the machine unless said otherwi
 | origins | cookie of the UDP socket, endpoint | frontend |
 | peers | cookie of the TCP socket, modulo the size | cookie, endpoint, frontend |
 | flows | cookie of the socket, frontend | endpoint, number of the pool, index |
+| opens | number of the Service port, endpoint | open connections, for Service ports that ask for the least |
+| held | cookie of the socket | key of `opens` in which the socket is counted |
+| watched | endpoint | failures reported, `WatchFlag` |
 
 The number of a pool is that of its Service port, times two, plus one for the pool of this node's own endpoints.
 A change of the endpoints writes a slot and, if their number changes, the count, however many frontends lead to the pool.
@@ -50,12 +53,12 @@ class Action(enum.IntEnum):
     LOCAL_UNBOUND = 5
 
 
-def action_of(decision: SocketDecision) -> Action:
-    """Return the action of a decision."""
+def action_of(decision: SocketDecision) -> int:
+    """Return the action of a decision, with LEAST_CONNECTIONS if the endpoint is chosen like that."""
     match decision:
-        case SocketForward(scope, unbound_only):
+        case SocketForward(scope, unbound_only, least_connections):
             plain = Action.CLUSTER if scope is Scope.CLUSTER else Action.LOCAL
-            return Action(plain + UNBOUND) if unbound_only else plain
+            return plain + UNBOUND * unbound_only + LEAST_CONNECTIONS * least_connections
         case Reject():
             return Action.REJECT
         case LeftToRules():
@@ -65,6 +68,8 @@ def action_of(decision: SocketDecision) -> Action:
 
 UNBOUND = Action.CLUSTER_UNBOUND - Action.CLUSTER
 """Difference of an action for sockets without a source address from the same action for all sockets."""
+LEAST_CONNECTIONS = 8
+"""Added to an action that uses a pool: of two endpoints that are drawn, the one with fewer open connections is chosen."""
 
 ADDRESS_SIZES = {IPFamily.IPV4: 4, IPFamily.IPV6: 16}
 PROTOCOL_NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17}
@@ -73,6 +78,19 @@ FRONTEND_VALUE = struct.Struct("=BBHI")
 COUNT = struct.Struct("=I")
 SLOT_KEY = struct.Struct("=II")
 """Index, and number of the pool."""
+OPEN_COUNT = struct.Struct("=Q")
+WATCHED = struct.Struct("=II")
+"""Failures that were reported since the process last wrote the element, and flags."""
+_MOST_WATCHED = 1 << 12
+
+
+class WatchFlag(enum.IntFlag):
+    """What is known of an endpoint that connections failed to reach."""
+
+    ON_TRIAL = 1
+    """The start of the next connection is reported; the program then clears this."""
+    EJECTED = 2
+    """It gets no new sockets in some Service port. For those who look at the map; programs don't use it."""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,11 +127,16 @@ class FamilyMaps(msgspec.Struct, frozen=True, kw_only=True):
     origins: MapSpec
     peers: MapSpec
     flows: MapSpec
+    opens: MapSpec
+    held: MapSpec
+    watched: MapSpec
 
     @property
     def all(self) -> tuple[MapSpec, ...]:
         """Every map."""
-        return self.frontends, self.pools, self.slots, self.counts, self.origins, self.peers, self.flows
+        lookups = self.frontends, self.pools, self.slots
+        sockets = self.origins, self.peers, self.flows
+        return *lookups, self.counts, *sockets, self.opens, self.held, self.watched
 
     @property
     def place_size(self) -> int:
@@ -141,6 +164,9 @@ def family_maps(family: IPFamily, capacity: Capacity) -> FamilyMaps:
         origins=spec("origins", MapKind.LRU_HASH, 8 + place, place, capacity.sockets),
         peers=spec("peers", MapKind.ARRAY, 4, 8 + 2 * place, capacity.sockets),
         flows=spec("flows", MapKind.LRU_HASH, 8 + place, place + 8, capacity.sockets // 4),
+        opens=spec("opens", MapKind.HASH, 4 + place, 8, capacity.slots, NO_PREALLOCATION),
+        held=spec("held", MapKind.HASH, 8, 4 + place, capacity.sockets, NO_PREALLOCATION),
+        watched=spec("watched", MapKind.HASH, place, WATCHED.size, _MOST_WATCHED, NO_PREALLOCATION),
     )
 
 

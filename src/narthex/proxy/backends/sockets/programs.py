@@ -22,10 +22,7 @@ from narthex.bpf import (
     JumpIf,
     Label,
     LoadConstant,
-    LoadMap,
     LoadMemory,
-    MapSpec,
-    Operand,
     Operation,
     ProgramKind,
     Register,
@@ -34,9 +31,20 @@ from narthex.bpf import (
     Width,
 )
 from narthex.model import IPFamily, Protocol
-from narthex.proxy.backends.sockets.layout import PROTOCOL_NUMBERS, UNBOUND, Action, FamilyMaps, MapsByFamily
-
-R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10 = Register
+from narthex.proxy.backends.sockets.layout import (
+    LEAST_CONNECTIONS,
+    PROTOCOL_NUMBERS,
+    UNBOUND,
+    Action,
+    FamilyMaps,
+    MapsByFamily,
+)
+from narthex.proxy.backends.sockets.open_connections import ChoiceOfTwo
+from narthex.proxy.backends.sockets.pieces import R0, R1, R2, R3, R6, R7, R8, R9, R10
+from narthex.proxy.backends.sockets.pieces import find_peer as _find_peer
+from narthex.proxy.backends.sockets.pieces import lookup as _lookup
+from narthex.proxy.backends.sockets.pieces import move as _move
+from narthex.proxy.backends.sockets.pieces import update as _update
 
 USER_IP4, USER_IP6, USER_PORT, PROTOCOL, SOURCE_IP4, SOURCE_IP6, SOCKET = 4, 8, 24, 36, 40, 44, 64
 CONTEXT_SIZE = 72
@@ -148,12 +156,14 @@ class _Forward:
         yield from self._choose()
         if self._sendmsg:
             yield from self._remember_flow()
+        yield Label(self._name("count"))
         yield from self._add_to_counter()
         if self._sendmsg:
             yield Label(self._name("again"))
         yield from self._remember_frontend()
         yield from self._rewrite()
         yield from (_move(R0, ALLOW), Exit())
+        yield from self._least_connections()
 
     def _name(self, name: str) -> str:
         return f"{self._label}-{name}"
@@ -193,9 +203,14 @@ class _Forward:
         yield JumpIf(Condition.EQ, R7, Action.LEAVE, "pass")
         yield JumpIf(Condition.EQ, R7, Action.REJECT, "refuse")
         yield JumpIf(Condition.LT, R7, Action.CLUSTER_UNBOUND, self._name("any-source"))
+        yield JumpIf(Condition.GE, R7, LEAST_CONNECTIONS, self._name("least"))
+        yield Label(self._name("unbound"))
         yield from self._leave_bound()
         yield Compute(Operation.SUB, R7, UNBOUND)
         yield Label(self._name("any-source"))
+        yield from self._name_pool()
+
+    def _name_pool(self) -> Iterator[Statement]:
         yield _move(R8, R9)
         yield Compute(Operation.LSH, R8, 1)
         yield Compute(Operation.ADD, R8, R7)
@@ -271,6 +286,31 @@ class _Forward:
         yield JumpAlways(otherwise)
         yield Label(self._name(label))
 
+    def _least_connections(self) -> Iterator[Statement]:
+        """Choose the one of two endpoints with fewer open connections, apart from the path of other Service ports."""
+        yield Label(self._name("least"))
+        yield Compute(Operation.SUB, R7, LEAST_CONNECTIONS)
+        if self._sendmsg:
+            # A socket that is not connected has no end by which it could be counted.
+            yield JumpIf(Condition.LT, R7, Action.CLUSTER_UNBOUND, self._name("any-source"))
+            yield JumpAlways(self._name("unbound"))
+            return
+        yield JumpIf(Condition.LT, R7, Action.CLUSTER_UNBOUND, self._name("least-any-source"))
+        yield from self._leave_bound()
+        yield Compute(Operation.SUB, R7, UNBOUND)
+        yield Label(self._name("least-any-source"))
+        yield from self._name_pool()
+        yield from self._pool_count()
+        yield JumpIf(Condition.EQ, R0, 0, "pass")
+        yield LoadMemory(Width.WORD, R7, R0, 0)
+        yield JumpIf(Condition.EQ, R7, 0, "pass")
+        choice = ChoiceOfTwo(
+            self._maps, self._label, self._copy_endpoint, slot=self._slot, endpoint=self._endpoint, cookie=self._origin,
+            first=self._flow, chosen=self._count, value=self._value,
+        )  # fmt: skip
+        yield from choice.statements("pass")
+        yield JumpAlways(self._name("count"))
+
     def _remember_flow(self) -> Iterator[Statement]:
         yield from self._copy(R10, self._value, self._endpoint)
         size = self._maps.place_size
@@ -316,7 +356,7 @@ class _Forward:
         Without a cookie, the place belongs to no socket while it is written.
         """
         yield _move(R8, R0)
-        yield from _find_peer(self._maps, self._slot, R8)
+        yield from _find_peer(self._maps.peers, self._slot, R8)
         yield JumpIf(Condition.EQ, R0, 0, self._name("known"))
         yield StoreMemory(Width.DOUBLE, R0, 0, 0)
         yield from self._copy(R0, 8, self._endpoint)
@@ -396,7 +436,7 @@ class _Backward:
 
     def _of_peer(self) -> Iterator[Statement]:
         """Take the frontend of a TCP socket, if the place is its own and the peer the endpoint that was chosen."""
-        yield from _find_peer(self._maps, self._index, R8)
+        yield from _find_peer(self._maps.peers, self._index, R8)
         yield JumpIf(Condition.EQ, R0, 0, "pass")
         yield LoadMemory(Width.DOUBLE, R1, R0, 0)
         yield JumpIf(Condition.NE, R1, R8, "pass")
@@ -415,36 +455,3 @@ class _Backward:
         yield StoreMemory(Width.WORD, R6, USER_PORT, R2)
         yield _move(R0, ALLOW)
         yield Exit()
-
-
-# ---- pieces --------------------------------------------------------------------------------------------------------
-
-
-def _move(target: Register, operand: Operand) -> Statement:
-    return Compute(Operation.MOV, target, operand)
-
-
-def _find_peer(maps: FamilyMaps, key: int, cookie: Register) -> Iterator[Statement]:
-    """R0 = the place of a TCP socket. `key` is an offset of the stack where the number of the place is written."""
-    yield _move(R2, cookie)
-    yield Compute(Operation.AND, R2, maps.peers.max_entries - 1)
-    yield StoreMemory(Width.WORD, R10, key, R2)
-    yield from _lookup(maps.peers, key)
-
-
-def _lookup(table: MapSpec, key: int) -> Iterator[Statement]:
-    """R0 = the value of the key at an offset of the stack, or 0."""
-    yield LoadMap(R1, table.name)
-    yield _move(R2, R10)
-    yield Compute(Operation.ADD, R2, key)
-    yield CallHelper(Helper.MAP_LOOKUP)
-
-
-def _update(table: MapSpec, key: int, value: int) -> Iterator[Statement]:
-    yield LoadMap(R1, table.name)
-    yield _move(R2, R10)
-    yield Compute(Operation.ADD, R2, key)
-    yield _move(R3, R10)
-    yield Compute(Operation.ADD, R3, value)
-    yield _move(R4, 0)
-    yield CallHelper(Helper.MAP_UPDATE)

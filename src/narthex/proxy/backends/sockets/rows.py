@@ -17,6 +17,7 @@ from narthex.model import IPFamily, ServicePortName
 from narthex.proxy.backends.sockets.layout import (
     ADDRESS_SIZES,
     FRONTEND_VALUE,
+    LEAST_CONNECTIONS,
     PROTOCOL_NUMBERS,
     SLOT_KEY,
     Action,
@@ -94,6 +95,8 @@ class SocketRows:
         self._found = _FoundRows(found) if found is not None else None
         self.frontend_count = self.slot_count = 0
         """Elements of the maps, with slots that are not used."""
+        self.counts_open = False
+        """Some Service port asks, or has asked, for the least connections, so that open ones must be counted."""
         if self._found is not None:
             self._next = self._found.next_number
             self.frontend_count, self.slot_count = len(self._found.frontends), len(self._found.slots)
@@ -178,6 +181,7 @@ class SocketRows:
                 )
                 # The frontend keeps its decisions alive, so that no other object can have their identity.
                 held = self._actions[shared] = (pod, node), front
+                self.counts_open |= max(pod, node) >= LEAST_CONNECTIONS
             actions = held[0]
             if actions != _NO_ACTIONS:
                 key = inet_pton(self._pack_family, front.address) + _PORTS[front.port][:2] + _PROTOCOLS[front.protocol]

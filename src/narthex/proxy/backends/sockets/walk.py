@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import repeat
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
 import msgspec
@@ -15,7 +17,8 @@ import msgspec
 from narthex.bpf import AttachKind, Environment, MapModel, assemble, run_program
 from narthex.model import IPFamily, Protocol, family_of
 from narthex.proxy.backends.sockets.document import PinnedSockets
-from narthex.proxy.backends.sockets.layout import COUNT, PROTOCOL_NUMBERS, Capacity, family_maps
+from narthex.proxy.backends.sockets.layout import COUNT, OPEN_COUNT, PROTOCOL_NUMBERS, Capacity, family_maps
+from narthex.proxy.backends.sockets.open_connections import release_program
 from narthex.proxy.backends.sockets.programs import (
     CONNECT,
     CONTEXT_SIZE,
@@ -69,6 +72,7 @@ class SimulatedSockets:
         names = list(self._maps)
         numbers = {name: number for number, name in enumerate(names)}
         self._code = {spec.attach: assemble(spec.statements, numbers) for spec in programs(self._layout, NODE_COOKIE)}
+        self._release = [assemble(release_program(maps).statements, numbers) for maps in self._layout.values()]
 
     def apply(self, family: IPFamily, changes: SocketChanges) -> int:
         """Write changes as the Target does; return the number of writes. Raises ValueError if a map is full."""
@@ -112,12 +116,33 @@ class SimulatedSockets:
         return PinnedSockets(
             rows={family: self.rows(family) for family in families},
             connections={family: self.counters(family) for family in families},
+            opens={family: self.open_connections(family) for family in families},
             hooks=tuple(sorted(attach.name.lower() for attach in self._code)),
         )
 
-    def connect(self, sock: SimulatedSocket, address: str, port: int, choice: int = 0) -> SocketAnswer:
-        """Return where a socket connects. `choice` is the random number that the program draws."""
-        return self._run(CONNECT, sock, address, port, choice)
+    def open_connections(self, family: IPFamily) -> Mapping[bytes, int]:
+        """Return the sockets that are counted, by Service port and endpoint."""
+        table = self._maps[self._layout[family].opens.name]
+        return {key: OPEN_COUNT.unpack(value)[0] for key, value in table.items()}
+
+    def connect(
+        self, sock: SimulatedSocket, address: str, port: int, choice: int | Sequence[int] = 0, *, stays: bool = False
+    ) -> SocketAnswer:
+        """Return where a socket connects, which then ends, unless it stays open.
+
+        `choice` has the random numbers that the program draws; one number is drawn each time.
+        """
+        answer = self._run(CONNECT, sock, address, port, choice)
+        if not stays:
+            self.end(sock)
+        return answer
+
+    def end(self, sock: SimulatedSocket) -> None:
+        """Close a socket."""
+        for code in self._release:
+            run_program(
+                code, bytearray(_SOCKET_SIZE), list(self._maps.values()), Environment(socket_cookie=sock.cookie)
+            )
 
     def send(self, sock: SimulatedSocket, address: str, port: int, choice: int = 0) -> SocketAnswer:
         """Return where a datagram of a socket that is not connected goes."""
@@ -132,7 +157,12 @@ class SimulatedSockets:
         return self._run(GETPEERNAME, sock, address, port)
 
     def _run(
-        self, hook: Mapping[IPFamily, AttachKind], sock: SimulatedSocket, address: str, port: int, choice: int = 0
+        self,
+        hook: Mapping[IPFamily, AttachKind],
+        sock: SimulatedSocket,
+        address: str,
+        port: int,
+        choice: int | Sequence[int] = 0,
     ) -> SocketAnswer:
         family = IPFamily.IPV6 if sock.mapped else family_of(address)
         context = bytearray(CONTEXT_SIZE)
@@ -148,8 +178,11 @@ class SimulatedSockets:
             source = _packed(sock.source)
             offset = SOCKET_IP4 if len(source) == 4 else SOCKET_IP6
             bound[offset : offset + len(source)] = source
+        drawn = repeat(choice) if isinstance(choice, int) else iter(choice)
         environment = Environment(
-            netns_cookie=NODE_COOKIE if sock.in_node else POD_COOKIE, socket_cookie=sock.cookie, random=lambda: choice
+            netns_cookie=NODE_COOKIE if sock.in_node else POD_COOKIE,
+            socket_cookie=sock.cookie,
+            random=partial(next, drawn),
         )
         verdict = run_program(
             self._code[hook[family]], context, list(self._maps.values()), environment, {SOCKET: bound}
