@@ -142,7 +142,7 @@ class EndpointEjector:
     def advance(self, now: float) -> bool:
         """End states whose time is over, and forget what no longer counts. Returns True if a state changed.
 
-        That is failures older than the window, and a trial to which nobody connects for as long as the longest ejection.
+        That is failures older than the window, and a trial to which no client connects for as long as the longest ejection.
         """
         before = len(self._held)
         self._held = {endpoint: held for endpoint, held in self._held.items() if not self._is_over(held, now)}
