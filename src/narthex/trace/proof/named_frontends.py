@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from narthex.model import IPFamily, Protocol, family_of, join_port
-from narthex.netfilter.ast import Table
+from narthex.netfilter.ast import DropPacket, RejectPacket, Table
 from narthex.netfilter.sets.space import DADDR, DPORT, PROTOCOL, Box, PacketSpace
 from narthex.netfilter.sets.values import EMPTY, ValueSet, union, values
 from narthex.proxy.plan.ir import FrontendKind, Match, Plan
@@ -76,7 +76,8 @@ class NamedFrontends:
         for chain in (table.chains[name] for name in _REFUSING if name in table.chains):
             for rule in chain.rules:
                 match, service = frontend_of_rule(rule), service_of_comment(rule.comment)
-                if match is None or not service or not self._is_of_family(match):
+                refuses = any(isinstance(each, (DropPacket, RejectPacket)) for each in rule.expressions)
+                if match is None or not service or not refuses or not self._is_of_family(match):
                     continue
                 self._add(match, service, FrontendKind.NODE_PORT.value if match[0] is None else "frontend")
 
