@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from narthex.model import IPFamily, Protocol, join_port
+from narthex.model import IPFamily, Protocol, family_of, join_port
+from narthex.netfilter.ast import DropPacket, RejectPacket, Table
 from narthex.netfilter.sets.space import DADDR, DPORT, PROTOCOL, Box, PacketSpace
 from narthex.netfilter.sets.values import EMPTY, ValueSet, union, values
 from narthex.proxy.plan.ir import FrontendKind, Match, Plan
 from narthex.trace.follow.views import NodeRules
 from narthex.trace.names import service_of_chain, service_of_comment
 from narthex.trace.proof.describe import PROTOCOL_NAMES, addresses_text, numbers_text
-from narthex.trace.reports.frontend_walk import frontends
+from narthex.trace.reports.frontend_walk import frontend_of_rule, frontends
 
 _MANY_PORTS, _MANY_PROTOCOLS = 60_000, 200
 """Numbers of ports and protocols from which a class stands for all that are not a Service's."""
 _OTHER_PORTS = "addresses of Services at other ports"
+_REFUSING = ("KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS")
+"""Chains whose rules of table filter refuse or drop packets to a Service, with its name in the comment."""
 _NUMBERS = {each: each.number for each in Protocol}
 
 
@@ -63,7 +66,23 @@ class NamedFrontends:
             named = (*map(service_of_chain, leads), *map(service_of_comment, comments))
             kind = FrontendKind.NODE_PORT.value if match[0] is None else "frontend"
             self._add(match, next(filter(None, named), ""), kind)
+        for table in rules.ruleset.tables:
+            if table.family in (None, family):
+                self._add_refusing(table)
         self._addresses = values(*self._exact)
+
+    def _add_refusing(self, table: Table) -> None:
+        """Add the frontends whose packets kube-proxy's rules refuse or drop: no chain of a Service has them."""
+        for chain in (table.chains[name] for name in _REFUSING if name in table.chains):
+            for rule in chain.rules:
+                match, service = frontend_of_rule(rule), service_of_comment(rule.comment)
+                refuses = any(isinstance(each, (DropPacket, RejectPacket)) for each in rule.expressions)
+                if match is None or not service or not refuses or not self._is_of_family(match):
+                    continue
+                self._add(match, service, FrontendKind.NODE_PORT.value if match[0] is None else "frontend")
+
+    def _is_of_family(self, match: Match) -> bool:
+        return match[0] is None or family_of(match[0]) is self._space.family
 
     def _add(self, match: Match, service: str, kind: str) -> None:
         address, protocol, port = match

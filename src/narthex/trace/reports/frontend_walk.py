@@ -212,12 +212,12 @@ def _of_chains(rules: NodeRules, table: Table) -> Iterator[tuple[Match, Frontend
         for number, rule in enumerate(table.chains[name].rules):
             if not rule.target.startswith(_LEADS):
                 continue
-            match = _match(rule)
+            match = frontend_of_rule(rule)
             if match is not None and (match[0] is None) == (name == "KUBE-NODEPORTS"):
                 yield match, FrontendOrigin("iptables", rule.target, rules.place(table.name, name, number)[0])
 
 
-def _match(rule: Rule) -> Match | None:
+def frontend_of_rule(rule: Rule) -> Match | None:
     """Return the destination that a rule matches; None if it is no frontend."""
     address: str | None = None
     protocol: Protocol | None = None
