@@ -1,0 +1,104 @@
+"""A change set is proved by the packets that it touches, with the verdict that all packets give."""
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.trace.proof.changed_rules import EDIT_FAULTS, edits_between
+from tests.trace.proof.planted_faults import FAULTS
+from tests.trace.proof.test_prove import MODES, ruleset_of
+
+from narthex.model import Store
+from narthex.netfilter.edit import TableEdit
+from narthex.proxy.backends import BACKENDS
+from narthex.proxy.backends.iptables import rules as iptables
+from narthex.proxy.backends.nftables import changes as nftables
+from narthex.proxy.kernel.dataplanes import DATAPLANES
+from narthex.proxy.plan.planner import Planner
+from narthex.testing import strategies as some
+from narthex.testing.build import HOST
+from narthex.trace.proof.incremental import IncrementalProof
+
+EDITS = {"nftables": nftables.edits_of, "iptables": iptables.edits_of}
+histories = st.lists(st.lists(some.events(), min_size=1, max_size=4), min_size=2, max_size=8)
+
+
+class History:
+    """The rules of one mode as objects change, and the proofs of their changes."""
+
+    def __init__(self, mode, config, family):
+        config = msgspec.structs.replace(config, localhost_node_ports=DATAPLANES[mode].localhost_node_ports)
+        self.mode, self.backend = mode, BACKENDS[mode]
+        self.store, self.planner = Store(), Planner(config, family)
+        self.rules = None
+        self.proof = IncrementalProof(self.backend, self.edits, lambda: HOST)
+
+    def edits(self, changes):
+        return changes if isinstance(changes, tuple) else EDITS[self.mode](changes)
+
+    def next(self, events):
+        """Return the next plan, rules, and changes, which may be proved and then taken."""
+        for event in events:
+            self.store.apply(event)
+        plan = self.planner.plan(self.store.snapshot, self.store.take_changed())
+        return plan, *self.backend.advance(self.rules, plan)
+
+    def verify(self, plan, want, changes):
+        return self.proof.verify(self.rules, changes, want, plan)
+
+    def take(self, want):
+        self.proof.written()
+        self.rules = want
+
+    def whole(self, plan, want, changes):
+        """Return the verdict about the same rules from a proof of all packets."""
+        fresh = IncrementalProof(self.backend, self.edits, lambda: HOST)
+        base = self.edits(self.backend.diff(None, self.rules)) if self.rules is not None else ()
+        verdict = fresh.verify(None, (*base, *self.edits(changes)), want, plan)
+        assert verdict.whole or verdict.refusal
+        return verdict
+
+    def tables(self):
+        return {name: table.table() for name, table in self.proof._proved.tables.items()}
+
+
+def written_tables(mode, rules):
+    """Return tables without the elements that packets add."""
+    found = {}
+    for table in ruleset_of(mode, rules).tables:
+        sets = {name: msgspec.structs.replace(one, elements=dict(one.elements)) for name, one in table.sets.items()}
+        found[table.name] = msgspec.structs.replace(table, chains=dict(table.chains), sets=sets)
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=12)
+@given(config=some.configs, family=some.families, batches=histories)
+def test_all_changes_of_a_history_are_proved(mode, config, family, batches):
+    history = History(mode, config, family)
+    for batch in batches:
+        plan, want, changes = history.next(batch)
+        verdict = history.verify(plan, want, changes)
+        assert not verdict.refusal, verdict
+        assert verdict.undecided == history.whole(plan, want, changes).undecided
+        history.take(want)
+        assert history.tables() == written_tables(mode, want), "the changes as typed data lead to the rules"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=25)
+@given(config=some.configs, family=some.families, batches=histories, seed=st.integers(0, 2**32))
+def test_a_fault_in_a_change_set_gets_the_verdict_of_all_packets(mode, config, family, batches, seed):
+    history, rng = History(mode, config, family), random.Random(seed)
+    for batch in batches:
+        plan, want, changes = history.next(batch)
+        if history.rules is not None:
+            have = ruleset_of(mode, history.rules)
+            for fault in rng.sample(EDIT_FAULTS, 3):
+                faulty = fault(history.edits(changes), rng, have)
+                found, whole = history.verify(plan, want, faulty), history.whole(plan, want, faulty)
+                assert bool(found.refusal) == bool(whole.refusal), (fault.__name__, found, whole)
+        assert not history.verify(plan, want, changes).refusal
+        history.take(want)
