@@ -10,18 +10,18 @@ from tests.trace.proof.changed_rules import EDIT_FAULTS, edits_between
 from tests.trace.proof.planted_faults import FAULTS
 from tests.trace.proof.test_prove import MODES, ruleset_of
 
-from narthex.model import Store
-from narthex.netfilter.edit import TableEdit
+from narthex.model import IPFamily, Store, Upsert
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.iptables import rules as iptables
 from narthex.proxy.backends.nftables import changes as nftables
 from narthex.proxy.kernel.dataplanes import DATAPLANES
-from narthex.proxy.plan.planner import Planner
+from narthex.proxy.plan.planner import NodeConfig, Planner
 from narthex.testing import strategies as some
-from narthex.testing.build import HOST
+from narthex.testing.build import HOST, NODE_IPS, endpoint, endpoint_slice, node, service
 from narthex.trace.proof.incremental import IncrementalProof
 
 EDITS = {"nftables": nftables.edits_of, "iptables": iptables.edits_of}
+SETTINGS = NodeConfig(node_name="worker-a", cluster_cidrs=("10.64.0.0/12",))
 histories = st.lists(st.lists(some.events(), min_size=1, max_size=4), min_size=2, max_size=8)
 
 
@@ -102,3 +102,55 @@ def test_a_fault_in_a_change_set_gets_the_verdict_of_all_packets(mode, config, f
                 assert bool(found.refusal) == bool(whole.refusal), (fault.__name__, found, whole)
         assert not history.verify(plan, want, changes).refusal
         history.take(want)
+
+
+def drawn(rng, number):
+    """Return a Service and its endpoints, some of which others have, too, or which are addresses of the node or of a Service."""
+    pods = [f"10.64.{rng.randint(1, 2)}.{rng.randint(10, 14)}" for _ in range(rng.randint(0, 5))]
+    if rng.random() < 0.2:
+        pods.append(NODE_IPS[0])
+    if rng.random() < 0.1:
+        pods.append("203.0.113.1")
+    ends = [endpoint(pod, node="worker-b" if pod.startswith("10.64.2") else "worker-a") for pod in dict.fromkeys(pods)]
+    made = service(
+        f"shop/s{number}",
+        f"10.110.0.{5 + number}",
+        node_port=rng.choice((0, 30080 + number)),
+        external_ips=("203.0.113.1",) if rng.random() < 0.1 else (),
+    )
+    seconds = rng.choice((None, None, 10))
+    made = msgspec.structs.replace(made, affinity_seconds=seconds, external_policy_local=rng.random() < 0.2)
+    return Upsert(made), Upsert(endpoint_slice(f"shop/s{number}", *ends, port=rng.choice((80, 8080))))
+
+
+def faulty_changes(history, want, changes, rng):
+    """Yield the name of each fault, and the change set with it."""
+    have, whole = ruleset_of(history.mode, history.rules), ruleset_of(history.mode, want)
+    for fault in EDIT_FAULTS:
+        yield fault.__name__, fault(history.edits(changes), rng, have)
+    for planted in FAULTS[history.mode]:
+        try:
+            yield planted.__name__, edits_between(have, planted(whole, rng))
+        except (AssertionError, IndexError):  # these rules have no place for the fault
+            continue
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(1))
+def test_each_fault_in_a_change_is_refused_if_all_packets_show_it(mode, seed):
+    rng = random.Random(f"{mode} {seed}")
+    history = History(mode, SETTINGS, IPFamily.IPV4)
+    refused = looked_at = 0
+    for step in range(5):
+        events = [Upsert(node())] if not step else []
+        for number in range(5) if not step else rng.sample(range(5), rng.choice((1, 1, 2))):
+            events += drawn(rng, number)
+        plan, want, changes = history.next(events)
+        for name, faulty in faulty_changes(history, want, changes, rng) if step else ():
+            found, whole = history.verify(plan, want, faulty), history.whole(plan, want, faulty)
+            assert bool(found.refusal) == bool(whole.refusal), (step, name, found, whole)
+            refused += bool(found.refusal)
+            looked_at += not found.whole
+        assert not history.verify(plan, want, changes).refusal
+        history.take(want)
+    assert refused > 10 and looked_at > 10, (refused, looked_at)
