@@ -211,3 +211,8 @@ def balancing_not_applied(service: NamespacedName, uid: str, note: str) -> Clust
     return ClusterEvent(
         kind="Service", object=service, uid=uid, reason="LoadBalancingNotApplied", action="SelectEndpoints", note=note
     )
+
+
+def change_refused(service: NamespacedName, uid: str, note: str) -> ClusterEvent:
+    """Return the event for a Service whose changes this node refuses to write, because its rules would be wrong."""
+    return ClusterEvent(kind="Service", object=service, uid=uid, reason="ChangesRefused", action="SyncRules", note=note)

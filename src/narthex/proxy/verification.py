@@ -41,6 +41,10 @@ class ChangeVerifier(Protocol[R, C]):
         """
         ...
 
+    def restores(self, rules: R, changes: C) -> bool:
+        """Return True if changes only write parts of the rules in force again, which were verified."""
+        ...
+
     def written(self) -> None:
         """Note that the changes that were verified last are in force."""
         ...
@@ -50,5 +54,8 @@ class RefusedChanges(msgspec.Struct, frozen=True, kw_only=True):
     """Changes that were not written, because the rules would not do what the objects mean."""
 
     reason: str
+    """The packets that the rules would treat otherwise."""
     services: frozenset[ServicePortName]
-    """The Service ports that keep their earlier rules, while all others are up to date. Empty: nothing was written."""
+    """The Service ports that keep their earlier rules."""
+    everything: bool = False
+    """No change could be written, so that other Service ports keep their earlier rules, too."""

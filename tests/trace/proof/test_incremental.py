@@ -12,17 +12,26 @@ from tests.trace.proof.test_prove import MODES, ruleset_of
 
 from narthex.model import IPFamily, Store, Upsert
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.backends.iptables import rules as iptables
-from narthex.proxy.backends.nftables import changes as nftables
 from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.planner import NodeConfig, Planner
 from narthex.testing import strategies as some
 from narthex.testing.build import HOST, NODE_IPS, endpoint, endpoint_slice, node, service
 from narthex.trace.proof.incremental import IncrementalProof
 
-EDITS = {"nftables": nftables.edits_of, "iptables": iptables.edits_of}
 SETTINGS = NodeConfig(node_name="worker-a", cluster_cidrs=("10.64.0.0/12",))
 histories = st.lists(st.lists(some.events(), min_size=1, max_size=4), min_size=2, max_size=8)
+
+
+class EditedBackend:
+    """A backend whose changes may be typed data already."""
+
+    def __init__(self, mode):
+        self.backend = BACKENDS[mode]
+        self.name, self.deviations = self.backend.name, self.backend.deviations
+        self.advance, self.diff = self.backend.advance, self.backend.diff
+
+    def edits(self, changes):
+        return changes if isinstance(changes, tuple) else self.backend.edits(changes)
 
 
 class History:
@@ -30,13 +39,13 @@ class History:
 
     def __init__(self, mode, config, family):
         config = msgspec.structs.replace(config, localhost_node_ports=DATAPLANES[mode].localhost_node_ports)
-        self.mode, self.backend = mode, BACKENDS[mode]
+        self.mode, self.backend = mode, EditedBackend(mode)
         self.store, self.planner = Store(), Planner(config, family)
         self.rules = None
-        self.proof = IncrementalProof(self.backend, self.edits, lambda: HOST)
+        self.proof = IncrementalProof(self.backend, lambda: HOST)
 
     def edits(self, changes):
-        return changes if isinstance(changes, tuple) else EDITS[self.mode](changes)
+        return self.backend.edits(changes)
 
     def next(self, events):
         """Return the next plan, rules, and changes, which may be proved and then taken."""
@@ -54,7 +63,7 @@ class History:
 
     def whole(self, plan, want, changes):
         """Return the verdict about the same rules from a proof of all packets."""
-        fresh = IncrementalProof(self.backend, self.edits, lambda: HOST)
+        fresh = IncrementalProof(self.backend, lambda: HOST)
         base = self.edits(self.backend.diff(None, self.rules)) if self.rules is not None else ()
         verdict = fresh.verify(None, (*base, *self.edits(changes)), want, plan)
         assert verdict.whole or verdict.refusal

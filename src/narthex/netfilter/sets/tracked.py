@@ -330,6 +330,29 @@ class TrackedSet:
             found.update(bucket)
         return found
 
+    def difference(self, want: TrackedSet) -> tuple[Elements, Elements]:
+        """Return the elements that another version of the set does not have, and those that only it has."""
+        gone: dict[ast.ElementKey, ast.ElementData] = {}
+        new: dict[ast.ElementKey, ast.ElementData] = {}
+        pairs: list[tuple[Elements, Elements]] = [(self.rest, want.rest)]
+        pairs += [(bucket, want.buckets.get(number, {})) for number, bucket in self.buckets.items()]
+        pairs += [({}, bucket) for number, bucket in want.buckets.items() if number not in self.buckets]
+        for have, other in pairs:
+            if have is not other:
+                gone.update((key, data) for key, data in have.items() if other.get(key, _MISSING) != data)
+                new.update((key, data) for key, data in other.items() if have.get(key, _MISSING) != data)
+        return gone, new
+
+    def get(self, key: ast.ElementKey, default: object) -> object:
+        """Return the data of an element."""
+        number = None if self.at is None else _number(key[self.at], self.field)
+        held = self.rest if number is None else self.buckets.get(number, self.rest)
+        return held.get(key, default)
+
+    def has(self, key: ast.ElementKey, data: ast.ElementData) -> bool:
+        """Return True if an element is there with this data."""
+        return self.get(key, _MISSING) == data
+
     def redeclared(self, one: ast.Set) -> TrackedSet:
         """Return the set with another declaration and the same elements."""
         if one.key != self.declared.key:
@@ -377,6 +400,7 @@ class TrackedSet:
         return held
 
 
+_MISSING = object()
 _NO_KEYS: Map[ast.ElementKey, None] = Map()
 
 
@@ -536,6 +560,59 @@ class TrackedTable:
         for name in edit.removed_sets:
             made._remove_set(name, touched)
         return made, touched
+
+    def edit_to(self, want: TrackedTable) -> TableEdit:
+        """Return the changes that lead to another version of the table, which need not have followed this one."""
+        edit = TableEdit(family=want.family, table=want.name)
+        if list(self.hooks.items()) != list(want.hooks.items()):
+            chains, sets = dict(want._in_order()), tuple(want.table().sets.values())
+            filled = frozenset(one.name for one in sets)
+            return msgspec.structs.replace(
+                edit, replace=True, chains=chains, hooks=want.hooks, sets=sets, filled=filled
+            )
+        deletions, additions = {}, {}
+        for name, one in want.sets.items():
+            have = self.sets.get(name)
+            old, new = ({}, one.elements()) if have is None else have.difference(one)
+            deletions[name], additions[name] = old, new
+        return msgspec.structs.replace(
+            edit,
+            chains={
+                name: rules
+                for name, rules in want.chains.items()
+                if (held := self.chains.get(name)) is None or tuple(held) != tuple(rules)
+            },
+            removed_chains=tuple(name for name in self.chains if name not in want.chains),
+            sets=tuple(
+                one.declared
+                for name, one in want.sets.items()
+                if name not in self.sets or self.sets[name].declared != one.declared
+            ),
+            deletions={name: elements for name, elements in deletions.items() if elements},
+            additions={name: elements for name, elements in additions.items() if elements},
+            removed_sets=tuple(name for name in self.sets if name not in want.sets),
+        )
+
+    def holds(self, edit: TableEdit) -> bool:
+        """Return True if all that an edit writes is in the table already, and nothing that it removes."""
+        if edit.replace or not self.hooks.items() >= edit.hooks.items():
+            return False
+        chains, sets = self.chains, self.sets
+        if any(name in chains for name in edit.removed_chains) or any(name in sets for name in edit.removed_sets):
+            return False
+        if any(name not in chains or tuple(chains[name]) != tuple(rules) for name, rules in edit.chains.items()):
+            return False
+        if any(one.name not in sets or sets[one.name].declared != declaration(one) for one in edit.sets):
+            return False
+        filled = {one.name: one.elements for one in edit.sets if one.name in edit.filled}
+        for name, elements in (*edit.additions.items(), *filled.items()):
+            if name not in sets or any(not sets[name].has(key, data) for key, data in elements.items()):
+                return False
+        return not any(
+            name in sets and sets[name].get(key, _MISSING) is not _MISSING and key not in edit.additions.get(name, {})
+            for name, elements in edit.deletions.items()
+            for key in elements
+        )
 
     # ---- chains --------------------------------------------------------------------------------------------------------------
 

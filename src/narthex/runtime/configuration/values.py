@@ -181,6 +181,8 @@ class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """nftables only: send sockets to endpoints when they connect."""
     socket_load_balancing_cgroup: str = ""
     """The cgroup (version 2) whose sockets these are; empty for the root of the hierarchy."""
+    verify_changes: bool = False
+    """Prove each change set before it is written, in the modes of `VERIFIED_MODES`."""
     parts: NodeParts = NodeParts()
     cni: CniConfiguration = CniConfiguration()
     overlay: OverlayConfiguration = OverlayConfiguration()

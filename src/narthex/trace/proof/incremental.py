@@ -112,18 +112,9 @@ class _Lists:
 class IncrementalProof(Generic[R, C]):
     """Proves the change sets of one IP family, one after the other. A `ChangeVerifier`."""
 
-    def __init__(
-        self, backend: Backend[R, C], edits: Callable[[C], Iterable[TableEdit]], host: Callable[[], Host]
-    ) -> None:
-        """Prepare the proof of the first rules.
-
-        Args:
-            backend: The mode.
-            edits: Returns the changes of the mode as those of tables.
-            host: Returns the node's addresses as they are now.
-        """
+    def __init__(self, backend: Backend[R, C], host: Callable[[], Host]) -> None:
+        """Prepare the proof of the first rules of a mode. `host` returns the node's addresses as they are now."""
         self._backend = backend
-        self._edits = edits
         self._host = host
         self._proved: _Proved | None = None
         self._candidate: tuple[R, _Step] | None = None
@@ -132,11 +123,14 @@ class IncrementalProof(Generic[R, C]):
         """Return whether the rules after the changes do for all packets what the plan means."""
         self._candidate = None
         known = self._proved
-        if known is None or have is None or known.rules is not have:
-            known = None
         try:
-            tables = known.tables if known is not None else self._tables(have)
-            tables, touched = _after(tables, self._edits(changes))
+            if known is not None and have is not None and known.rules is have:
+                tables, touched = _after(known.tables, self._edits(changes))
+            else:
+                tables, touched = _after(self._tables(have), self._edits(changes))
+                if known is not None:
+                    # What was read from the kernel, and changed, differs little from what was proved, or not at all.
+                    touched = _between(known.tables, tables)
         except UnfitEdit as error:
             return ChangeVerdict(refusal=f"the changes do not fit the rules in force: {error}")
         step = _Step(self._backend.deviations, known, tables, touched, plan, self._host())
@@ -151,6 +145,20 @@ class IncrementalProof(Generic[R, C]):
             rules, step = self._candidate
             self._proved = step.proved(rules)
             self._candidate = None
+
+    def restores(self, rules: R, changes: C) -> bool:
+        """Return True if changes only write parts of rules in force, which were proved."""
+        known = self._proved
+        if known is None or known.rules is not rules:
+            return False
+        return all(edit.table in known.tables and known.tables[edit.table].holds(edit) for edit in self._edits(changes))
+
+    def _edits(self, changes: C) -> tuple[TableEdit, ...]:
+        """Return changes as those of tables. Raises TypeError for a mode that works by more than rules."""
+        edits = self._backend.edits(changes)
+        if edits is None:
+            raise TypeError(f"mode {self._backend.name} works by more than rules")
+        return edits
 
     def _tables(self, have: R | None) -> Mapping[str, TrackedTable]:
         """Return the tables of rules that were not followed, such as those read from the kernel."""
@@ -169,6 +177,18 @@ def _after(
         made[edit.table], touched[edit.table] = before.after(edit)
         touched[edit.table].everything |= edit.table not in tables
     return made, touched
+
+
+def _between(have: Mapping[str, TrackedTable], want: Mapping[str, TrackedTable]) -> Mapping[str, TouchedRules]:
+    """Return what the changes from some tables to others touch."""
+    try:
+        edits = [have[name].edit_to(table) for name, table in want.items() if name in have]
+        touched = _after(have, edits)[1]
+    except UnfitEdit:
+        touched = {}
+    everything = TouchedRules()
+    everything.everything = True
+    return {name: touched.get(name, everything) for name in {**have, **want}}
 
 
 def _index(plan: Plan, host: Host, deviations: frozenset[Deviation]) -> PlanIndex:
