@@ -170,9 +170,9 @@ class SmallCluster:
 
     # ---- the proxy -------------------------------------------------------------------------------------------------
 
-    def start(self, *flags: str) -> "SmallCluster":
+    def start(self, *flags: str, program: tuple[str, ...] = ("-m", "narthex")) -> "SmallCluster":
         """Start the proxy with a log of its own."""
-        argv = [sys.executable, "-m", "narthex", "proxy", "--manifests", str(self.manifests), "-v4"]
+        argv = [sys.executable, *program, "proxy", "--manifests", str(self.manifests), "-v4"]
         argv += ["--hostname-override", "worker-a", "--proxy-mode", self.mode]
         argv += ["--cluster-cidr", CLUSTER_CIDR, *flags]
         environment = {**os.environ, "PYTHONPATH": str(SOURCE)}

@@ -109,7 +109,7 @@ def test_a_service_whose_rules_would_be_wrong_keeps_its_earlier_ones(made, log):
     assert "10.64.1.12" not in made.text and "10.64.1.11" in made.text
     assert "10.64.1.21" in made.text and "10.64.1.20" not in made.text
     (said,) = errors(log)
-    assert "shop/web:http" in said and "10.110.0.1:80" in said and "10.64.1.10:8081" in said, said
+    assert "shop/web:http" in said and "10.110.0.1:80" in said and "10.64.1.10:81" in said, said
     assert [(each.object, each.reason) for each in made.events] == [(NamespacedName("shop", "web"), "ChangesRefused")]
     assert made.metric("narthex_refused_changes_total") == 1 and made.metric("narthex_refused_service_ports") == 1
     status, body = made.proxy.health.healthz()
