@@ -24,7 +24,7 @@ Tables = Mapping[str, TrackedTable]
 
 _FIELDS = {ast.Field.DADDR: DADDR, ast.Field.L4PROTO: PROTOCOL, ast.Field.DPORT: DPORT}
 _MOST = 64
-"""Headers by which a chain is entered that are told apart."""
+"""Headers by which a chain is entered that are distinguished."""
 
 
 def meet(one: Header, other: Header) -> Header | None:
@@ -34,7 +34,7 @@ def meet(one: Header, other: Header) -> Header | None:
 
 
 class RuleReach:
-    """Tells by which headers the chains and sets of one version of the rules are reached."""
+    """Reports by which headers the chains and sets of one version of the rules are reached."""
 
     def __init__(self, tables: Tables, space: PacketSpace) -> None:
         self.tables = tables
@@ -177,7 +177,7 @@ class RuleReach:
 
 
 class Unsliceable(Exception):
-    """Rules whose part for some packets can't be told without looking at all of them."""
+    """Rules whose part for some packets is only known by looking at all of them."""
 
 
 class RuleSlice:

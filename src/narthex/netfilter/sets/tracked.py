@@ -77,9 +77,9 @@ def _keys(rule: ast.Rule) -> _Keys:
     return _Keys(None, port)
 
 
-def chosen(items: Mapping[int, Item], wanted: ValueSet) -> Iterator[Item]:
+def chosen(items: Mapping[int, Item], desired: ValueSet) -> Iterator[Item]:
     """Yield the items whose numbers are in a set."""
-    for first, last in wanted.spans:
+    for first, last in desired.spans:
         if last - first <= len(items):
             yield from (items[number] for number in range(first, last + 1) if number in items)
         else:
@@ -713,9 +713,9 @@ _NOTHING = _Named(frozenset(), frozenset())
 _NO_TARGETS: Map[str, Map[ast.ElementKey, None]] = Map()
 
 
-def _still_named(rules: Rules, wanted: _Named) -> _Named:
+def _still_named(rules: Rules, desired: _Named) -> _Named:
     """Return those of some names that the rules of a long chain still have, at least."""
-    if wanted.sets:
+    if desired.sets:
         return named_by(rules)
     chains = {rule.target for rule in rules}
     return _Named(frozenset(chains) | named_by(rule for rule in rules if not rule.target).chains, frozenset())

@@ -46,7 +46,7 @@ class ChangeFilter(Generic[R, C]):
         """Return changes that lead to a plan, or to the part of it that passes; if none does, why.
 
         `before` is the plan in force. A Service port that is held back stays as it is there. Without a plan in force it is left out,
-        unless the kernel has rules: then it may be served, and nobody knows how.
+        unless the kernel has rules: then they may serve it, in an unknown way.
         """
         found = self._tried(have, plan)
         if not found.verdict.refusal:
