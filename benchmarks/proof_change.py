@@ -28,6 +28,8 @@ from narthex.trace.proof.incremental import IncrementalProof
 
 _CHILD = "--child"
 MODES = ("nftables", "iptables")
+_LONGEST = 3600.0
+"""Seconds for all measurements of a mode on a slow machine."""
 _PORTS = (EndpointPort(name="http", port=8080),)
 
 
@@ -116,7 +118,7 @@ def main() -> int:
     for mode in MODES:
         argv = [sys.executable, __file__, _CHILD, mode, str(services), str(asked.endpoints), str(asked.rounds)]
         table = report.table(f"{title}, mode {mode}", unit="ms")
-        for name, values in msgspec.json.decode(run(argv), type=dict[str, list[float]]).items():
+        for name, values in msgspec.json.decode(run(argv, timeout=_LONGEST), type=dict[str, list[float]]).items():
             table.row(name, values, most=None if name.startswith("the whole") else 20.0)
     return report.end()
 

@@ -8,7 +8,7 @@ a rule or an element.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 from immutables import Map
@@ -17,11 +17,11 @@ from narthex.model import IPFamily, address_key
 from narthex.netfilter import ast
 from narthex.netfilter.edit import TableEdit, UnfitEdit
 from narthex.netfilter.netlink.slot_map import SlotMap
+from narthex.netfilter.sets.numbered import NumberedItems
 from narthex.netfilter.sets.values import ValueSet
 
 Elements = Mapping[ast.ElementKey, ast.ElementData]
 Rules = Sequence[ast.Rule]
-Item = TypeVar("Item")
 
 _LONG = 64
 """Number of rules from which a chain is indexed."""
@@ -77,15 +77,6 @@ def _keys(rule: ast.Rule) -> _Keys:
     return _Keys(None, port)
 
 
-def chosen(items: Mapping[int, Item], desired: ValueSet) -> Iterator[Item]:
-    """Yield the items whose numbers are in a set."""
-    for first, last in desired.spans:
-        if last - first <= len(items):
-            yield from (items[number] for number in range(first, last + 1) if number in items)
-        else:
-            yield from (item for number, item in items.items() if first <= number <= last)
-
-
 def single_address(atom: ast.Atom) -> int | None:
     """Return the number of an address; None for a network or a range."""
     if not isinstance(atom, str) or "/" in atom or "-" in atom:
@@ -101,8 +92,8 @@ class LongChain:
     def __init__(
         self,
         rules: tuple[ast.Rule, ...],
-        by_address: Map[int, tuple[ast.Rule, ...]],
-        by_port: Map[int, tuple[ast.Rule, ...]],
+        by_address: NumberedItems[tuple[ast.Rule, ...]],
+        by_port: NumberedItems[tuple[ast.Rule, ...]],
         unkeyed: tuple[ast.Rule, ...],
     ) -> None:
         self.rules = rules
@@ -133,9 +124,10 @@ class LongChain:
 
     def after(self, rules: tuple[ast.Rule, ...], difference: RuleDifference) -> LongChain | None:
         """Return the index of the next version of the chain, given the difference."""
-        if len(set(map(id, rules))) != len(rules):
-            return None
         swapped = difference.swapped
+        fresh = [id(rule) for rule in (*difference.added, *(new for _, new in swapped))]
+        if len(set(fresh)) != len(fresh) or not self._order.keys().isdisjoint(fresh):
+            return None
         by_address, by_port, unkeyed = self.by_address, self.by_port, list(self.unkeyed)
         for rule in (*difference.removed, *(old for old, _ in swapped)):
             address, port = _keys(rule)
@@ -148,39 +140,60 @@ class LongChain:
         for rule in (*difference.added, *(new for _, new in swapped)):
             address, port = _keys(rule)
             if address is not None:
-                by_address = by_address.set(address, (*by_address.get(address, ()), rule))
+                by_address = by_address.with_item(address, (*(by_address.get(address) or ()), rule))
             elif port is not None:
-                by_port = by_port.set(port, (*by_port.get(port, ()), rule))
+                by_port = by_port.with_item(port, (*(by_port.get(port) or ()), rule))
             else:
                 unkeyed.append(rule)
-        return LongChain(rules, by_address, by_port, tuple(unkeyed))
+        made = LongChain(rules, by_address, by_port, tuple(unkeyed))
+        made._calling = self._called_after(difference) if self._calling is not None else None
+        return made
+
+    def _called_after(self, difference: RuleDifference) -> dict[str, list[ast.Rule]]:
+        calling = dict(self._calling or {})
+        for rule in (*difference.removed, *(old for old, _ in difference.swapped)):
+            for name in named_by((rule,)).chains:
+                left = [each for each in calling.get(name, ()) if each is not rule]
+                calling[name] = left
+                if not left:
+                    del calling[name]
+        for rule in (*difference.added, *(new for _, new in difference.swapped)):
+            for name in named_by((rule,)).chains:
+                calling[name] = [*calling.get(name, ()), rule]
+        return calling
+
+    @property
+    def _order(self) -> dict[int, int]:
+        """The positions of the rules."""
+        if self._positions is None:
+            self._positions = dict(zip(map(id, self.rules), range(len(self.rules)), strict=True))
+        return self._positions
 
     def calling(self, chain: str) -> Sequence[ast.Rule]:
         """Return the rules that name a chain."""
         if self._calling is None:
             self._calling = {}
             for rule in self.rules:
-                for name in (target,) if (target := rule.target) else named_by((rule,)).chains:
+                for name in named_by((rule,)).chains:
                     self._calling.setdefault(name, []).append(rule)
         return self._calling.get(chain, ())
 
     def some(self, addresses: ValueSet, ports: ValueSet) -> tuple[ast.Rule, ...]:
         """Return the rules that packets with these destinations and ports can meet, in order."""
-        if self._positions is None:
-            self._positions = {id(rule): number for number, rule in enumerate(self.rules)}
-        positions, found = self._positions, [*self.unkeyed]
-        for rules in (*chosen(self.by_address, addresses), *chosen(self.by_port, ports)):
+        positions, found = self._order, [*self.unkeyed]
+        for rules in (*self.by_address.chosen(addresses), *self.by_port.chosen(ports)):
             found += rules
         return tuple(sorted(found, key=lambda rule: positions[id(rule)]))
 
 
-def _frozen(items: Mapping[int, list[ast.Rule]]) -> Map[int, tuple[ast.Rule, ...]]:
-    return Map({key: tuple(rules) for key, rules in items.items()})
+def _frozen(items: Mapping[int, list[ast.Rule]]) -> NumberedItems[tuple[ast.Rule, ...]]:
+    return NumberedItems({key: tuple(rules) for key, rules in items.items()})
 
 
-def _without(items: Map[int, tuple[ast.Rule, ...]], key: int, rule: ast.Rule) -> Map[int, tuple[ast.Rule, ...]]:
-    left = tuple(each for each in items[key] if each is not rule)
-    return items.set(key, left) if left else items.delete(key)
+def _without(
+    items: NumberedItems[tuple[ast.Rule, ...]], key: int, rule: ast.Rule
+) -> NumberedItems[tuple[ast.Rule, ...]]:
+    return items.with_item(key, tuple(each for each in items.get(key) or () if each is not rule) or None)
 
 
 def _effective(some: Iterable[ast.Rule], rules: Rules) -> Iterator[ast.Rule]:
@@ -211,20 +224,29 @@ class RuleDifference(NamedTuple):
     swapped: list[tuple[ast.Rule, ast.Rule]]
     """Equal rules that are other objects."""
 
+    def same(self, one: ast.Rule, other: ast.Rule) -> bool:
+        """Return True if two rules are equal, and note if they are two objects."""
+        if one is other:
+            return True
+        if one != other:
+            return False
+        self.swapped.append((one, other))
+        return True
+
 
 def rule_difference(have: Rules, want: Rules) -> RuleDifference | None:
     """Return the difference between two versions of a chain; None if rules that both have changed places."""
     old, new = tuple(have), tuple(want)
+    difference = RuleDifference([], [], [])
     start, ends = 0, min(len(old), len(new))
-    while start < ends and old[start] is new[start]:
+    while start < ends and difference.same(old[start], new[start]):
         start += 1
     tail = 0
-    while tail < ends - start and old[-1 - tail] is new[-1 - tail]:
+    while tail < ends - start and difference.same(old[-1 - tail], new[-1 - tail]):
         tail += 1
     old, new = old[start : len(old) - tail], new[start : len(new) - tail]
     old_ids, new_ids = list(map(id, old)), _same_ids(old, new)
     in_old, in_new = set(old_ids), set(new_ids)
-    difference = RuleDifference([], [], [])
     here = there = 0
     while here < len(old) and there < len(new):
         if old_ids[here] == new_ids[there]:
@@ -266,7 +288,7 @@ class TrackedSet:
     def __init__(
         self,
         declared: ast.Set,
-        buckets: Map[int, Elements],
+        buckets: NumberedItems[Elements],
         rest: Elements,
         targets: Map[str, Map[ast.ElementKey, None]],
     ) -> None:
@@ -285,7 +307,7 @@ class TrackedSet:
         declared = declaration(one)
         field, at = _indexed_field(one.key)
         if at is None:
-            return cls(declared, Map(), one.elements, _targets(one.elements))
+            return cls(declared, NumberedItems(), one.elements, _targets(one.elements))
         buckets: dict[int, dict[ast.ElementKey, ast.ElementData] | SlotMap] = {}
         rest: dict[ast.ElementKey, ast.ElementData] = {}
         if isinstance(one.elements, SlotMap):
@@ -297,7 +319,7 @@ class TrackedSet:
                     run = buckets.setdefault(number, SlotMap())
                     assert isinstance(run, SlotMap)
                     run.runs[prefix] = slots
-            return cls(declared, Map(buckets), rest, Map())
+            return cls(declared, NumberedItems(buckets), rest, Map())
         for key, data in one.elements.items():
             number = _number(key[at], field)
             if number is None:
@@ -306,18 +328,18 @@ class TrackedSet:
                 bucket = buckets.setdefault(number, {})
                 assert isinstance(bucket, dict)
                 bucket[key] = data
-        return cls(declared, Map(buckets), rest, _targets(one.elements))
+        return cls(declared, NumberedItems(buckets), rest, _targets(one.elements))
 
     def elements(self) -> Elements:
         """Return all elements."""
-        runs = [bucket for bucket in self.buckets.values() if isinstance(bucket, SlotMap)]
+        runs = [bucket for bucket in self.buckets.items.values() if isinstance(bucket, SlotMap)]
         if not self.rest and runs and len(runs) == len(self.buckets):
             whole = SlotMap()
             for run in runs:
                 whole.runs.update(run.runs)
             return whole
         found = dict(self.rest)
-        for bucket in self.buckets.values():
+        for bucket in self.buckets.items.values():
             found.update(bucket)
         return found
 
@@ -326,7 +348,7 @@ class TrackedSet:
         if self.at is None:
             return self.rest
         found = dict(self.rest)
-        for bucket in chosen(self.buckets, addresses if self.field is ast.Field.DADDR else ports):
+        for bucket in self.buckets.chosen(addresses if self.field is ast.Field.DADDR else ports):
             found.update(bucket)
         return found
 
@@ -335,8 +357,8 @@ class TrackedSet:
         gone: dict[ast.ElementKey, ast.ElementData] = {}
         new: dict[ast.ElementKey, ast.ElementData] = {}
         pairs: list[tuple[Elements, Elements]] = [(self.rest, want.rest)]
-        pairs += [(bucket, want.buckets.get(number, {})) for number, bucket in self.buckets.items()]
-        pairs += [({}, bucket) for number, bucket in want.buckets.items() if number not in self.buckets]
+        pairs += [(bucket, want.buckets.get(number) or {}) for number, bucket in self.buckets.items.items()]
+        pairs += [({}, bucket) for number, bucket in want.buckets.items.items() if number not in self.buckets]
         for have, other in pairs:
             if have is not other:
                 gone.update((key, data) for key, data in have.items() if other.get(key, _MISSING) != data)
@@ -346,7 +368,7 @@ class TrackedSet:
     def get(self, key: ast.ElementKey, default: object) -> object:
         """Return the data of an element."""
         number = None if self.at is None else _number(key[self.at], self.field)
-        held = self.rest if number is None else self.buckets.get(number, self.rest)
+        held = self.rest if number is None else self.buckets.get(number) or {}
         return held.get(key, default)
 
     def has(self, key: ast.ElementKey, data: ast.ElementData) -> bool:
@@ -385,9 +407,7 @@ class TrackedSet:
             if number is None:
                 rest = held
             else:
-                buckets = (
-                    buckets.set(number, held) if held else buckets.delete(number) if number in buckets else buckets
-                )
+                buckets = buckets.with_item(number, held or None)
         return TrackedSet(self.declared, buckets, rest, targets)
 
     def _changed(
@@ -396,7 +416,7 @@ class TrackedSet:
         number = None if self.at is None else _number(key[self.at], self.field)
         held = changed.get(number)
         if held is None:
-            held = changed[number] = dict(self.rest if number is None else self.buckets.get(number, {}))
+            held = changed[number] = dict(self.rest if number is None else self.buckets.get(number) or {})
         return held
 
 
@@ -621,18 +641,18 @@ class TrackedTable:
         for name, rules in chains.items():
             before = held.get(name)
             difference = None if touched.everything or before is None else rule_difference(before, rules)
+            known = long.get(name)
+            index = None if known is None or difference is None else known.after(tuple(rules), difference)
+            index = index or LongChain.of(rules)
             if difference is not None:
                 touched.chains[name] = (
                     *_effective(difference.removed, before or ()),
                     *_effective(difference.added, rules),
                 )
-                self._name_again(name, difference.removed, difference.added, rules)
+                self._name_again(name, difference, rules if index is None else index)
             else:
                 touched.chains[name] = None
                 self._name(name, named_by(before) if before is not None else _NOTHING, named_by(rules))
-            known = long.get(name)
-            index = None if known is None or difference is None else known.after(tuple(rules), difference)
-            index = index or LongChain.of(rules)
             if index is not None:
                 long = long.set(name, index)
             elif known is not None:
@@ -640,13 +660,15 @@ class TrackedTable:
             held[name] = rules if index is None else index.rules
         self.chains, self.long = held.finish(), long
 
-    def _name_again(self, chain: str, removed: list[ast.Rule], added: list[ast.Rule], rules: Rules) -> None:
+    def _name_again(self, chain: str, difference: RuleDifference, rules: Rules | LongChain) -> None:
         """Note what other rules of a chain name."""
-        before, now = named_by(removed), named_by(added)
+        before, now = named_by(difference.removed), named_by(difference.added)
         gone = _Named(before.chains - now.chains, before.sets - now.sets)
-        if gone.chains or gone.sets:
-            left = named_by(rules) if len(rules) < _LONG else _still_named(rules, gone)
+        if gone.sets or (gone.chains and not isinstance(rules, LongChain)):
+            left = named_by(rules.rules if isinstance(rules, LongChain) else rules)
             gone = _Named(gone.chains - left.chains, gone.sets - left.sets)
+        elif isinstance(rules, LongChain):
+            gone = _Named(frozenset(name for name in gone.chains if not rules.calling(name)), gone.sets)
         self._name(chain, gone, now)
 
     def _name(self, chain: str, before: _Named, now: _Named) -> None:
@@ -711,11 +733,3 @@ class TrackedTable:
 
 _NOTHING = _Named(frozenset(), frozenset())
 _NO_TARGETS: Map[str, Map[ast.ElementKey, None]] = Map()
-
-
-def _still_named(rules: Rules, desired: _Named) -> _Named:
-    """Return those of some names that the rules of a long chain still have, at least."""
-    if desired.sets:
-        return named_by(rules)
-    chains = {rule.target for rule in rules}
-    return _Named(frozenset(chains) | named_by(rule for rule in rules if not rule.target).chains, frozenset())

@@ -195,8 +195,7 @@ def _index(plan: Plan, host: Host, deviations: frozenset[Deviation]) -> PlanInde
     space = PacketSpace(plan.family, host)
     ends = PlanEnds(msgspec.structs.replace(plan, services={}, pods=PodDetector()), space, deviations)
     made = PlanIndex(space, ends.node_port_addresses(), guarded=Deviation.NO_CLUSTER_IP_GUARD not in deviations)
-    for service in plan.services.values():
-        made.add(service)
+    made.fill(plan.services.values())
     return made
 
 
@@ -246,10 +245,7 @@ class _Step:
         else:
             services, lists = known.services, known.lists
             for name in self._differing:
-                if (before := known.plan.services.get(name)) is not None:
-                    services.remove(before)
-                if (after := plan.services.get(name)) is not None:
-                    services.add(after)
+                services.replace(known.plan.services.get(name), plan.services.get(name))
             lists.forget(self._stale)
         lists.add(self._found)
         return _Proved(rules, self._tables, plan, self._host, services, lists, self._undecided)
