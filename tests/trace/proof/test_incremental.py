@@ -83,7 +83,7 @@ def written_tables(mode, rules):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(config=some.configs, family=some.families, batches=histories)
 def test_all_changes_of_a_history_are_proved(mode, config, family, batches):
     history = History(mode, config, family)
@@ -97,7 +97,7 @@ def test_all_changes_of_a_history_are_proved(mode, config, family, batches):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(config=some.configs, family=some.families, batches=histories, seed=st.integers(0, 2**32))
 def test_a_fault_in_a_change_set_gets_the_verdict_of_all_packets(mode, config, family, batches, seed):
     history, rng = History(mode, config, family), random.Random(seed)
