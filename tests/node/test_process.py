@@ -28,8 +28,8 @@ class StandIn:
     made = []
     healthy = True
 
-    def __init__(self, told, origin, status):
-        self.told, self.origin, self.status = [told], origin, status
+    def __init__(self, told, origin, status, verifiers):
+        self.told, self.origin, self.status, self.verifiers = [told], origin, status, verifiers
         self.over = threading.Event()
         self.fault = None
         StandIn.made.append(self)

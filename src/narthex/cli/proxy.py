@@ -116,6 +116,7 @@ def command(
 
         context.invoke(clean, output="text")
         return
+    from narthex.node.verification import change_verifier
     from narthex.proxy.program.settings import in_force
     from narthex.proxy.program.start import prepare, serve
 
@@ -128,7 +129,7 @@ def command(
         if init_only:
             prepare(configured)
         else:
-            serve(configured, source(configured, manifests, master)(), file)
+            serve(configured, source(configured, manifests, master)(), change_verifier, file)
 
 
 def _write(path: Path, configuration: Any) -> None:

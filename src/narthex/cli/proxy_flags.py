@@ -119,6 +119,7 @@ FLAGS = (
     Flag("--strict-source-ranges", fields=(("narthex", "strictSourceRanges"),), kind=bool, help="Apply loadBalancerSourceRanges to node ports and external IPs, too."),
     Flag("--socket-load-balancing", fields=(("narthex", "socketLoadBalancing"),), kind=bool, help="Send sockets to endpoints when they connect, mode nftables."),
     Flag("--endpoint-ejection", fields=(("narthex", "endpointEjection"),), kind=bool, help="Send no sockets to endpoints that connections fail to reach."),
+    Flag("--verify", fields=(("narthex", "verifyChanges"),), kind=bool, help="Prove each change before it is written, modes nftables and iptables."),
     Flag("--masquerade-all", fields=_both("masqueradeAll"), kind=bool, help="Masquerade all traffic to cluster IPs."),
     Flag("--iptables-masquerade-bit", fields=_both("masqueradeBit"), kind=int, metavar="BIT", help="Bit of the packet mark for masquerading. Default: 14."),
     Flag("--iptables-localhost-nodeports", fields=(("iptables", "localhostNodePorts"),), kind=bool, help="Node ports on 127.0.0.0/8, mode iptables. Default: true."),

@@ -223,3 +223,8 @@ def endpoint_returned(service: NamespacedName, uid: str, note: str) -> ClusterEv
     return ClusterEvent(
         kind="Service", object=service, uid=uid, warning=False, reason="EndpointReturned", action="Return", note=note
     )
+
+
+def change_refused(service: NamespacedName, uid: str, note: str) -> ClusterEvent:
+    """Return the event for a Service whose changes this node refuses to write, because its rules would be wrong."""
+    return ClusterEvent(kind="Service", object=service, uid=uid, reason="ChangesRefused", action="SyncRules", note=note)

@@ -14,6 +14,7 @@ import msgspec
 from narthex.kube.source import Origin
 from narthex.linux.memory import return_freed_memory
 from narthex.node.parts import NodePart, NodeSupervisor
+from narthex.node.verification import change_verifier
 from narthex.proxy.program.reload import ConfigurationFile
 from narthex.proxy.program.settings import ProxySettings
 from narthex.proxy.program.start import ProxyPart, run_process
@@ -129,7 +130,8 @@ def _proxy(given: PartInputs) -> NodePart:
         gc.unfreeze()
         gc.collect()
     origin = given.origin()
-    return ProxyPart(given.settings, origin._replace(collectors=(*origin.collectors, given.node)), given.status)
+    origin = origin._replace(collectors=(*origin.collectors, given.node))
+    return ProxyPart(given.settings, origin, given.status, change_verifier)
 
 
 def _cni(given: PartInputs) -> NodePart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -93,3 +94,18 @@ def replace_process() -> None:
     """Execute this program again with the same arguments. It keeps the process id and the namespaces."""
     sys.stderr.flush()
     os.execv(sys.executable, sys.orig_argv)
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Disable garbage collection while many objects are made that have no cycles, or live long.
+
+    Collections take a quarter of the time of a first sync of 5,000 Services, for example.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

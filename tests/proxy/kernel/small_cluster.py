@@ -205,9 +205,14 @@ class SmallCluster:
 
     # ---- the proxy -------------------------------------------------------------------------------------------------
 
-    def start(self, *flags: str, program: tuple[str, ...] = ()) -> "SmallCluster":
-        """Start the proxy with a log of its own. `program` is one that starts it, such as `setpriv` with options."""
-        argv = [sys.executable, "-m", "narthex", "proxy", "--manifests", str(self.manifests), "-v4"]
+    def start(
+        self, *flags: str, program: tuple[str, ...] = (), module: tuple[str, ...] = ("-m", "narthex")
+    ) -> "SmallCluster":
+        """Start the proxy with a log of its own.
+
+        `program` is one that starts it, such as `setpriv` with options; `module` what the interpreter runs.
+        """
+        argv = [sys.executable, *module, "proxy", "--manifests", str(self.manifests), "-v4"]
         argv += ["--hostname-override", "worker-a"]
         if self.sockets:
             argv += ["--config", str(self._configuration)]

@@ -14,6 +14,7 @@ import msgspec
 from narthex.model import Host, Memory, Packet, ServicePortName, Trace
 from narthex.model import Protocol as IpProtocol
 from narthex.netfilter.ast import TouchedPart
+from narthex.netfilter.edit import TableEdit
 from narthex.proxy.plan.ir import Deviation, Plan, ServicePlan
 
 R = TypeVar("R")
@@ -102,6 +103,11 @@ class Backend(Protocol[R, C]):
     def patch(self, have: R, changes: C) -> R:
         """Return the rules after the changes: `patch(a, diff(a, b)) == b`."""
         ...
+
+    def edits(self, changes: C) -> tuple[TableEdit, ...] | None:
+        """Return changes as those of tables; None for a mode that works by more than rules."""
+        del changes
+        return None
 
     def walk(self, rules: R, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0) -> Trace:
         """Return the path of a packet through the rules, given what earlier packets left in the memory."""

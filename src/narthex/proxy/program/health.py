@@ -30,6 +30,10 @@ class _FamilyHealth(msgspec.Struct):
     """Wall clock."""
     waiting_since: float | None = None
     """Monotonic clock: arrival of the oldest pending change."""
+    refused: int = 0
+    """Service ports whose changes are refused."""
+    blocked: bool = False
+    """All changes are refused."""
     suspected_since: float | None = None
     """Monotonic clock: when others may have changed our rules, until these were checked or repaired."""
 
@@ -68,6 +72,22 @@ class ProxyHealth:
         """Note that what other programs changed does not concern the family's rules."""
         self._families[family].suspected_since = None
 
+    def refused(self, family: IPFamily, count: int, *, blocked: bool) -> None:
+        """Note of how many Service ports a verifier refuses the changes; `blocked`: no change at all is written.
+
+        While it is blocked, changes are pending although the rules are as they were meant before.
+        """
+        state = self._families[family]
+        state.refused, state.blocked = count, blocked
+        if blocked:
+            self.queued(family)
+
+    def checked(self, family: IPFamily, began: float) -> None:
+        """Note that a check of the rules in the kernel, which began at a time, found or made them as they should be."""
+        state = self._families[family]
+        if state.suspected_since is not None and state.suspected_since <= began:
+            state.suspected_since = None
+
     def synced(self, family: IPFamily, *, checked_at: float | None = math.inf) -> None:
         """Note a successful sync.
 
@@ -76,9 +96,8 @@ class ProxyHealth:
         """
         state = self._families[family]
         state.waiting_since = None
-        since = state.suspected_since
-        if checked_at is not None and since is not None and since <= checked_at:
-            state.suspected_since = None
+        if checked_at is not None:
+            self.checked(family, checked_at)
         state.last_good = self._clock.wall()
 
     def saw_node(self, node: Node | None) -> None:
@@ -117,12 +136,16 @@ class ProxyHealth:
 
     def _report(self, *, only_late: bool = False) -> tuple[bool, dict[str, Any]]:
         now, wall = self._clock.now(), self._clock.wall()
-        status = {}
+        status: dict[str, dict[str, Any]] = {}
         for family, state in self._families.items():
             late = state.waiting_since is not None and now - state.waiting_since > self._patience
             unsure = state.suspected_since is not None and now - state.suspected_since > SUSPICION_SECONDS
+            # A new process would refuse them as well.
+            late = late and not (only_late and state.blocked)
             good = not late and (only_late or (state.last_good is not None and not unsure))
             status[family.label] = {"lastUpdated": _when(wall if good else state.last_good), "healthy": good}
+            if state.refused:
+                status[family.label]["refused"] = state.refused
         healthy = all(each["healthy"] for each in status.values())
         # Of all families the one that is worst off says when all was last well (row 17.6).
         goods = [state.last_good for state in self._families.values()]

@@ -163,6 +163,18 @@ class Proxy:
             0.0, min([*due, *followed, self._foreign.interval if self._foreign else math.inf, self._periods.sync])
         )
 
+    def _is_blocked(self, half: FamilySchedule, done: SyncResult, began: float) -> bool:
+        """Note which changes were refused. Return True if none was written: they wait for a change of the objects."""
+        refused = done.refused
+        blocked = refused is not None and refused.everything
+        self.health.refused(done.family, len(refused.services) if refused is not None else 0, blocked=blocked)
+        if blocked and done.wrote:
+            # The rules in force were damaged, and are repaired.
+            self.metrics.synced(half.sync, done, self._clock.wall())
+        if blocked and not half.suspicious:
+            self.health.checked(done.family, began)
+        return blocked
+
     def _go_over(self) -> None:
         other, self._other = self._other, None
         if other is None:
@@ -236,6 +248,10 @@ class Proxy:
             self._report.doubted(family, done.doubted_until - half.ended)
             return
         half.succeeded(self._clock.now(), self._periods, snapshot, done)
+        self.metrics.verified(done)
+        self._report.verified(done, self._store.snapshot)
+        if self._is_blocked(half, done, began):
+            return
         self.health.synced(family, checked_at=None if half.suspicious else began)
         self.metrics.synced(half.sync, done, self._clock.wall())
         self.metrics.waited(family, self._programming.written(family, self._clock.wall()))

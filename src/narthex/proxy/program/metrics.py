@@ -21,7 +21,7 @@ from narthex.proxy.backends.iptables.rules import XtablesChanges, XtablesRules
 from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.ir import Drop, FrontendKind, Plan
 from narthex.proxy.plan.stale import StaleReason
-from narthex.proxy.program.sync import PHASES, FamilySync, SyncResult
+from narthex.proxy.program.sync import PHASES, VERIFY, FamilySync, SyncResult
 from narthex.runtime.configuration.values import FEATURE_GATES
 from narthex.runtime.metrics import Collector, counter, gauge
 
@@ -89,6 +89,9 @@ class _FamilyMetrics:
         self.plan: Plan | None = None
         self.rules: Any = None
         self.rules_written: dict[str, int] = {}
+        self.refusals = 0
+        self.refused = 0
+        self.undecided = 0
         self.flow_searches = LatencyHistogram()
         self.flows_removed: Counter[StaleReason] = Counter()
         self.sockets_closed: Counter[StaleReason] | None = None
@@ -98,9 +101,12 @@ class _FamilyMetrics:
 class ProxyMetrics:
     """The proxy's counters, written by the loop and read by the status server's thread."""
 
-    def __init__(self, mode: str = "", more: Iterable[Collector] = (), gates: Mapping[str, bool] = {}) -> None:
-        """Create the metrics of a proxy. `more` holds collectors that run at each scrape."""
+    def __init__(
+        self, mode: str = "", more: Iterable[Collector] = (), gates: Mapping[str, bool] = {}, *, verifies: bool = False
+    ) -> None:
+        """Create the metrics of a proxy. `more` holds collectors that run at each scrape; `verifies`: changes are verified."""
         self._mode = mode
+        self._verifies = verifies
         self._dataplane = DATAPLANES.get(mode)
         self._more = tuple(more)
         self._gates = FEATURE_GATES | {name: on for name, on in gates.items() if name in FEATURE_GATES}
@@ -141,6 +147,13 @@ class ProxyMetrics:
         held.plan, held.rules = done.plan, sync.rules
         written = done.changes.written if isinstance(done.changes, XtablesChanges) else {}
         held.rules_written = {table: sum(map(len, chains.values())) for table, chains in written.items()}
+
+    def verified(self, done: SyncResult) -> None:
+        """Note what a verifier refused and left undecided; nothing if there is none."""
+        held = self._of(done.family)
+        held.refusals += done.refused is not None
+        held.refused = len(done.refused.services) if done.refused is not None else 0
+        held.undecided = len(done.undecided)
 
     def waited(self, family: IPFamily, seconds: Iterable[float]) -> None:
         """Count the delays of endpoint changes that are now in the kernel."""
@@ -208,7 +221,7 @@ class ProxyMetrics:
         phases: _Histograms = {
             (phase, label): held.phases.get(phase) or LatencyHistogram()
             for label, held in self._each()
-            for phase in PHASES
+            for phase in (*PHASES, *((VERIFY,) if self._verifies else ()))
         }
         text = "Time of one phase of a sync."
         yield _histogram_metric("narthex_sync_phase_duration_seconds", text, phases, "phase", _FAMILY)
@@ -236,6 +249,13 @@ class ProxyMetrics:
             yield self._by_table(f"{name}total", "Rules owned, by table.", lambda held: _rules_owned(held.rules))
             text = "Rules written by the last sync, by table."
             yield self._by_table(f"{name}last", text, lambda held: held.rules_written)
+        if self._verifies:
+            text = "Change sets that were refused, because the rules would not do what the objects mean."
+            yield counter("narthex_refused_changes", text, self._field("refusals"), _FAMILY)
+            text = "Service ports that keep earlier rules now, because their changes are refused."
+            yield gauge("narthex_refused_service_ports", text, self._field("refused"), _FAMILY)
+            text = "Service ports in force whose rules can't be proved."
+            yield gauge("narthex_undecided_service_ports", text, self._field("undecided"), _FAMILY)
         text = "Transactions of others that may have changed our rules."
         yield counter("narthex_foreign_changes", text, self._field("foreign"), _FAMILY)
         text = "Times our rules were not as we left them, and mended."

@@ -93,6 +93,7 @@ def in_place(before: ProxySettings, after: ProxySettings) -> bool:
         and after.node.node_name == before.node.node_name
         and after.own.parts == before.own.parts
         and (after.client, after.config_sync_period) == (before.client, before.config_sync_period)
+        and after.own.verify_changes == before.own.verify_changes
         and dataplane_of(after).fixed_options == dataplane_of(before).fixed_options
     )
 

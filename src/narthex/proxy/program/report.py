@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from narthex.kube.events import ClusterEvent, balancing_not_applied, source_problem
+from narthex.kube.events import ClusterEvent, balancing_not_applied, change_refused, source_problem
 from narthex.model import EventProblem, IPFamily, NamespacedName, Problem, Service, ServicePortName, Snapshot
 from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.iptables.rules import XtablesChanges
@@ -16,6 +16,7 @@ from narthex.proxy.backends.userspace.rules import UserspaceChanges
 from narthex.proxy.plan.ir import FrontendConflict
 from narthex.proxy.plan.show import claim_text, counted
 from narthex.proxy.program.sync import API_SERVER, SyncResult
+from narthex.proxy.verification import RefusedChanges
 from narthex.runtime.logs import LOGGER, ProblemLog, data
 
 _NAMES_SHOWN = 3
@@ -36,6 +37,8 @@ class SyncReporter:
         self._failing: dict[IPFamily, str] = {}
         self._contests: dict[IPFamily, int] = {}
         self._doubted: set[IPFamily] = set()
+        self._refused: dict[IPFamily, RefusedChanges] = {}
+        self._undecided: dict[IPFamily, frozenset[ServicePortName]] = {}
         self._node_known: bool | None = None
         self._unchecked: set[NamespacedName] = set()
 
@@ -127,6 +130,48 @@ class SyncReporter:
             if len(self._ready) == self._families:
                 names = " and ".join(sorted(each.label for each in self._ready))
                 LOGGER.info("ready: the first sync is done (%s)", names, extra=data(ready=True))
+
+    def verified(self, done: SyncResult, snapshot: Snapshot) -> None:
+        """Log what a verifier refused or left undecided, once each, and record Events of refusals."""
+        family, now = done.family, done.refused
+        before = self._refused.pop(family, None)
+        if now is not None:
+            self._refused[family] = now
+            if now != before:
+                self._refusal(family, now, snapshot)
+        elif before is not None:
+            LOGGER.info("no %s change is refused any more", family.label)
+        if now is not None and now.everything:
+            return
+        new = done.undecided - self._undecided.get(family, frozenset())
+        self._undecided[family] = done.undecided
+        if new:
+            LOGGER.warning(
+                "%s (%s) are written without a proof, because a hash of the client's address selects their endpoints: %s",
+                counted(len(new), "Service port"),
+                family.label,
+                _some([str(name) for name in new]),
+            )
+
+    def _refusal(self, family: IPFamily, refused: RefusedChanges, snapshot: Snapshot) -> None:
+        names = _some([str(name) for name in refused.services]) or "all Services"
+        kept = (
+            "no change is written"
+            if refused.everything
+            else "they keep their earlier rules, and all others are up to date"
+        )
+        note = (
+            f"the {family.label} changes of {names} are refused, because the rules would not do what the objects mean: {refused.reason}; "
+            f"{kept}; please report this with the objects of these Services, and use another --proxy-mode, or no --verify, meanwhile"
+        )
+        services = {name.service for name in refused.services}
+        LOGGER.error("%s", note, extra=data(family=family.label, object=f"Service {min(services)}" if services else ""))
+        if refused.everything:
+            self._record(source_problem(self._node_name, "ChangesRefused", note))
+            return
+        for name in sorted(services):
+            service = snapshot.services.get(name)
+            self._record(change_refused(name, service.uid if service is not None else "", note))
 
     def doubted(self, family: IPFamily, seconds: float) -> None:
         """Log that the first lists have no Services although the kernel has, and record an Event."""

@@ -6,8 +6,8 @@ import gc
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -30,6 +30,7 @@ from narthex.linux.conntrack import ConntrackTable, load_module
 from narthex.linux.privileges import allow_many_files, set_oom_score
 from narthex.model import IPFamily, NamespacedName, Node, Snapshot
 from narthex.model.kernel_setting import KernelSetting
+from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.plan.balancing import balancing_problem
 from narthex.proxy.plan.ejection import EjectionPolicy
@@ -51,16 +52,21 @@ from narthex.proxy.program.service_health import ServiceHealth
 from narthex.proxy.program.settings import ProxySettings, family_warnings
 from narthex.proxy.program.status import StatusPorts
 from narthex.proxy.program.sync import FamilySync, SyncResult
+from narthex.proxy.verification import ChangeVerifier
 from narthex.runtime.http import HttpResponse
 from narthex.runtime.http.server import HttpServer
 from narthex.runtime.logs import LOGGER, start_logging
 from narthex.runtime.metrics import Collector
-from narthex.runtime.process import Runnable, StartError, ended_by_signal, replace_process
+from narthex.runtime.process import Runnable, StartError, ended_by_signal, replace_process, without_collections
 from narthex.runtime.reconciler import EventFeed
 from narthex.runtime.status import BindError
 
 SOCKETS_PATH = "/sockets"
 """Where the status ports show the state of socket load balancing, if it is configured."""
+
+
+VerifierFactory = Callable[[IPFamily, Backend[Any, Any]], ChangeVerifier[Any, Any]]
+"""Makes the verifier of the change sets of one IP family."""
 
 
 class AssembledProxy(NamedTuple):
@@ -80,8 +86,12 @@ def assemble(
     http: HttpServer,
     events: ClusterEventRecorder,
     origin: Origin,
+    verifiers: VerifierFactory | None = None,
 ) -> AssembledProxy:
-    """Build a proxy for the network namespace of the calling thread. Nothing is started or written."""
+    """Build a proxy for the network namespace of the calling thread. Nothing is started or written.
+
+    With `verifiers`, what these refuse is not written.
+    """
     health = ProxyHealth(families, settings.periods.sync, clock, node_expected=origin.creator is not None)
     running = RunningDataplane(settings, families)
     plane, foreign = running.dataplane, running.foreign
@@ -95,9 +105,9 @@ def assemble(
     connections = ConnectionCollector(readers, lambda: proxy.plans, clock, settings.own)
     collectors: tuple[Collector, ...] = (connections, *_packet_collectors(running, families, clock), *origin.collectors)
     collectors += (sockets,) if sockets is not None else ()
-    metrics = ProxyMetrics(settings.mode, collectors, dict(settings.feature_gates))
+    metrics = ProxyMetrics(settings.mode, collectors, dict(settings.feature_gates), verifies=verifiers is not None)
     explainer = ServiceExplainer(settings.own.explain_service, lambda: proxy.snapshot)
-    syncs = _family_syncs(settings, running, clock, from_files=origin.access is None)
+    syncs = _family_syncs(settings, running, clock, verifiers, from_files=origin.access is None)
     checks = ServiceHealth(
         http, lambda: health.healthy, tell=lambda name, note: events.record(cannot_check(name, note))
     )
@@ -150,13 +160,20 @@ def _packet_collectors(
 
 
 def _family_syncs(
-    settings: ProxySettings, running: RunningDataplane, clock: Clock, *, from_files: bool
+    settings: ProxySettings,
+    running: RunningDataplane,
+    clock: Clock,
+    verifiers: VerifierFactory | None,
+    *,
+    from_files: bool,
 ) -> list[FamilySync[Any, Any]]:
     # Files are the user's own: what is not there was deleted.
     doubt = 0.0 if from_files else WATCH_TIMES.doubt
     syncs: list[FamilySync[Any, Any]] = []
     for family, target in running.targets.items():
-        sync = FamilySync(family, Planner(settings.node, family), running.backend, target, clock, doubt=doubt)
+        verifier = verifiers(family, running.backend) if verifiers is not None else None
+        planner = Planner(settings.node, family)
+        sync = FamilySync(family, planner, running.backend, target, clock, doubt=doubt, verifier=verifier)
         if running.sockets is not None:
             # First: it takes a fraction of the time that the rules take.
             sync.before_write = running.sockets.follow
@@ -197,8 +214,12 @@ def prepare(settings: ProxySettings) -> None:
 class ProxyPart:
     """One run of the node proxy, as a part of a node or as the work of a process."""
 
-    def __init__(self, settings: ProxySettings, origin: Origin, status: StatusPorts) -> None:
+    def __init__(
+        self, settings: ProxySettings, origin: Origin, status: StatusPorts, verifiers: VerifierFactory
+    ) -> None:
+        """Prepare the run. `verifiers` are used if the settings ask for them."""
         self._settings = settings
+        self._verifiers = verifiers
         self._origin = origin
         self._status = status
         self._lock = threading.Lock()
@@ -248,7 +269,8 @@ class ProxyPart:
         writer = EventWriter(self._origin.creator, node_name, clock) if self._origin.creator else None
         events: ClusterEventRecorder = writer or LogOnlyRecorder()
         with self._lock:
-            made = assemble(with_kernel(self._settings), feed, families, clock, http, events, self._origin)
+            verifiers = self._verifiers if settings.own.verify_changes else None
+            made = assemble(with_kernel(self._settings), feed, families, clock, http, events, self._origin, verifiers)
             self._parts = made
         proxy = made.proxy
         if self._stopping:
@@ -266,7 +288,7 @@ class ProxyPart:
         try:
             with (
                 writer.running() if writer else nullcontext(),
-                _without_collections(),
+                without_collections(),
                 feed.running(proxy.notice),
                 proxy.listening(),
             ):
@@ -289,20 +311,6 @@ _FIRST_SECONDS = 60.0
 """Longest delay of work that waits for the first sync, since an API server may be down for hours."""
 
 
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Disable garbage collection while the first objects are loaded.
-
-    They are many, live long, and have no cycles. Collections take a quarter of the time of a first sync of 5,000
-    Services.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 class ReconfigurableWork(Runnable, Protocol):
     """The work of a process whose settings may change."""
 
@@ -311,10 +319,12 @@ class ReconfigurableWork(Runnable, Protocol):
         ...
 
 
-def serve(settings: ProxySettings, origin: Origin, file: ConfigurationFile | None = None) -> None:
+def serve(
+    settings: ProxySettings, origin: Origin, verifiers: VerifierFactory, file: ConfigurationFile | None = None
+) -> None:
     """Run the node proxy until SIGTERM, SIGINT, or a configuration change that needs a new process. Raises StartError."""
     status = StatusPorts()
-    run_process(ProxyPart(settings, origin, status), settings, status, origin.creator, file)
+    run_process(ProxyPart(settings, origin, status, verifiers), settings, status, origin.creator, file)
 
 
 def run_process(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -16,11 +17,16 @@ from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.backends.base import Backend, Target, lacks
 from narthex.proxy.plan.ir import Plan
 from narthex.proxy.plan.planner import Planner
+from narthex.proxy.program.verified import ChangeFilter
+from narthex.proxy.verification import ChangeVerifier, RefusedChanges
+from narthex.runtime.process import without_collections
 
 R = TypeVar("R")
 C = TypeVar("C")
 
 PHASES = ("read", "plan", "render", "apply")
+VERIFY = "verify"
+"""The phase in which rules are rendered and verified, in the place of `render`."""
 
 SOME_SERVICES = 3
 """Fewer Services in the kernel than this may well have been deleted while no proxy ran."""
@@ -66,6 +72,10 @@ class SyncResult(msgspec.Struct, frozen=True, kw_only=True):
     """Only the touched parts were checked, and only for rules that are missing."""
     inconclusive: bool = False
     """With `parts_only`: some parts lacked nothing, so that they may hold other rules in the place of ours."""
+    refused: RefusedChanges | None = None
+    """Changes that a verifier refused. `plan` is what is in force."""
+    undecided: frozenset[ServicePortName] = frozenset()
+    """Service ports about which the verifier says nothing."""
     doubted_until: float | None = None
     """Nothing was written: the kernel has Services, and the plan has none. It takes effect at this time of the clock."""
 
@@ -95,8 +105,9 @@ class FamilySync(Generic[R, C]):
         clock: Clock,
         *,
         doubt: float = 0.0,
+        verifier: ChangeVerifier[R, C] | None = None,
     ) -> None:
-        """Prepare a sync; nothing is read or written.
+        """Prepare a sync; nothing is read or written. A `verifier` may refuse changes, which are then not written.
 
         `doubt` is for how many seconds the rules of an earlier process stay in force if the first plan has no Services.
         A process that starts has no objects to compare its first list with; the kernel is its memory.
@@ -120,6 +131,8 @@ class FamilySync(Generic[R, C]):
         """Others changed our rules, and the repair waits; others only removed rules."""
         self._parts_only = self._inconclusive = False
         """As in the result of the present sync."""
+        self.verifier = verifier
+        self._filter = ChangeFilter(backend, verifier) if verifier is not None else None
         self._doubt = doubt
         self._doubted_until = math.inf
 
@@ -181,14 +194,36 @@ class FamilySync(Generic[R, C]):
             # Others may change the rules until something is written.
             self._kernel_known = False
             return self._done(plan, plan, doubted_until=self._doubted_until)
+        if self._filter is not None:
+            return self._verified(self._filter, plan, drift, repair)
         self.before_write(plan)
         with self._timed("render"):
             want, changes = self.backend.advance(have, plan)
+        self._write(plan, want, changes)
+        return self._done(plan, last, changes=changes or repair or None, drift=drift)
+
+    def _write(self, plan: Plan, want: R, changes: C) -> None:
         if changes:
             with self._timed("apply"):
                 self._target.apply(changes)
         self.rules, self.plan = want, plan
-        return self._done(plan, last, changes=changes or repair or None, drift=drift)
+
+    def _verified(self, passing: ChangeFilter[R, C], plan: Plan, drift: bool, repair: C | None) -> SyncResult:
+        """Write what passes the verifier."""
+        last = self.plan
+        with self._timed(VERIFY), without_collections():
+            found = passing.choose(self.rules, last, plan)
+        if not isinstance(found, RefusedChanges) and found.verdict.whole:
+            gc.collect()  # what a proof of all packets leaves is large
+        if isinstance(found, RefusedChanges):
+            done = self._done(last or plan, last, changes=repair or None, drift=drift)
+            return msgspec.structs.replace(done, refused=found)
+        self.before_write(found.plan)
+        self._write(found.plan, found.rules, found.changes)
+        if self.verifier is not None:
+            self.verifier.written()
+        done = self._done(found.plan, last, changes=found.changes or repair or None, drift=drift)
+        return msgspec.structs.replace(done, refused=found.refused, undecided=found.verdict.undecided)
 
     def _is_doubtful(self, plan: Plan, found: R) -> bool:
         """Return True while a first plan is doubted, because it would remove every Service that an earlier process served.
@@ -230,6 +265,8 @@ class FamilySync(Generic[R, C]):
     def _mend(self, rules: R, touched: Set[TouchedPart] | None) -> C | None:
         with self._timed("read"):
             repair = self._target.damage(rules, touched)
+        if repair and self.verifier is not None and not self.verifier.restores(rules, repair):
+            return None
         if repair:
             with self._timed("apply"):
                 self._target.apply(repair)

@@ -59,6 +59,8 @@ MODES = ("nftables", "iptables", "ipvs", "userspace")
 CONNECTION_METRICS = ("endpoints", "services", "off")
 PREVIOUS_MINOR = "1.35"
 """The release before the one whose behaviour is implemented (row 27.9)."""
+VERIFIED_MODES = ("nftables", "iptables")
+"""The modes whose rules alone decide, so that they can be proved."""
 LOCAL_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 
 _VERSIONS = {KIND: API_VERSION, OWN_KIND: OWN_API_VERSION}
@@ -110,6 +112,12 @@ def parse(data: bytes, origin: str) -> tuple[ProxyConfiguration, tuple[Problem, 
         if own.endpoint_ejection and not own.socket_load_balancing:
             message = "needs socketLoadBalancing: true, which observes connections: set it, or remove endpointEjection"
             Fields(chosen[OWN_KIND].value, reports[OWN_KIND]).error("endpointEjection", message)
+        if own.verify_changes and configuration.mode not in VERIFIED_MODES:
+            message = (
+                f"works in modes {' and '.join(VERIFIED_MODES)} only, since mode {configuration.mode} works by more than "
+                "rules: remove it, or choose one of these modes"
+            )
+            Fields(chosen[OWN_KIND].value, reports[OWN_KIND]).error("verifyChanges", message)
         configuration = msgspec.structs.replace(configuration, own=own)
     problems = (*others, *(problem for report in reports.values() for problem in report.problems))
     if any(report.failed for report in reports.values()):

@@ -183,6 +183,8 @@ class OwnConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """The cgroup (version 2) whose sockets these are; empty for the root of the hierarchy."""
     endpoint_ejection: bool = False
     """With socket load balancing: endpoints that connections fail to reach get no new sockets for a limited time."""
+    verify_changes: bool = False
+    """Prove each change set before it is written, in the modes of `VERIFIED_MODES`."""
     parts: NodeParts = NodeParts()
     cni: CniConfiguration = CniConfiguration()
     overlay: OverlayConfiguration = OverlayConfiguration()

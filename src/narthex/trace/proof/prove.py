@@ -6,7 +6,7 @@ interpreted with the part of the packets that they leave undecided.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from fractions import Fraction
 from typing import Literal, NamedTuple
@@ -27,7 +27,8 @@ from narthex.netfilter.sets.diagram import (
     leaves,
 )
 from narthex.netfilter.sets.probabilities import most_rounding
-from narthex.netfilter.sets.space import DADDR, DPORT, PROTOCOL, Box, PacketSpace
+from narthex.netfilter.sets.space import DADDR, DPORT, PROTOCOL, SPORT, Box, PacketSpace
+from narthex.netfilter.sets.touched import Header
 from narthex.netfilter.sets.values import ValueSet
 from narthex.netfilter.sets.walk import SetWalk, space_of
 from narthex.netfilter.walk.walk import walk
@@ -40,6 +41,8 @@ _WITHIN = " within "
 """Separates a list's name and its time in the name of a choice."""
 _MOST_RULES = 50
 """Rules to report that could not be interpreted. Those with the largest parts come first."""
+_MOST_CLASSES = 1000
+"""Classes that differ to be kept."""
 PARAMETERS = (
     "the packets are first packets of connections that conntrack does not know",
     "their mark is 0 when they arrive",
@@ -166,16 +169,19 @@ def partitions(
     host: Host,
     deviations: frozenset[Deviation],
     service: NamespacedName | None = None,
+    regions: Sequence[Header] | None = None,
 ) -> Partitions:
-    """Return what rules and plan do with all packets, or with those for one Service."""
+    """Return what rules and plan do with all packets, with those for one Service, or with those of disjoint regions."""
     pods = plan.pods
     links = (pods.interface, f"{pods.interface_prefix}*" if pods.interface_prefix else "")
     space = space_of(ruleset, plan.family, host, links)
     walked = SetWalk(ruleset, space)
     ends = PlanEnds(plan, space, deviations)
     within = ends.regions(service) if service is not None else [space.possible]
+    if regions is not None:
+        within = [(*each, *space.possible[SPORT:]) for each in regions]
     builder = DiagramBuilder(space)
-    by_plan = builder.build([each for box in within for each in _within(ends, box, whole=service is None)])
+    by_plan = builder.build(list(_within(ends, within) if within != [space.possible] else ends.ends()))
     found = [each for box in within for each in walked.ends(box)]
     rounding = walked.chains.rounding
     del walked  # what it remembers takes as much memory as all classes
@@ -186,14 +192,19 @@ def partitions(
     return Partitions(space, builder.build(found), by_plan, lists, rounding, ends)
 
 
-def _within(ends: PlanEnds, box: Box, *, whole: bool) -> Iterator[WeightedBox]:
+def _within(ends: PlanEnds, boxes: Sequence[Box]) -> Iterator[WeightedBox]:
+    """Yield the parts of ends that are in one of some disjoint boxes."""
+    single: dict[int, list[Box]] = {}
+    wide = [box for box in boxes if box[DADDR].size != 1]
+    for box in boxes:
+        if box[DADDR].size == 1:
+            single.setdefault(box[DADDR].first, []).append(box)
     for each in ends.ends():
-        if whole:
-            yield each
-            continue
-        part = tuple(one & other for one, other in zip(each.box, box, strict=True))
-        if all(part):
-            yield each._replace(box=part)
+        address = each.box[DADDR].single
+        for box in boxes if address is None else (*single.get(address, ()), *wide):
+            part = tuple(one & other for one, other in zip(each.box, box, strict=True))
+            if all(part):
+                yield each._replace(box=part)
 
 
 def prove(
@@ -214,7 +225,7 @@ def prove(
     if service is not None and not any(name.service == service for name in plan.services):
         raise ValueError(f"the plan has no Service {service}")
     found = partitions(plan, ruleset, host, deviations, service)
-    comparison = _Comparison(found, plan, ruleset, deviations)
+    comparison = Comparison(found, plan, ruleset, deviations)
     comparison.run()
     undecided = comparison.undecided_rules()
     outcome = ProofOutcome.UNDECIDED if undecided else ProofOutcome.PROVED
@@ -239,7 +250,9 @@ def prove(
     )
 
 
-class _DifferingClass(NamedTuple):
+class DifferingClass(NamedTuple):
+    """A class of packets that rules and plan treat differently, or that one of them leaves undecided."""
+
     size: int
     box: Box
     sources: ValueSet
@@ -247,7 +260,7 @@ class _DifferingClass(NamedTuple):
     plan: Distribution
 
 
-class _Comparison:
+class Comparison:
     """Compares two partitions, and keeps the smallest class that differs."""
 
     def __init__(self, found: Partitions, plan: Plan, ruleset: ast.Ruleset, deviations: frozenset[Deviation]) -> None:
@@ -256,11 +269,15 @@ class _Comparison:
         self._ruleset = ruleset
         self._deviations = deviations
         self._describer = ClassDescriber(found.space, plan, found.ends)
-        self._smallest: _DifferingClass | None = None
+        self._smallest: DifferingClass | None = None
         self.differing = 0
         self.loopback_guarded = False
         """Rules drop what other addresses send to loopback."""
-        self._undecided: dict[str, list[_DifferingClass]] = {}
+        self.classes: list[DifferingClass] = []
+        """The first classes that differ."""
+        self.not_interpreted: list[DifferingClass] = []
+        """Classes that the rules leave undecided, and the plan does not."""
+        self._undecided: dict[str, list[DifferingClass]] = {}
 
     def run(self) -> None:
         """Compare all classes."""
@@ -280,16 +297,20 @@ class _Comparison:
                 both = sources & others
                 if not both:
                     continue
-                differs = _DifferingClass(size * both.size, box, both, one, other)
+                differs = DifferingClass(size * both.size, box, both, one, other)
                 if notes:
                     for note in notes:
                         self._undecided.setdefault(note, []).append(differs)
+                    if not any(isinstance(end, PacketEnd) and end.note for _, end, _ in other):
+                        self.not_interpreted.append(differs)
                 elif same_choices(one, other):
                     continue
                 elif self._guards_loopback(box, both, one, other):
                     self.loopback_guarded = True
                 else:
                     self.differing += 1
+                    if self.differing <= _MOST_CLASSES:
+                        self.classes.append(differs)
                     if self._smallest is None or differs.size < self._smallest.size:
                         self._smallest = differs
 
@@ -341,7 +362,7 @@ class _Comparison:
             confirmed=packet is not None and self._confirms(packet, smallest),
         )
 
-    def _confirms(self, packet: Packet, differs: _DifferingClass) -> bool:
+    def _confirms(self, packet: Packet, differs: DifferingClass) -> bool:
         """Return True if the concrete walk of a packet and the evaluation of the plan differ, for one history of its sender."""
         host = self._found.space.host
         choices = {choice for each, _, _ in (*differs.rules, *differs.plan) for choice in each}

@@ -70,6 +70,12 @@ def _verdict(report: ProofReport) -> str:
     return "undecided"
 
 
+def counterexample_words(packet: CounterexamplePacket) -> str:
+    """Return a counterexample as a clause."""
+    _, example, rules, plan, *_ = (line.strip() for line in _counterexample(packet))
+    return f"{packet.described}, {example.replace('a packet of it: ', 'such as ')}: {rules}, {plan}"
+
+
 def _counterexample(packet: CounterexamplePacket) -> Iterator[str]:
     to = join_port(packet.destination, packet.port) if packet.port else packet.destination
     link = f"on link {packet.link}" if packet.link else "of this node"

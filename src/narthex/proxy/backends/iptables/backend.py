@@ -28,7 +28,7 @@ from narthex.proxy.backends.iptables.refusals import (
     health_check_lines,
     unless_sent,
 )
-from narthex.proxy.backends.iptables.rules import Rules, XtablesChanges, XtablesRules, diff, patch
+from narthex.proxy.backends.iptables.rules import Rules, XtablesChanges, XtablesRules, diff, edits_of, patch
 from narthex.proxy.backends.traits import IPTABLES
 from narthex.proxy.plan.ir import Deviation, Plan, ServiceHealthCheck
 
@@ -80,6 +80,7 @@ class IptablesBackend(Backend[XtablesRules, XtablesChanges]):
 
     diff = staticmethod(diff)
     patch = staticmethod(patch)
+    edits = staticmethod(edits_of)
 
     def walk(
         self, rules: XtablesRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0

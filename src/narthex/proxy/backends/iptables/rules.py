@@ -11,6 +11,7 @@ from immutables import Map
 
 from narthex.model import IPFamily
 from narthex.netfilter.ast import Chain, Rule, Ruleset, Table
+from narthex.netfilter.edit import TableEdit
 from narthex.netfilter.xtables.values import builtin_chains, hook_of
 from narthex.proxy.backends.iptables.names import MARK_MASQ, MARK_STRANGERS, OWN_TABLES
 
@@ -155,6 +156,24 @@ def patch(have: XtablesRules, changes: XtablesChanges) -> XtablesRules:
     jumps = have.jumps if changes.jumps is None else _mapped(changes.jumps)
     sysctls = (*have.sysctls, *(sysctl for sysctl in changes.sysctls if sysctl not in have.sysctls))
     return XtablesRules(changes.family, chains, jumps, sysctls)
+
+
+def edits_of(changes: XtablesChanges) -> tuple[TableEdit, ...]:
+    """Return the changes as those of tables with their built-in chains."""
+    return tuple(edit for table in OWN_TABLES if (edit := _edit(table, changes)))
+
+
+def _edit(table: str, changes: XtablesChanges) -> TableEdit:
+    builtin = builtin_chains(table) if changes.jumps is not None else ()
+    jumps = changes.jumps or {}
+    return TableEdit(
+        family=changes.family,
+        table=table,
+        replace=changes.replace,
+        chains={**{name: jumps.get((table, name), ()) for name in builtin}, **changes.written.get(table, {})},
+        hooks={name: hook for name in builtin if (hook := hook_of(table, name)) is not None},
+        removed_chains=changes.removed.get(table, ()),
+    )
 
 
 def _mapped(jumps: Jumps) -> Map[tuple[str, str], Rules]:

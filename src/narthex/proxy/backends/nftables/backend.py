@@ -19,7 +19,7 @@ from narthex.netfilter.netlink.slot_map import SlotMap
 from narthex.netfilter.nft.print import nft_script
 from narthex.netfilter.walk.walk import walk
 from narthex.proxy.backends.base import Backend
-from narthex.proxy.backends.nftables.changes import NftChanges, between, patched, replacement, with_elements
+from narthex.proxy.backends.nftables.changes import NftChanges, between, edits_of, patched, replacement, with_elements
 from narthex.proxy.backends.nftables.frame import SERVICES, TABLE, NftSettings, frame_chains, shared_sets
 from narthex.proxy.backends.nftables.rows import DecisionRow, EndpointCount, count_sets, draw_chains, row_chains
 from narthex.proxy.backends.nftables.service import SHARED, NftFragment, TablePart, add, fragment
@@ -241,6 +241,8 @@ class NftablesBackend(Backend[NftRules, NftChanges]):
     def patch(self, have: NftRules, changes: NftChanges) -> NftRules:
         """Return the rules after the changes."""
         return from_table(patched(have.table(), changes))
+
+    edits = staticmethod(edits_of)
 
     def walk(
         self, rules: NftRules, packet: Packet, host: Host, memory: Memory | None = None, now: float = 0.0

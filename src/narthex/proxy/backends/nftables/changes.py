@@ -17,6 +17,7 @@ import msgspec
 
 from narthex.model import IPFamily
 from narthex.netfilter.ast import Chain, ElementData, ElementKey, Set, Table
+from narthex.netfilter.edit import TableEdit
 from narthex.netfilter.netlink.elements import is_config_set
 from narthex.netfilter.netlink.rules import needs_bytecode
 from narthex.netfilter.netlink.slot_map import SlotMap
@@ -197,6 +198,26 @@ def patched(have: Table, changes: NftChanges) -> Table:
     for name in changes.removed_sets:
         del sets[name]
     return Table(family=changes.family, name=changes.table, chains=chains, sets=sets)
+
+
+def edits_of(changes: NftChanges) -> tuple[TableEdit, ...]:
+    """Return the changes as those of a table, all transactions together."""
+    chains = (*changes.chains, *changes.late_chains)
+    return (
+        TableEdit(
+            family=changes.family,
+            table=changes.table,
+            replace=changes.replace,
+            chains={chain.name: chain.rules for chain in chains},
+            hooks={chain.name: chain.hook for chain in chains if chain.hook is not None},
+            removed_chains=changes.removed_chains,
+            sets=changes.sets,
+            filled=frozenset(one.name for one in changes.sets if is_config_set(one)),
+            deletions=changes.deletions,
+            additions=changes.additions,
+            removed_sets=changes.removed_sets,
+        ),
+    )
 
 
 def with_elements(one: Set, elements: Mapping[ElementKey, ElementData]) -> Set:
