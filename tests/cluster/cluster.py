@@ -179,6 +179,14 @@ class Cluster:
         ).stdout.split()
         return run(["nsenter", "-a", "-t", first, "-r", "-w", *argv], timeout=timeout)
 
+    def check_cgroup(self, node: LabNode) -> None:
+        """Raise LabError unless the root of the node's hierarchy of version 2 is the node's own control group."""
+        top = control_groups.hierarchy()
+        own = top / control_groups.own_path(self.name, node.name)
+        seen = self.inside(node, "stat", "-c", "%i", str(top)).strip()
+        if not own.exists() or seen != str(own.stat().st_ino):
+            raise LabError(f"{node.name} sees control groups of the machine at {top}, not only its own")
+
     def load_image(self, archive: Path) -> None:
         """Import an archive of images into all nodes."""
         for node in self.nodes:
