@@ -15,8 +15,8 @@ from tests.cluster import workloads
 from tests.cluster.cluster import Cluster, running
 from tests.cluster.conformance import ChosenSuite, run_conformance
 from tests.cluster.families import INDEXES, IPV4
-from tests.cluster.images import ImageBuilder
-from tests.cluster.installation import COMPONENTS, IMAGE, ROOT, SOCKETS, Installation
+from tests.cluster.images import NARTHEX, ImageBuilder
+from tests.cluster.installation import BACKENDS, COMPONENTS, IMAGE, ROOT, SOCKETS, Installation
 from tests.cluster.operations import OPERATIONS, Trial
 from tests.cluster.programs import ClusterPrograms, missing
 from tests.cluster.smoke import Smoke
@@ -26,7 +26,8 @@ from narthex.lab.program.state import LabError
 from narthex.linux.run import CommandError
 
 _FILE = click.Path(path_type=Path, exists=False)
-TAG, NEXT = "0.1.0", "0.1.0-next"
+TAG = NARTHEX.rpartition(":")[2]
+NEXT = f"{TAG}-next"
 STEPS = ("smoke", "operations", "conformance")
 
 
@@ -59,6 +60,7 @@ STEPS = ("smoke", "operations", "conformance")
 )
 @click.option("--junit", type=_FILE, help="Write the suite's results with the output of failed tests.")
 @click.option("--mode", default="nftables", show_default=True)
+@click.option("--overlay", type=click.Choice(BACKENDS), default=BACKENDS[0], show_default=True)
 @click.option("--socket-load-balancing", is_flag=True, help="Install the component for it, and switch it on.")
 @click.option("--families", type=click.Choice(list(INDEXES)), default=IPV4, show_default=True)
 @click.option(
@@ -80,6 +82,7 @@ def main(
     skip: str,
     junit: Path | None,
     mode: str,
+    overlay: str,
     socket_load_balancing: bool,
     families: str,
     other_host_names: bool,
@@ -96,10 +99,9 @@ def main(
     results = Results()
     try:
         with running(name, programs, nodes, _say, families, other_host_names=other_host_names) as cluster:
-            installation = _prepare(
-                cluster, results, mode, image, next_image, build_option, sockets=socket_load_balancing
-            )
-            suite = ChosenSuite(focus, skip, junit)
+            _load_images(cluster, results, image, next_image, build_option)
+            installation = _install(cluster, results, mode, overlay, sockets=socket_load_balancing)
+            suite = ChosenSuite(focus, skip, junit, image)
             _run(installation, results, steps or STEPS, chosen, rate, suite, build_option)
     except (LabError, CommandError, OSError) as error:
         results.add("cluster", str(error))
@@ -143,16 +145,9 @@ def _say(text: str) -> None:
     click.echo(f"{time.strftime('%T', time.gmtime())} {text}")
 
 
-def _prepare(
-    cluster: Cluster,
-    results: Results,
-    mode: str,
-    image: Path | None,
-    following: Path | None,
-    options: tuple[str, ...],
-    *,
-    sockets: bool,
-) -> Installation:
+def _load_images(
+    cluster: Cluster, results: Results, image: Path | None, following: Path | None, options: tuple[str, ...]
+) -> None:
     for archive in cluster.write_basic_images():
         cluster.load_image(archive)
     if image is None:
@@ -166,8 +161,12 @@ def _prepare(
     for node in cluster.nodes:
         if following is None:
             cluster.inside(node, "ctr", "-n", "k8s.io", "images", "tag", f"{IMAGE}:{TAG}", f"{IMAGE}:{NEXT}")
+
+
+def _install(cluster: Cluster, results: Results, mode: str, overlay: str, *, sockets: bool) -> Installation:
     installation = Installation(cluster, (*COMPONENTS, SOCKETS) if sockets else COMPONENTS)
     installation.configure(mode=mode)
+    installation.overlay(overlay)
     if sockets:
         installation.balance_sockets()
     begun = time.monotonic()

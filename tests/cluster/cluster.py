@@ -53,6 +53,11 @@ class ClusterControlPlane(ControlPlane):
         lines = [f'{token},system:node:{node},{node},"system:nodes"\n' for node, token in self.node_tokens.items()]
         write_secret(tokens, tokens.read_text() + "".join(lines))
 
+    def abandon(self) -> None:
+        """Start no program again: they are ended, and the directory of their logs is removed."""
+        with self._lock:
+            self._running.clear()
+
     def _arguments(self, name: str) -> Iterable[str]:
         usual = tuple(super()._arguments(name))
         if name == API_SERVER and self.families.name == IPV6:
@@ -211,7 +216,9 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         """Variables for kubectl."""
-        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "HOME": str(self.disk)}
+        own = {"KUBECONFIG": str(self.kubeconfig), "HOME": str(self.disk)}
+        # On a busy machine, WebSockets of kubectl 1.32 may lose what a command writes first ("Unknown stream id 1, discarding message").
+        return {**os.environ, **own, "KUBECTL_REMOTE_COMMAND_WEBSOCKETS": "false"}
 
     def kubectl(self, *words: str, stdin: str | None = None, timeout: float = 300.0) -> str:
         """Return kubectl's output. Raises CommandError."""
@@ -239,6 +246,7 @@ class Cluster:
 
     def remove(self) -> None:
         """Remove everything, also what another process has left that was killed. Raises OSError if something stays."""
+        self._plane.abandon()
         for process in self._processes.values():
             process.kill()
             process.wait()

@@ -38,6 +38,8 @@ class ChosenSuite(NamedTuple):
     skip: str = ""
     """Empty: with a focus, SKIP."""
     junit: Path | None = None
+    image: Path | None = None
+    """An archive of Narthex's image; None: it has been built."""
 
 
 def run_conformance(cluster: Cluster, builder: ImageBuilder, suite: ChosenSuite) -> Iterator[CaseOutput]:
@@ -46,6 +48,8 @@ def run_conformance(cluster: Cluster, builder: ImageBuilder, suite: ChosenSuite)
     assert programs.e2e is not None and programs.agnhost is not None
     directory = cluster.disk / "suite"
     directory.mkdir()
+    if suite.image is not None:
+        builder.load(suite.image)
     _load_images(cluster, builder)
     focus, skip = suite.focus or DEFAULT_FOCUS, suite.skip or (SKIP if suite.focus else "")
     if not suite.focus and cluster.families.name == DUAL_STACK:
@@ -92,6 +96,8 @@ def _load_images(cluster: Cluster, builder: ImageBuilder) -> None:
     )
     names = listed.stdout.split()
     tags = {name: _NAME for name in names if name.startswith(kinds)}
+    # A test looks at the node's connections in it.
+    tags |= {name: _NAME for name in names if "/distroless-iptables:" in name}
     tags |= {name: PAUSE_IMAGE for name in names if name.startswith(f"{REGISTRIES['gcRegistry']}/pause:")}
     cluster.load_image(archive)
     for node in cluster.nodes:

@@ -9,14 +9,17 @@ import yaml  # type: ignore[import-untyped]
 from tests.cluster import control_groups
 from tests.cluster.cluster import Cluster, await_true
 from tests.cluster.families import DNS_ADDRESSES, IPV4, IPV6
+from tests.cluster.images import NARTHEX
 
 from narthex.lab.program.state import LabError
 
 ROOT = Path(__file__).parents[2]
-IMAGE = "narthex.example/narthex"
+IMAGE = NARTHEX.rpartition(":")[0]
 COMPONENTS = ("overlay", "cni", "cluster-dns", "load-balancer", "announcer", "dns")
 SOCKETS = "sockets"
 """A component that is chosen by an option."""
+BACKENDS = ("vxlan", "host-gw")
+"""Of the overlay."""
 _CGROUPS = "/host/cgroup"
 """Where the component has the node's control groups."""
 
