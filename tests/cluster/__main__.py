@@ -13,19 +13,21 @@ from pathlib import Path
 import click
 from tests.cluster import workloads
 from tests.cluster.cluster import Cluster, running
-from tests.cluster.conformance import run_conformance
+from tests.cluster.conformance import ChosenSuite, run_conformance
 from tests.cluster.families import INDEXES, IPV4
-from tests.cluster.images import ImageBuilder
-from tests.cluster.installation import COMPONENTS, IMAGE, ROOT, Installation
+from tests.cluster.images import NARTHEX, ImageBuilder
+from tests.cluster.installation import BACKENDS, COMPONENTS, IMAGE, ROOT, SOCKETS, Installation
 from tests.cluster.operations import OPERATIONS, Trial
 from tests.cluster.programs import ClusterPrograms, missing
 from tests.cluster.smoke import Smoke
 
+from narthex.lab.conformance import CaseResult
 from narthex.lab.program.state import LabError
 from narthex.linux.run import CommandError
 
 _FILE = click.Path(path_type=Path, exists=False)
-TAG, NEXT = "0.1.0", "0.1.0-next"
+TAG = NARTHEX.rpartition(":")[2]
+NEXT = f"{TAG}-next"
 STEPS = ("smoke", "operations", "conformance")
 
 
@@ -53,7 +55,13 @@ STEPS = ("smoke", "operations", "conformance")
 @click.option(
     "--focus", default="", help="Regular expression of the suite's tests. Default: [sig-network] Conformance."
 )
+@click.option(
+    "--skip", default="", help="Regular expression of tests to leave out. Default with --focus: those of features."
+)
+@click.option("--junit", type=_FILE, help="Write the suite's results with the output of failed tests.")
 @click.option("--mode", default="nftables", show_default=True)
+@click.option("--overlay", type=click.Choice(BACKENDS), default=BACKENDS[0], show_default=True)
+@click.option("--socket-load-balancing", is_flag=True, help="Install the component for it, and switch it on.")
 @click.option("--families", type=click.Choice(list(INDEXES)), default=IPV4, show_default=True)
 @click.option(
     "--other-host-names",
@@ -71,7 +79,11 @@ def main(
     steps: tuple[str, ...],
     chosen: tuple[str, ...],
     focus: str,
+    skip: str,
+    junit: Path | None,
     mode: str,
+    overlay: str,
+    socket_load_balancing: bool,
     families: str,
     other_host_names: bool,
     report: Path | None,
@@ -87,8 +99,10 @@ def main(
     results = Results()
     try:
         with running(name, programs, nodes, _say, families, other_host_names=other_host_names) as cluster:
-            installation = _prepare(cluster, results, mode, image, next_image, build_option)
-            _run(installation, results, steps or STEPS, chosen, rate, focus, build_option)
+            _load_images(cluster, results, image, next_image, build_option)
+            installation = _install(cluster, results, mode, overlay, sockets=socket_load_balancing)
+            suite = ChosenSuite(focus, skip, junit, image)
+            _run(installation, results, steps or STEPS, chosen, rate, suite, build_option)
     except (LabError, CommandError, OSError) as error:
         results.add("cluster", str(error))
     finally:
@@ -109,7 +123,13 @@ class Results:
         self.failed += bool(problem)
         self.found.append({"name": name, "problem": problem, **figures})
         shown = " ".join(f"{key}={value}" for key, value in figures.items())
-        _say(f"{'FAILED' if problem else 'passed'}  {name}  {shown}{problem and f'  {problem}'}")
+        state = "FAILED" if problem else "skipped" if "skipped" in figures else "passed"
+        _say(f"{state}  {name}  {shown}{problem and f'  {problem}'}")
+
+    def add_case(self, case: CaseResult) -> None:
+        """Add the result of a test of the suite; one that skips itself has not passed."""
+        skipped = {"skipped": case.reason} if case.state == "skipped" else {}
+        self.add(case.name, case.reason if case.state == "failed" else "", seconds=round(case.seconds), **skipped)
 
     def check(self, name: str, work: Callable[[], None]) -> None:
         """Run a check that raises LabError if it fails."""
@@ -125,9 +145,9 @@ def _say(text: str) -> None:
     click.echo(f"{time.strftime('%T', time.gmtime())} {text}")
 
 
-def _prepare(
-    cluster: Cluster, results: Results, mode: str, image: Path | None, following: Path | None, options: tuple[str, ...]
-) -> Installation:
+def _load_images(
+    cluster: Cluster, results: Results, image: Path | None, following: Path | None, options: tuple[str, ...]
+) -> None:
     for archive in cluster.write_basic_images():
         cluster.load_image(archive)
     if image is None:
@@ -141,12 +161,20 @@ def _prepare(
     for node in cluster.nodes:
         if following is None:
             cluster.inside(node, "ctr", "-n", "k8s.io", "images", "tag", f"{IMAGE}:{TAG}", f"{IMAGE}:{NEXT}")
-    installation = Installation(cluster, COMPONENTS)
+
+
+def _install(cluster: Cluster, results: Results, mode: str, overlay: str, *, sockets: bool) -> Installation:
+    installation = Installation(cluster, (*COMPONENTS, SOCKETS) if sockets else COMPONENTS)
     installation.configure(mode=mode)
+    installation.overlay(overlay)
+    if sockets:
+        installation.balance_sockets()
     begun = time.monotonic()
     installation.apply()
     installation.await_ready()
     results.add("installation", seconds=round(time.monotonic() - begun))
+    if sockets:
+        results.check("socket load balancing", installation.check_sockets)
     return installation
 
 
@@ -156,7 +184,7 @@ def _run(
     steps: tuple[str, ...],
     chosen: tuple[str, ...],
     rate: float,
-    focus: str,
+    suite: ChosenSuite,
     options: tuple[str, ...],
 ) -> None:
     cluster = installation.cluster
@@ -176,8 +204,8 @@ def _run(
         trial.stop()
     if "conformance" in steps and cluster.programs.e2e is not None and cluster.programs.agnhost is not None:
         cluster.kubectl("delete", "namespace", workloads.NAMESPACE)
-        for case, problem, seconds in run_conformance(cluster, ImageBuilder(cluster.disk, options), focus):
-            results.add(case, problem, seconds=round(seconds))
+        for case in run_conformance(cluster, ImageBuilder(cluster.disk, options), suite):
+            results.add_case(case.result)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,11 @@ class ClusterControlPlane(ControlPlane):
         lines = [f'{token},system:node:{node},{node},"system:nodes"\n' for node, token in self.node_tokens.items()]
         write_secret(tokens, tokens.read_text() + "".join(lines))
 
+    def abandon(self) -> None:
+        """Start no program again: they are ended, and the directory of their logs is removed."""
+        with self._lock:
+            self._running.clear()
+
     def _arguments(self, name: str) -> Iterable[str]:
         usual = tuple(super()._arguments(name))
         if name == API_SERVER and self.families.name == IPV6:
@@ -179,6 +184,14 @@ class Cluster:
         ).stdout.split()
         return run(["nsenter", "-a", "-t", first, "-r", "-w", *argv], timeout=timeout)
 
+    def check_cgroup(self, node: LabNode) -> None:
+        """Raise LabError unless the root of the node's hierarchy of version 2 is the node's own control group."""
+        top = control_groups.hierarchy()
+        own = top / control_groups.own_path(self.name, node.name)
+        seen = self.inside(node, "stat", "-c", "%i", str(top)).strip()
+        if not own.exists() or seen != str(own.stat().st_ino):
+            raise LabError(f"{node.name} sees control groups of the machine at {top}, not only its own")
+
     def load_image(self, archive: Path) -> None:
         """Import an archive of images into all nodes."""
         for node in self.nodes:
@@ -203,7 +216,9 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         """Variables for kubectl."""
-        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "HOME": str(self.disk)}
+        own = {"KUBECONFIG": str(self.kubeconfig), "HOME": str(self.disk)}
+        # On a busy machine, WebSockets of kubectl 1.32 may lose what a command writes first ("Unknown stream id 1, discarding message").
+        return {**os.environ, **own, "KUBECTL_REMOTE_COMMAND_WEBSOCKETS": "false"}
 
     def kubectl(self, *words: str, stdin: str | None = None, timeout: float = 300.0) -> str:
         """Return kubectl's output. Raises CommandError."""
@@ -231,6 +246,7 @@ class Cluster:
 
     def remove(self) -> None:
         """Remove everything, also what another process has left that was killed. Raises OSError if something stays."""
+        self._plane.abandon()
         for process in self._processes.values():
             process.kill()
             process.wait()

@@ -5,9 +5,11 @@ import os
 import queue
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.families import DUAL_STACK
@@ -15,7 +17,7 @@ from tests.cluster.files import PAUSE_IMAGE
 from tests.cluster.images import ImageBuilder, write_suite_context
 
 from narthex.lab import topology
-from narthex.lab.conformance import DEFAULT_FOCUS
+from narthex.lab.conformance import DEFAULT_FOCUS, CaseOutput, junit
 from narthex.lab.program.conformance.image import REGISTRIES
 from narthex.lab.program.conformance.run import ConformanceProgress, _Run
 from narthex.lab.program.conformance.suite import Suite
@@ -23,25 +25,40 @@ from narthex.lab.program.conformance.suite import Suite
 _NAME = "narthex.example/suite:1"
 _PROCESSES = 3
 SKIP = r"\[Feature:|\[Serial\]|\[Slow\]|\[Disruptive\]|SCTP|NetworkPolicy"
-"""What the default focus does not choose anyway; for another one."""
+"""Tests that need more than a cluster of this kind, or would disturb others."""
 _DUAL_STACK = r"\[Feature:IPv6DualStack\]"
 _SKIP_DUAL_STACK = r"\[Serial\]|\[Slow\]|\[Disruptive\]|SCTP|NetworkPolicy"
 
 
-def run_conformance(cluster: Cluster, builder: ImageBuilder, focus: str) -> Iterator[tuple[str, str, float]]:
-    """Run the suite; yield each test's name, what failed, and its seconds. Raises LabError."""
+class ChosenSuite(NamedTuple):
+    """Which tests to run, by regular expressions, and where to report."""
+
+    focus: str = ""
+    """Empty: [sig-network] Conformance, and in dual stack the tests for that."""
+    skip: str = ""
+    """Empty: with a focus, SKIP."""
+    junit: Path | None = None
+    image: Path | None = None
+    """An archive of Narthex's image; None: it has been built."""
+
+
+def run_conformance(cluster: Cluster, builder: ImageBuilder, suite: ChosenSuite) -> Iterator[CaseOutput]:
+    """Run the suite; yield the results as they come. Raises LabError."""
     programs = cluster.programs
     assert programs.e2e is not None and programs.agnhost is not None
     directory = cluster.disk / "suite"
     directory.mkdir()
+    if suite.image is not None:
+        builder.load(suite.image)
     _load_images(cluster, builder)
-    skip = SKIP if focus else ""
-    if not focus and cluster.families.name == DUAL_STACK:
+    focus, skip = suite.focus or DEFAULT_FOCUS, suite.skip or (SKIP if suite.focus else "")
+    if not suite.focus and cluster.families.name == DUAL_STACK:
         focus, skip = f"{DEFAULT_FOCUS}|{_DUAL_STACK}", _SKIP_DUAL_STACK
-    suite = Suite(programs.e2e, directory, focus or DEFAULT_FOCUS, skip)
+    processes = Suite(programs.e2e, directory, focus, skip)
     options: Any = SimpleNamespace(processes=_PROCESSES, lab=SimpleNamespace(nodes=len(cluster.nodes)))
     lab: Any = SimpleNamespace(name=cluster.name, outside=topology.outside_namespace(cluster.name))
-    reached = _Run(suite, suite.choose(), options, lab)
+    reached = _Run(processes, processes.choose(), options, lab)
+    begun = time.monotonic()
     done: queue.SimpleQueue[ConformanceProgress | None] = queue.SimpleQueue()
 
     def work() -> None:
@@ -55,10 +72,11 @@ def run_conformance(cluster: Cluster, builder: ImageBuilder, focus: str) -> Iter
         thread.start()
         while (progress := done.get()) is not None:
             if progress.last is not None:
-                result = progress.last.result
-                yield result.name, result.reason or "failed" if result.state == "failed" else "", result.seconds
+                yield progress.last
     finally:
         reached.close()
+        if suite.junit is not None:
+            suite.junit.write_text(junit(reached.results, "sig-network", time.monotonic() - begun))
 
 
 def _load_images(cluster: Cluster, builder: ImageBuilder) -> None:
@@ -78,6 +96,8 @@ def _load_images(cluster: Cluster, builder: ImageBuilder) -> None:
     )
     names = listed.stdout.split()
     tags = {name: _NAME for name in names if name.startswith(kinds)}
+    # A test looks at the node's connections in it.
+    tags |= {name: _NAME for name in names if "/distroless-iptables:" in name}
     tags |= {name: PAUSE_IMAGE for name in names if name.startswith(f"{REGISTRIES['gcRegistry']}/pause:")}
     cluster.load_image(archive)
     for node in cluster.nodes:

@@ -12,6 +12,8 @@ _SHARES = 4096
 """Processor time of all nodes together beside one other program of the machine, which has 1024: they are several machines."""
 _NEEDED = ("cpu", "cpuacct", "cpuset", "devices", "freezer", "memory", "pids", "blkio")
 """Controllers of version 1 that a container runtime uses."""
+UNIFIED = "unified"
+"""Where machines with version 1 mount the hierarchy of version 2, for what only that has: programs for sockets."""
 _PATIENCE_SECONDS = 20.0
 
 
@@ -20,9 +22,19 @@ def controllers() -> list[str]:
     return [name for name in _NEEDED if (ROOT / name / "cgroup.procs").exists()]
 
 
+def hierarchy() -> Path:
+    """Return where the hierarchy of version 2 is mounted."""
+    return ROOT / UNIFIED if controllers() else ROOT
+
+
+def own_path(cluster: str, node: str) -> Path:
+    """Return the path of a node's control group in each hierarchy."""
+    return Path(f"narthex-{cluster}", node)
+
+
 def create(cluster: str, node: str) -> list[Path]:
     """Create the control groups of a node, and return them."""
-    made = [top / f"narthex-{cluster}" / node for top in _tops()]
+    made = [top / own_path(cluster, node) for top in _tops()]
     for path in made:
         for each in (path.parent, path):
             each.mkdir(exist_ok=True)
@@ -60,4 +72,5 @@ def left(cluster: str) -> list[Path]:
 
 
 def _tops() -> list[Path]:
-    return [ROOT / name for name in [*controllers(), "systemd"] if (ROOT / name).exists()] if controllers() else [ROOT]
+    listed = [*controllers(), "systemd", UNIFIED]
+    return [ROOT / name for name in listed if (ROOT / name).exists()] if controllers() else [ROOT]

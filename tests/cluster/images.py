@@ -85,6 +85,8 @@ def write_image(path: Path, names: Sequence[str], layers: Sequence[bytes], archi
             archive.addfile(entry, io.BytesIO(data))
 
 
+NARTHEX = "narthex.example/narthex:0.1.0"
+"""The image of this project."""
 CACHE = Path(__file__).parents[2] / "build" / "cluster"
 """Debian's base system, which takes a minute to fetch, is kept here."""
 _SUITE = "bookworm"
@@ -116,6 +118,10 @@ class ImageBuilder:
         archive = self._directory / f"{name.rpartition('/')[2].replace(':', '-')}.tar"
         self._run(["save", "--format=oci-archive", "-o", str(archive), name])
         return archive
+
+    def load(self, archive: Path) -> None:
+        """Take over an image, so that another one can be built from it. Raises CommandError."""
+        self._run(["load", "-i", str(archive)])
 
     def _import_base(self) -> None:
         listed = self._run(["images", "--format={{.Repository}}:{{.Tag}}"])
@@ -156,6 +162,8 @@ def write_suite_context(agnhost: Path, context: Path) -> Path:
     context.mkdir()
     shutil.copy(agnhost, context / "agnhost")
     (context / "agnhost").chmod(0o755)
+    (context / "coredns").write_text('#!/bin/sh\nexec /opt/narthex/bin/narthex dns "$@"\n')
+    (context / "coredns").chmod(0o755)
     # The program serves HTTPS with these.
     pair = certificate.make(["localhost", "127.0.0.1", "::1"])
     (context / "localhost.crt").write_text(pair.certificate)
@@ -165,12 +173,11 @@ def write_suite_context(agnhost: Path, context: Path) -> Path:
     return containerfile
 
 
-SUITE_PROGRAMS = """\
-ARG BASE
-FROM ${BASE}
-RUN apt-get update && apt-get install -y --no-install-recommends curl wget bind9-dnsutils netcat-openbsd iproute2 && rm -rf /var/lib/apt/lists/*
-COPY agnhost localhost.crt localhost.key /
+SUITE_PROGRAMS = f"""\
+FROM {NARTHEX}
+RUN apt-get update && apt-get install -y --no-install-recommends curl wget bind9-dnsutils netcat-openbsd && rm -rf /var/lib/apt/lists/*
+COPY agnhost coredns localhost.crt localhost.key /
 ENTRYPOINT ["/agnhost"]
 CMD ["pause"]
 """
-"""The image of the pods of Kubernetes' end-to-end suite: its program, and others that tests start."""
+"""The image of the pods of Kubernetes' end-to-end suite: its program, and others that tests start. Its DNS server is Narthex's."""

@@ -6,12 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
+from tests.cluster import control_groups
 from tests.cluster.cluster import Cluster, await_true
 from tests.cluster.families import DNS_ADDRESSES, IPV4, IPV6
+from tests.cluster.images import NARTHEX
+
+from narthex.lab.program.state import LabError
 
 ROOT = Path(__file__).parents[2]
-IMAGE = "narthex.example/narthex"
+IMAGE = NARTHEX.rpartition(":")[0]
 COMPONENTS = ("overlay", "cni", "cluster-dns", "load-balancer", "announcer", "dns")
+SOCKETS = "sockets"
+"""A component that is chosen by an option."""
+BACKENDS = ("vxlan", "host-gw")
+"""Of the overlay."""
+_CGROUPS = "/host/cgroup"
+"""Where the component has the node's control groups."""
 
 
 class Installation:
@@ -46,6 +56,24 @@ class Installation:
         path = self.directory / "config.conf"
         proxy, own = yaml.safe_load_all(path.read_text())
         path.write_text(yaml.safe_dump_all([{**proxy, **fields}, own]))
+
+    def balance_sockets(self) -> None:
+        """Switch socket load balancing on, for the control group of each node. Raises LabError if that is the machine's."""
+        for node in self.cluster.nodes:
+            self.cluster.check_cgroup(node)
+        hierarchy = control_groups.hierarchy()
+        path = self.directory / "config.conf"
+        proxy, own = yaml.safe_load_all(path.read_text())
+        within = hierarchy.relative_to(control_groups.ROOT)
+        own |= {"socketLoadBalancing": True, "socketLoadBalancingCgroup": str(Path(_CGROUPS) / within)}
+        path.write_text(yaml.safe_dump_all([proxy, own]))
+
+    def check_sockets(self) -> None:
+        """Raise LabError for the first node that doesn't balance sockets."""
+        for node in self.cluster.nodes:
+            found = json.loads(self.cluster.inside(node, "curl", "-s", "-m", "10", "http://127.0.0.1:10256/sockets"))
+            if not found["active"]:
+                raise LabError(f"{node.name} does not balance sockets: {found['reason']}")
 
     def configure_parts(self, **parts: bool) -> None:
         """Switch parts of the node's process on and off."""

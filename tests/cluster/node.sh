@@ -29,12 +29,18 @@ mount --rbind /dev "$root/dev"
 mount -t tmpfs -o mode=755,size=256m tmpfs "$root/run"
 mount -t tmpfs -o mode=1777,size=256m tmpfs "$root/tmp"
 mkdir -p "$root/run/lock" "$root/run/old"
+# A file system of BPF objects of its own: they go with it.
+! [ -d "$root/sys/fs/bpf" ] || mount -t bpf bpf "$root/sys/fs/bpf"
 # Control groups: only those below the node's own, as the cgroup namespace shows them.
 mount -t tmpfs -o mode=755,size=1m tmpfs "$root/sys/fs/cgroup"
 for controller in $(cat "$directory/controllers"); do
   mkdir "$root/sys/fs/cgroup/$controller"
   mount -t cgroup -o "$controller" cgroup "$root/sys/fs/cgroup/$controller"
 done
+if [ -d /sys/fs/cgroup/unified ]; then
+  mkdir "$root/sys/fs/cgroup/unified"
+  mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup/unified"
+fi
 if ! [ -s "$directory/controllers" ]; then
   umount "$root/sys/fs/cgroup"
   mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"

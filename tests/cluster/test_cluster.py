@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.cluster import files, images, workloads
 from tests.cluster.families import API_ADDRESSES, DNS_ADDRESSES, INDEXES, IPV4, Families
-from tests.cluster.installation import COMPONENTS
+from tests.cluster.installation import COMPONENTS, SOCKETS
 from tests.cluster.operations import OPERATIONS
 from tests.cluster.programs import PACKAGES, ClusterPrograms, missing
 from tests.cluster.workloads import Totals
@@ -155,7 +155,7 @@ def test_the_program_of_pods_waits_until_it_is_killed(tmp_path, architecture):
 
 def test_what_the_cluster_runs_are_objects_with_all_components():
     listed = {each.name for each in (ROOT / "deploy").iterdir() if (each / "kustomization.yaml").exists()}
-    assert listed == {*COMPONENTS, "crds"}
+    assert listed == {*COMPONENTS, SOCKETS, "crds"}
     names = [each["metadata"]["name"] for each in workloads.basics("1", Families(IPV4)) if each["kind"] == "Service"]
     assert set(workloads.SPREADING) < set(names)
     assert "load alone" in OPERATIONS

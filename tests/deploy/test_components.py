@@ -16,6 +16,7 @@ from narthex.cni.program.runtime import read_network
 from narthex.kube.resources import of_names
 from narthex.lab.cluster import ADDRESSES, DNS_LABELS, DNS_SERVICE
 from narthex.linux.run import run
+from narthex.proxy.kernel.sockets import PINS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPONENTS = ("overlay", "cni", "cluster-dns", "load-balancer", "announcer", "dns")
@@ -144,3 +145,16 @@ def test_the_rights_of_the_dns_are_those_that_are_used_and_no_others(objects):
     assert all(rule["verbs"] == ["list", "watch"] for rule in rules)
     asked = [resource.paths[0].strip("/").split("/") for resource in of_names()]
     assert given == {(path[1] if path[0] == "apis" else "", path[-1]) for path in asked}
+
+
+def test_sockets_are_given_what_they_need_beside_the_other_components(tmp_path):
+    pod = pods(built(tmp_path / "deploy", *COMPONENTS, "sockets"))["narthex"]
+    (container,) = pod["containers"]
+    # Processes of pods are seen, programs are loaded, and pins outlive the container.
+    assert pod["hostPID"] and pod["hostNetwork"]
+    assert {"NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"} <= set(container["securityContext"]["capabilities"]["add"])
+    places = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
+    mounts = {each["mountPath"]: places.get(each["name"]) for each in container["volumeMounts"]}
+    assert mounts[str(PINS.parent)] == str(PINS.parent)
+    (cgroup,) = [mount for mount, path in mounts.items() if path == "/sys/fs/cgroup"]
+    assert f"socketLoadBalancingCgroup: {cgroup} " in (DEPLOY / "sockets" / "kustomization.yaml").read_text()

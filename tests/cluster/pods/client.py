@@ -12,6 +12,8 @@ from collections import Counter
 
 _PATIENCE_SECONDS = 8.0
 """A lost packet is repeated after 1, 3, and 7 seconds: slow requests are counted, and do not fail."""
+_LONGEST_STEP_SECONDS = 0.5
+"""Counts as time to wait at most, however long the machine did not run this client: answers may have arrived meanwhile."""
 _SLOW_SECONDS = 0.9
 _MOST_AT_ONCE = 500
 _counts: Counter[str] = Counter()
@@ -21,14 +23,13 @@ _errors: list[str] = []
 async def _request(host: str, port: int) -> None:
     begun = time.monotonic()
     try:
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            reader, writer = await asyncio.open_connection(host, port)
-            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            answer = await reader.read()
-            writer.close()
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
         if not answer.startswith(b"HTTP/1.1 200"):
             raise OSError(f"the answer is {answer[:40]!r}")
-    except (OSError, TimeoutError) as error:
+    except (OSError, asyncio.CancelledError) as error:
         _counts["failed"] += 1
         if len(_errors) < 20:
             _errors.append(f"{time.strftime('%T')} {host}:{port} {type(error).__name__} {error}")
@@ -40,23 +41,26 @@ async def main(rate: float, targets: list[str]) -> None:
     """Send until SIGTERM; what has begun is awaited."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    running: set[asyncio.Task[None]] = set()
-    begun = reported = time.monotonic()
+    running: dict[asyncio.Task[None], float] = {}
+    begun = reported = seen = time.monotonic()
+    waited = 0.0
     number = 0
-    while not stop.is_set():
+    while running or not stop.is_set():
+        now = time.monotonic()
+        waited, seen = waited + min(now - seen, _LONGEST_STEP_SECONDS), now
+        for each in [each for each, since in running.items() if waited > since + _PATIENCE_SECONDS]:
+            each.cancel(f"no answer within {_PATIENCE_SECONDS:g} s")
         due = int((time.monotonic() - begun) * rate)
-        while number < due and len(running) < _MOST_AT_ONCE:
+        while number < due and len(running) < _MOST_AT_ONCE and not stop.is_set():
             host, _, port = targets[number % len(targets)].rpartition(":")
             task = asyncio.create_task(_request(host.strip("[]"), int(port)))
-            running.add(task)
-            task.add_done_callback(running.discard)
+            running[task] = waited
+            task.add_done_callback(running.pop)
             number += 1
         if time.monotonic() > reported + 1:
             reported = time.monotonic()
             print(json.dumps({**_counts, "errors": _errors}), flush=True)
         await asyncio.sleep(0.01)
-    if running:
-        await asyncio.wait(running)
     print(json.dumps({**_counts, "errors": _errors}), flush=True)
 
 
