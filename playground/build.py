@@ -1,7 +1,8 @@
 """Build the playground into `playground/build/site`, a folder that any static host can serve: `make playground`.
 
 The interpreter comes from the npm package `pyodide`, msgspec from its own wheel for WebAssembly, and the other packages
-from the environment that this runs in. Node compiles the modules.
+from the environment that this runs in. Node compiles the modules. With `--for-tests`, what `run_tests.mjs` needs is
+prepared as well.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def _write_modules(archive: Path) -> None:
     shutil.copyfile(_installed("typing_extensions.py"), folder / "typing_extensions.py")
     shutil.copytree(HERE / "substitute", folder, dirs_exist_ok=True)
     shutil.copytree(HERE / "python", folder, dirs_exist_ok=True)
-    with zipfile.ZipFile(_wheel()) as wheel:
+    with zipfile.ZipFile(_wheel("msgspec", ">=0.22")) as wheel:
         wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith("msgspec/")])
     subprocess.run(("node", str(HERE / "compile.mjs"), str(folder)), check=True)
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made:
@@ -142,17 +143,20 @@ def _installed(name: str) -> Path:
     return next(Path(folder) / name for folder in sys.path if (Path(folder) / name).exists())
 
 
-def _wheel() -> Path:
-    """Return msgspec's wheel for WebAssembly; it is downloaded once."""
-    version = importlib.metadata.version("msgspec")
+def _wheel(package: str, versions: str) -> Path:
+    """Return a package's wheel for WebAssembly, which is downloaded once."""
     folder = BUILD / "wheels"
-    found = sorted(folder.glob("msgspec-*.whl"))
-    if not found:
+    if not list(folder.glob(f"{package}-*.whl")):
         command = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps")
-        subprocess.run((*command, "--only-binary", ":all:", *WHEEL, "--dest", str(folder), "msgspec>=0.22"), check=True)
-        found = sorted(folder.glob("msgspec-*.whl"))
-    print(f"msgspec: {found[-1].name.split('-')[1]} in the page, {version} here")
-    return found[-1]
+        wanted = ("--only-binary", ":all:", *WHEEL, "--dest", str(folder), f"{package}{versions}")
+        subprocess.run((*command, *wanted), check=True)
+    return max(folder.glob(f"{package}-*.whl"))
+
+
+def prepare_tests() -> None:
+    """Unpack what the tests need in the interpreter in place of what is installed here."""
+    with zipfile.ZipFile(_wheel("hypothesis", f"=={importlib.metadata.version('hypothesis')}")) as wheel:
+        wheel.extractall(BUILD / "test-packages")
 
 
 def _report() -> int:
@@ -165,4 +169,6 @@ def _report() -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--for-tests"]:
+        prepare_tests()
     sys.exit(main())

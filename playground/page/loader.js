@@ -12,26 +12,15 @@ const CLOSED = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker
 
 // Progress is a number of percents with a key of `texts.js`. Loading is the first half of it.
 export async function start(policy, progress) {
-  const loaded = new Map();
-  const total = [WASM, LIBRARY, MODULES].reduce((sum, name) => sum + SIZES[name], 0);
-  const count = (name, size) => {
-    loaded.set(name, (loaded.get(name) ?? 0) + size);
-    progress(Math.min(50, [...loaded.values()].reduce((sum, each) => sum + each, 0) / total * 50), "loading");
-  };
-  const [wasm, library, modules, gallery] = await Promise.all([
-    load(WASM, count).then(response => compiled(response)),
-    load(LIBRARY, count).then(response => response.arrayBuffer()),
-    load(MODULES, count).then(response => response.arrayBuffer()),
-    load(GALLERY, () => {}).then(response => response.json()),
-  ]);
+  const loading = load(progress);
+  // What has begun to load continues.
   close();
-  progress(55, "starting");
   const worker = begin(policy);
   const waiting = new Map();
   const ready = new Promise((resolve, reject) => {
     worker.onerror = event => reject(new Error(event.message || "the worker ended"));
     worker.onmessage = ({data}) => {
-      if (data.listens) worker.postMessage({wasm, library, modules}, [library, modules]);
+      if (data.listens) deliver(worker, loading).catch(reject);
       if (data.progress) progress(data.progress, data.progress < 100 ? "preparing" : "ready");
       if (data.progress === 100) resolve();
       if (data.failed) reject(new Error(data.failed));
@@ -41,7 +30,7 @@ export async function start(policy, progress) {
       if (data.error) failed(new Error(data.error)); else done(data.answer);
     };
   });
-  await ready;
+  const [gallery] = await Promise.all([loading.gallery, ready]);
   let last = 0;
   const trace = request => new Promise((done, failed) => {
     waiting.set(++last, {done, failed});
@@ -50,16 +39,35 @@ export async function start(policy, progress) {
   return {trace, gallery};
 }
 
-async function load(name, count) {
+function load(progress) {
+  const total = [WASM, LIBRARY, MODULES].reduce((sum, name) => sum + SIZES[name], 0);
+  let loaded = 0;
+  const count = size => {
+    loaded += size;
+    progress(Math.min(50, loaded / total * 50), "loading");
+  };
+  const bytes = response => response.arrayBuffer();
+  return {
+    wasm: fetched(WASM, count).then(response => WebAssembly.compileStreaming(response)),
+    library: fetched(LIBRARY, count).then(bytes),
+    modules: fetched(MODULES, count).then(bytes),
+    gallery: fetched(GALLERY, () => {}).then(response => response.json()),
+  };
+}
+
+async function deliver(worker, loading) {
+  const [wasm, library, modules] = await Promise.all([loading.wasm, loading.library, loading.modules]);
+  worker.postMessage({wasm, library, modules}, [library, modules]);
+}
+
+async function fetched(name, count) {
   const response = await fetch(name);
   if (!response.ok) throw new Error(`${name}: ${response.status} ${response.statusText}`);
   const counted = new TransformStream({
-    transform(chunk, controller) { count(name, chunk.byteLength); controller.enqueue(chunk); },
+    transform(chunk, controller) { count(chunk.byteLength); controller.enqueue(chunk); },
   });
   return new Response(response.body.pipeThrough(counted), {headers: {"content-type": name === WASM ? "application/wasm" : "application/octet-stream"}});
 }
-
-const compiled = response => WebAssembly.compileStreaming(response);
 
 // Forbid all further requests. A policy can only be made stricter, and a worker from a blob gets that of its page.
 function close() {
