@@ -96,8 +96,8 @@ cluster-programs:
 	@[ -n "$(CONTROL_PLANE)" ] && [ -n "$(KUBELET)" ] || { echo "give CONTROL_PLANE=DIR, with etcd and a control plane's programs, and KUBELET=PATH"; exit 2; }
 
 lint: $(BIN)/.installed-tests  ## Check style, types, imports, and terms
-	$(BIN)/ruff check src tests scripts benchmarks examples
-	$(BIN)/ruff format --check --quiet src tests scripts benchmarks examples
+	$(BIN)/ruff check src tests scripts benchmarks examples playground
+	$(BIN)/ruff format --check --quiet src tests scripts benchmarks examples playground
 	$(BIN)/mypy
 	PYTHONPATH=src:. $(BIN)/lint-imports --no-cache > $(BIN)/.imports.log || { cat $(BIN)/.imports.log; exit 1; }
 	$(BIN)/codespell --builtin clear --dictionary scripts/terms.txt --regex '[A-Za-z][a-z]+' src/narthex README.md ARCHITECTURE.md CONTRIBUTING.md

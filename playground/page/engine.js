@@ -15,6 +15,7 @@ with zipfile.ZipFile(archive) as opened:
     # The interpreter links what is a file.
     opened.extractall("/lib/linked", [name for name in opened.namelist() if name.startswith("msgspec/")])
 sys.path[:0] = ["/lib/linked", archive]
+import ipv6_text
 `);
   const answer = python.pyimport("playground_answer").answer_json;
   python.runPython("gc.freeze(); gc.enable()");

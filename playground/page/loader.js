@@ -15,9 +15,23 @@ export async function start(policy, progress) {
   const loading = load(progress);
   // What has begun to load continues.
   close();
+  let running = launch(policy, loading, progress);
+  const [gallery] = await Promise.all([loading.gallery, running]);
+  const trace = async request => {
+    const {answer, error, ended} = await (await running)(request);
+    // Input that is nested thousands of levels deep overruns the stack of the interpreter, which then is of no more use.
+    if (ended) running = launch(policy, loading, () => {});
+    if (error) throw new Error(error);
+    return answer;
+  };
+  return {trace, gallery};
+}
+
+// Return a function that has a new worker answer a request.
+async function launch(policy, loading, progress) {
   const worker = begin(policy);
   const waiting = new Map();
-  const ready = new Promise((resolve, reject) => {
+  await new Promise((resolve, reject) => {
     worker.onerror = event => reject(new Error(event.message || "the worker ended"));
     worker.onmessage = ({data}) => {
       if (data.listens) deliver(worker, loading).catch(reject);
@@ -25,18 +39,16 @@ export async function start(policy, progress) {
       if (data.progress === 100) resolve();
       if (data.failed) reject(new Error(data.failed));
       if (data.id === undefined) return;
-      const {done, failed} = waiting.get(data.id);
+      waiting.get(data.id)(data);
       waiting.delete(data.id);
-      if (data.error) failed(new Error(data.error)); else done(data.answer);
+      if (data.ended) worker.terminate();
     };
   });
-  const [gallery] = await Promise.all([loading.gallery, ready]);
   let last = 0;
-  const trace = request => new Promise((done, failed) => {
-    waiting.set(++last, {done, failed});
+  return request => new Promise(done => {
+    waiting.set(++last, done);
     worker.postMessage({id: last, request});
   });
-  return {trace, gallery};
 }
 
 function load(progress) {
@@ -57,7 +69,7 @@ function load(progress) {
 
 async function deliver(worker, loading) {
   const [wasm, library, modules] = await Promise.all([loading.wasm, loading.library, loading.modules]);
-  worker.postMessage({wasm, library, modules}, [library, modules]);
+  worker.postMessage({wasm, library, modules});
 }
 
 async function fetched(name, count) {

@@ -6,6 +6,8 @@ import {headings, language, setLanguage, text} from "./texts.js";
 import {showTicket} from "./ticket.js";
 
 const PASTED = "pasted.txt";
+const ROWS = 13;
+const FEW_ROWS = 4;
 const LONG_LINK = 32000;
 const at = id => document.getElementById(id);
 const UNCHANGED = {createHTML: html => html, createScriptURL: address => address};
@@ -53,6 +55,7 @@ function fill(input) {
 
 function showFiles() {
   at("files").hidden = !state.files.length;
+  at("source").rows = state.files.length ? FEW_ROWS : ROWS;
   at("files").replaceChildren(...state.files.map(([name, content], position) => {
     const item = document.createElement("li");
     const remove = document.createElement("button");
@@ -266,6 +269,8 @@ async function run() {
     say(text("notLoaded", error.message), "bad");
     return;
   }
+  // For scripts, and for the console.
+  window.narthex = {trace: state.engine.trace};
   state.gallery = state.engine.gallery;
   showGallery();
   at("loading").hidden = true;

@@ -18,6 +18,7 @@ export function showTicket(policy, page, into, word) {
   const main = parsed.querySelector("main");
   into.replaceChildren(...[...main.childNodes].flatMap(each => copied(each, word)));
   const picture = into.querySelector(".picture");
+  // Those who read it by keyboard can move it where it is wider than the page.
   if (picture) picture.tabIndex = 0;
   return into.querySelector(".result");
 }

@@ -20,7 +20,8 @@ addEventListener("message", async ({data}) => {
   try {
     postMessage({id: data.id, answer: trace(data.request)});
   } catch (error) {
-    postMessage({id: data.id, error: String(error.message ?? error)});
+    const ended = error instanceof RangeError || Boolean(error.pyodide_fatal_error);
+    postMessage({id: data.id, error: String(error.message ?? error), ended});
   }
 });
 

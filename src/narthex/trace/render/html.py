@@ -98,6 +98,13 @@ def page(path: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
     return f"<!DOCTYPE html>\n{text}\n"
 
 
+def frame(path: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
+    """Return the page as an element for a notebook's cell, whose style the page does not touch, without any permissions."""
+    element = ET.Element("iframe", {"sandbox": "", "srcdoc": page(path, findings), "title": draw(path).title})
+    element.set("style", "width: 100%; height: 40rem; border: 1px solid #8885; border-radius: 6px")
+    return ET.tostring(element, encoding="unicode", short_empty_elements=False)
+
+
 def _put(into: ET.Element, tag: str, text: str, kind: str = "") -> ET.Element:
     made = ET.SubElement(into, tag)
     text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
