@@ -65,7 +65,9 @@ def main() -> int:
     lock["packages"] = {}
     built = {"SIZES": sizes, "LOCK": json.dumps(lock)}
     lines = "".join(f"export const {name} = {json.dumps(value)};\n" for name, value in built.items())
-    (SITE / "built.js").write_text(f"// Bytes of each file, and what the interpreter knows about packages: none.\n{lines}")
+    (SITE / "built.js").write_text(
+        f"// Bytes of each file, and what the interpreter knows about packages: none.\n{lines}"
+    )
     return _report()
 
 

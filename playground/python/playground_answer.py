@@ -40,7 +40,9 @@ def arguments(request: dict[str, Any], folder: Path) -> list[str]:
             sources += [f"--{'bundle' if pasted.kind is PastedKind.BUNDLE else 'rules'}", pasted.name]
     if manifests.exists():
         sources += ["--manifests", manifests.name]
-    options = [word for name, value in sorted(request["options"].items()) if value for word in (f"--{name}", str(value))]
+    options = [
+        word for name, value in sorted(request["options"].items()) if value for word in (f"--{name}", str(value))
+    ]
     return [*sources, *options, "--", request["source"], request["destination"]]
 
 

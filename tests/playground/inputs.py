@@ -37,8 +37,6 @@ def requests() -> list[dict[str, Any]]:
     for dump in sorted(DUMPS.iterdir()):
         content = dump.read_bytes().decode(errors="replace")
         for source, destination in questions(content):
-            asked.append(
-                {"source": source, "destination": destination, "options": {}, "files": [(dump.name, content)]}
-            )
+            asked.append({"source": source, "destination": destination, "options": {}, "files": [(dump.name, content)]})
     names = ("source", "destination", "options", "files")
     return [*asked, *({name: example[name] for name in names} for example in examples())]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from playground_answer import answer, answer_json
 from tests.playground.inputs import GALLERY, examples
 
 from narthex.cli import main
 from narthex.cli.trace import NOT_KNOWN
+from playground_answer import answer, answer_json
 
 CAUSES = {
     "no-endpoints": "no-endpoints",

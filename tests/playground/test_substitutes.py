@@ -35,7 +35,9 @@ def test_addresses_are_written_as_by_glibc(ipv6_text, groups):
     assert ipv6_text.inet_pton(socket.AF_INET6, text) == packed
 
 
-WORDS = st.sampled_from(["", ":", "::", "1", "ffff", "12345", "01", "1.2.3.4", "1.2.3", "g", "%eth0", "::1", " ", "256.1.1.1"])
+WORDS = st.sampled_from(
+    ["", ":", "::", "1", "ffff", "12345", "01", "1.2.3.4", "1.2.3", "g", "%eth0", "::1", " ", "256.1.1.1"]
+)
 
 
 @given(st.lists(WORDS, max_size=8).map("".join) | st.lists(WORDS, max_size=9).map(":".join))

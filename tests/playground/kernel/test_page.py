@@ -4,7 +4,6 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from playground_answer import arguments
 from tests.chromium import CONTRASTS, browser
 from tests.hostile_texts import PARSERS, hostile_texts
 from tests.playground.inputs import examples, requests
@@ -12,6 +11,7 @@ from tests.trace.test_render import HOSTILE
 
 from narthex.cli import main
 from narthex.trace.program import playground as served
+from playground_answer import arguments
 
 # It needs no root; but the browser and the built page are where the kernel's tests run.
 pytestmark = pytest.mark.kernel
@@ -173,9 +173,7 @@ def test_a_link_holds_the_input(opened, site):
     opened.until("location.hash.startsWith('#v1.')")
     link = opened.run("return location.href")
     assert len(link) < 4000
-    script = (
-        "const done = arguments[1]; import('./link.js').then(each => each.inputOf(arguments[0])).then(done, e => done({failed: String(e)}))"
-    )
+    script = "const done = arguments[1]; import('./link.js').then(each => each.inputOf(arguments[0])).then(done, e => done({failed: String(e)}))"
     hash_ = link.partition("#")[2]
     found = opened.ask("POST", "/execute/async", {"script": script, "args": [f"#{hash_}"]})
     example = next(each for each in examples() if each["id"] == "hairpin")
@@ -244,7 +242,9 @@ def test_who_listens_hears_what_everything_is(opened):
         "status",
         "polite",
     ]
-    levels = opened.run("return [...document.querySelectorAll('h1, h2, h3, h4')].filter(each => each.getClientRects().length).map(each => Number(each.tagName[1]))")
+    levels = opened.run(
+        "return [...document.querySelectorAll('h1, h2, h3, h4')].filter(each => each.getClientRects().length).map(each => Number(each.tagName[1]))"
+    )
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
     assert opened.run("return document.querySelector('#ticket svg').getAttribute('role')") == "img"
