@@ -262,7 +262,7 @@ def test_by_keyboard_alone(opened):
     opened.run("document.getElementById('from').focus()")
     opened.press(*example["source"], "Tab", *"10.96.31.77:8081", "Enter")
     opened.until(TRACED)
-    assert opened.run("return document.querySelector('#ticket .result').textContent")[0] == "✕"
+    assert "10.96.31.77:8081" in opened.run("return document.getElementById('ticket').textContent")
     opened.run("document.getElementById('example-hairpin').focus()")
     opened.press("Space")
     opened.until("document.activeElement.id === 'answer'")
