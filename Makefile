@@ -64,7 +64,7 @@ playground: setup $(PLAYGROUND)  ## Build the tracer as a static page, into play
 
 # The interpreter's stack is that of node. Tests with hostile nesting need a larger one.
 playground-tests: PACKAGES += $(PLAYGROUND_PACKAGES)
-playground-tests: setup $(PLAYGROUND)  ## Run the unit tests of model, netfilter, and trace in WebAssembly
+playground-tests: setup $(PLAYGROUND)  ## Run unit tests of model, netfilter, and trace in WebAssembly
 	$(BIN)/python playground/run_tests.py
 
 # Many tests wait for the kernel, so there are more processes than processors. A process that has no tests left takes some of
