@@ -129,4 +129,4 @@ bench: setup  ## Measure everything beside its floor, print ratios, save tables 
 	$(SUDO) $(BIN)/python benchmarks/run.py
 
 clean:  ## Remove what `setup` made in this folder
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) playground/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
