@@ -13,7 +13,7 @@ PACKAGES := nft:nftables openssl:openssl iptables-restore:iptables iptables-lega
 UML_PACKAGES := linux.uml:user-mode-linux tcc:tcc modprobe:kmod setpriv:util-linux ipvsadm:ipvsadm ipset:ipset
 
 # Programs of others that tests hold ours against.
-WITNESS_PACKAGES := chromedriver:chromium-driver chromium:chromium kubectl:kubernetes-client dig:bind9-dnsutils netstat:net-tools jq:jq column:bsdextrautils kdig:knot-dnsutils drill:ldnsutils \
+WITNESS_PACKAGES := chromedriver:chromium-driver chromium:chromium kubectl:kubernetes-client dig:bind9-dnsutils netstat:net-tools jq:jq column:bsdextrautils node:nodejs npm:npm kdig:knot-dnsutils drill:ldnsutils \
   $(shell uname -m)-linux-musl-gcc:musl-dev tcc:tcc
 
 # The reference plugins and a container runtime, which the tests of our CNI plugins stand beside.
@@ -21,10 +21,14 @@ CNI_PACKAGES := /usr/lib/cni/bridge:containernetworking-plugins podman:podman ru
 
 SPREAD := -n 5 --dist worksteal
 
-.PHONY: help setup system demo test fuzz soak cnifaults howtos cluster cluster-programs lint unit kernel bench release-check clean
+# The page that runs the tracer in a browser, as files for any static host.
+PLAYGROUND := playground/build/site/built.js
+PLAYGROUND_PACKAGES := node:nodejs npm:npm
+
+.PHONY: help setup system demo playground playground-tests test fuzz soak cnifaults howtos cluster cluster-programs lint unit kernel bench release-check clean
 
 help:  ## Show what can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 setup: system $(BIN)/.installed-tests  ## Install system packages and the virtual environment for development
 
@@ -52,11 +56,22 @@ $(BIN)/.installed $(BIN)/.installed-tests: pyproject.toml
 demo: system $(BIN)/.installed  ## Run the main job: a Service on a network of two nodes, answered from pods
 	@$(SUDO) $(BIN)/python scripts/demo.py
 
+$(PLAYGROUND): $(shell find src/narthex playground -name build -prune -o -name __pycache__ -prune -o -type f -print) | setup
+	$(BIN)/python playground/build.py --for-tests
+
+playground: PACKAGES += $(PLAYGROUND_PACKAGES)
+playground: setup $(PLAYGROUND)  ## Build the tracer as a static page, into playground/build/site
+
+# The interpreter's stack is that of node. Tests with hostile nesting need a larger one.
+playground-tests: PACKAGES += $(PLAYGROUND_PACKAGES)
+playground-tests: setup $(PLAYGROUND)  ## Run unit tests of model, netfilter, and trace in WebAssembly
+	$(BIN)/python playground/run_tests.py
+
 # Many tests wait for the kernel, so there are more processes than processors. A process that has no tests left takes some of
 # another's. The first run only compiles the modules that all of them import. The checks of style and types run beside the tests;
 # their output follows that of the tests if they fail.
 test: PACKAGES += $(UML_PACKAGES) $(CNI_PACKAGES) $(WITNESS_PACKAGES)
-test: setup  ## Pass all tests, the kernel's among them
+test: setup $(PLAYGROUND)  ## Pass all tests, the kernel's among them
 	@$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 || true
 	@$(MAKE) --no-print-directory lint > $(BIN)/.lint.log 2>&1 & lint=$$!; \
 	$(SUDO) $(KEEP_ENV) $(BIN)/python scripts/run_tests.py $(SPREAD); tests=$$?; \
@@ -96,8 +111,8 @@ cluster-programs:
 	@[ -n "$(CONTROL_PLANE)" ] && [ -n "$(KUBELET)" ] || { echo "give CONTROL_PLANE=DIR, with etcd and a control plane's programs, and KUBELET=PATH"; exit 2; }
 
 lint: $(BIN)/.installed-tests  ## Check style, types, imports, and terms
-	$(BIN)/ruff check src tests scripts benchmarks examples
-	$(BIN)/ruff format --check --quiet src tests scripts benchmarks examples
+	$(BIN)/ruff check src tests scripts benchmarks examples playground
+	$(BIN)/ruff format --check --quiet src tests scripts benchmarks examples playground
 	$(BIN)/mypy
 	PYTHONPATH=src:. $(BIN)/lint-imports --no-cache > $(BIN)/.imports.log || { cat $(BIN)/.imports.log; exit 1; }
 	$(BIN)/codespell --builtin clear --dictionary scripts/terms.txt --regex '[A-Za-z][a-z]+' src/narthex README.md ARCHITECTURE.md CONTRIBUTING.md
@@ -106,7 +121,7 @@ unit: $(BIN)/.installed-tests  ## Run the tests that need no root
 	$(BIN)/python -m pytest -n 2 -m 'not kernel'
 
 kernel: PACKAGES += $(UML_PACKAGES) $(CNI_PACKAGES) $(WITNESS_PACKAGES)
-kernel: setup  ## Run the tests that need root
+kernel: setup $(PLAYGROUND)  ## Run the tests that need root
 	$(SUDO) $(KEEP_ENV) $(BIN)/python -m pytest $(SPREAD) -m kernel
 
 bench: PACKAGES += /usr/lib/cni/bridge:containernetworking-plugins dnsperf:dnsperf knotd:knot
@@ -118,4 +133,4 @@ release-check: $(BIN)/.installed-tests  ## Build wheel and sdist, install each i
 	$(BIN)/python scripts/release_check.py
 
 clean:  ## Remove what `setup` made in this folder
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) playground/build .pytest_cache .mypy_cache .ruff_cache .hypothesis

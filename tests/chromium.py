@@ -121,3 +121,26 @@ def browser(folder: Path) -> Iterator[Any]:
         if driver.stdout is not None:
             driver.stdout.close()
         driver.wait(30)
+
+
+CONTRASTS = """
+const parse = text => (text.match(/[\\d.]+/g) || []).map(Number);
+const light = ([r, g, b]) => { const part = v => { v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; };
+  return .2126 * part(r) + .7152 * part(g) + .0722 * part(b); };
+const ground = element => { for (let at = element; at; at = at.parentElement) {
+    const colour = parse(getComputedStyle(at).backgroundColor);
+    if (colour.length === 3 || colour[3] > 0) return colour; } };
+const found = [];
+for (const element of document.querySelectorAll('body *')) {
+  const own = [...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
+  const svg = element.ownerSVGElement;
+  if (!own && !element.matches('input, select') || element.matches('title, script, option, .skip') || !element.getClientRects().length) continue;
+  const style = getComputedStyle(element), item = element.closest('.item');
+  const front = parse(svg ? style.fill : style.color);
+  const back = svg ? item ? parse(getComputedStyle(item.querySelector('.box')).fill) : ground(svg) : ground(element);
+  const [a, b] = [light(front), light(back)].sort((one, other) => other - one);
+  found.push([(a + .05) / (b + .05), element.textContent.trim().slice(0, 40) || element.id]);
+}
+return found.sort((one, other) => one[0] - other[0]);
+"""
+"""How well each text can be told from what is behind it, the worst first, with its begin (WCAG 2: at least 4.5)."""

@@ -26,6 +26,7 @@ from narthex.trace.program.inputs import NodeInputs, NodeOptions, node_inputs, r
 from narthex.trace.program.reports import compare_node
 from narthex.trace.program.rules_trace import trace_by_objects
 from narthex.trace.program.travel import from_files
+from narthex.trace.render.html import frame
 from narthex.trace.render.text import text
 from narthex.trace.reports.check import CheckReport
 
@@ -53,6 +54,14 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     def picture(self, format: Literal["svg", "html", "dot", "mermaid"] = "svg") -> str:
         """Return the path as a drawing, a self-contained page, or a graph for another tool."""
         return picture(format)(self.path, self.causes)
+
+    def _repr_svg_(self) -> str:
+        """Return the picture that a notebook shows, with the first cause."""
+        return self.picture("svg")
+
+    def _repr_html_(self) -> str:
+        """Return the page that a notebook shows, as an element."""
+        return frame(self.path, self.causes)
 
 
 def load(

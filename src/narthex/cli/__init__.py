@@ -20,6 +20,7 @@ _COMMANDS = {
     "migrate": ("narthex.cli.migrate", "Show what a change of the proxy mode would change, and why."),
     "node": ("narthex.cli.node", "Run all components of a node in one process."),
     "overlay": ("narthex.cli.overlay", "Route Pod traffic between nodes; compatible with flannel."),
+    "playground": ("narthex.cli.playground", "Explain pasted rules in a browser."),
     "plan": ("narthex.cli.plan", "Show the plan: the decision for every packet to a Service."),
     "proxy": ("narthex.cli.proxy", "Run the node proxy in this network namespace."),
     "query": ("narthex.cli.query", "Answer a question about all packets of a node."),

@@ -112,6 +112,18 @@ def command(
         narthex trace outside worker-a:30001 --manifests DIR
         narthex trace outside shop/web --manifests DIR --mode ipvs --rules iptables.txt --rules ipset.txt --rules ipvs.txt
     """
+    result = trace_result(source, destination, given, lab, probe=probe)
+    show(result, output, every=every, color=color)
+    if result.parts:
+        raise SystemExit(1)
+    if result.unknown:
+        raise SystemExit(NOT_KNOWN)
+
+
+def trace_result(
+    source: str, destination: str, given: dict[str, Any], lab: str | None = None, *, probe: bool = False
+) -> TraceResult:
+    """Trace a packet as the command does; `given` are the values of its other options. Raises ClickException."""
     given["live"] = given["live"] or given["netns"] is not None
     objects = _check_sources(given, lab, probe=probe)
     request = TraceRequest(
@@ -124,14 +136,9 @@ def command(
         domain=given["domain"],
     )
     try:
-        result = _traced(request, given, lab, objects=objects, probe=probe)
+        return _traced(request, given, lab, objects=objects, probe=probe)
     except InputError as error:
         raise click.ClickException(str(error)) from error
-    show(result, output, every=every, color=color)
-    if result.parts:
-        raise SystemExit(1)
-    if any(end.fate is Fate.UNKNOWN for end in branch_ends(result.path.tree)):
-        raise SystemExit(NOT_KNOWN)
 
 
 def _check_sources(given: dict[str, Any], lab: str | None, *, probe: bool) -> bool:
@@ -258,6 +265,11 @@ class TraceResult(TracedPath, frozen=True, kw_only=True):
     def parts(self) -> bool:
         """True if the kernel treated the probe differently than predicted."""
         return self.tried is not None and not self.tried.alignment.agrees
+
+    @property
+    def unknown(self) -> bool:
+        """True if the input does not decide where the packet ends, at least for some connections."""
+        return any(end.fate is Fate.UNKNOWN for end in branch_ends(self.path.tree))
 
 
 def _findings(path: PacketPath, known: KnownCluster) -> list[CauseFinding]:

@@ -12,6 +12,7 @@ field names are those that version 1 has always had.
 from __future__ import annotations
 
 import enum
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
@@ -338,6 +339,16 @@ class PacketPath(msgspec.Struct, frozen=True, kw_only=True):
             WeightedEnd(probability=leaf.probability, **{name: getattr(leaf.end, name) for name in names})
             for leaf in self.leaves()
         )
+
+    def _repr_svg_(self) -> str:
+        """Return the picture that a notebook shows."""
+        # Names, not import statements: pictures depend on paths, and no path needs a picture to exist.
+        drawing = importlib.import_module("narthex.trace.render.drawing").draw(self)
+        return str(importlib.import_module("narthex.trace.render.svg").svg(drawing))
+
+    def _repr_html_(self) -> str:
+        """Return the page that a notebook shows, as an element."""
+        return str(importlib.import_module("narthex.trace.render.html").frame(self))
 
 
 def tree_leaves(tree: PathBranch) -> tuple[PathLeaf, ...]:

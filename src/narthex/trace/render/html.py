@@ -23,7 +23,7 @@ MOST_ROWS = 600
 _LONGEST = 600
 _MOST_REASONS = 6
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 ui-sans-serif, system-ui, "Segoe UI", Roboto, Arial, sans-serif; margin: 0 auto; max-width: 1080px;
   padding: 1.5rem 1rem 3rem; color: #1f2328; background: #ffffff; }
@@ -70,7 +70,7 @@ def page(path: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
     html = ET.Element("html", {"xmlns": "http://www.w3.org/1999/xhtml", "lang": "en"})
     head = ET.SubElement(html, "head")
     ET.SubElement(head, "title").text = f"{drawing.title}: {drawing.result}"
-    ET.SubElement(head, "style").text = _STYLE
+    ET.SubElement(head, "style").text = STYLE
     main = ET.SubElement(ET.SubElement(html, "body"), "main")
     _summary(main, path, drawing.title, findings)
     for number, finding in enumerate(findings):
@@ -96,6 +96,13 @@ def page(path: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
         1,
     )
     return f"<!DOCTYPE html>\n{text}\n"
+
+
+def frame(path: PacketPath, findings: Sequence[CauseFinding] = ()) -> str:
+    """Return the page as an element for a notebook's cell, whose style the page does not touch, without any permissions."""
+    element = ET.Element("iframe", {"sandbox": "", "srcdoc": page(path, findings), "title": draw(path).title})
+    element.set("style", "width: 100%; height: 40rem; border: 1px solid #8885; border-radius: 6px")
+    return ET.tostring(element, encoding="unicode", short_empty_elements=False)
 
 
 def _put(into: ET.Element, tag: str, text: str, kind: str = "") -> ET.Element:
