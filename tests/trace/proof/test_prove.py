@@ -11,7 +11,7 @@ from tests.scenario_files import SCENARIOS
 
 from narthex.model import Disposition, Host, Memory, Store, Upsert
 from narthex.netfilter.sets.diagram import leaves
-from narthex.netfilter.walk.walk import walk
+from narthex.netfilter.walk.state import KernelObjects
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.ir import Balancing, Deviation
@@ -21,12 +21,30 @@ from narthex.testing.build import HOST
 from narthex.testing.setting import families_of, node_config, snapshot
 from narthex.trace.evaluate import evaluate
 from narthex.trace.proof.prove import ProofOutcome, partitions, prove
+from narthex.trace.proof.relay import ReferredObjects
 
-MODES = ("nftables", "iptables")
+MODES = ("nftables", "iptables", "userspace", "ipvs")
 
 
 def ruleset_of(mode, rules):
+    if mode in ("userspace", "ipvs"):
+        return rules.tables.ruleset
     return rules.ruleset() if mode == "nftables" else rules.ruleset
+
+
+def referred_of(mode, rules):
+    if mode == "userspace":
+        return ReferredObjects(listeners=rules.listeners)
+    if mode == "ipvs":
+        return ReferredObjects(KernelObjects(sets=rules.sets, servers=rules.servers, bound=rules.bound))
+    return ReferredObjects()
+
+
+def proved(mode, plan, host=HOST):
+    """Return the proof of a backend's own rules."""
+    backend = BACKENDS[mode]
+    rules = backend.render(plan)
+    return prove(plan, ruleset_of(mode, rules), host, backend.deviations, referred=referred_of(mode, rules))
 
 
 def assert_proved(report, plan, deviations):
@@ -42,11 +60,10 @@ def assert_proved(report, plan, deviations):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
 def test_every_scenario_is_proved(scenario, mode):
-    backend, host = BACKENDS[mode], Host(addresses=scenario.node_ips)
     for family in families_of((*scenario.flows, *scenario.steps)):
         plan = plan_once(snapshot(scenario), node_config(scenario, mode), family)
-        report = prove(plan, ruleset_of(mode, backend.render(plan)), host, backend.deviations)
-        assert_proved(report, plan, backend.deviations)
+        report = proved(mode, plan, Host(addresses=scenario.node_ips))
+        assert_proved(report, plan, BACKENDS[mode].deviations)
 
 
 def cluster(mode, config, family, objects):
@@ -58,12 +75,11 @@ def cluster(mode, config, family, objects):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=8)
+@settings(max_examples=60)
 @given(config=some.configs, family=some.families, objects=st.lists(some.objects, min_size=2, max_size=10))
 def test_random_clusters_are_proved(mode, config, family, objects):
-    plan, backend = cluster(mode, config, family, objects), BACKENDS[mode]
-    report = prove(plan, ruleset_of(mode, backend.render(plan)), HOST, backend.deviations)
-    assert_proved(report, plan, backend.deviations)
+    plan = cluster(mode, config, family, objects)
+    assert_proved(proved(mode, plan), plan, BACKENDS[mode].deviations)
 
 
 def draw(rng, values):
@@ -88,14 +104,15 @@ def ends_of(distribution, choices):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=5)
+@settings(max_examples=40)
 @given(some.configs, some.families, st.lists(some.objects, min_size=2, max_size=8), st.integers(0, 2**32))
 def test_a_random_packet_of_each_class_takes_the_way_of_its_class(mode, config, family, objects, seed):
     plan, backend, rng = cluster(mode, config, family, objects), BACKENDS[mode], random.Random(seed)
-    ruleset = ruleset_of(mode, backend.render(plan))
-    found = partitions(plan, ruleset, HOST, backend.deviations)
+    rules = backend.render(plan)
+    referred = referred_of(mode, rules)
+    found = partitions(plan, ruleset_of(mode, rules), HOST, backend.deviations, referred=referred)
     for diagram, answer in (
-        (found.rules, lambda packet, memory: walk(ruleset, packet, HOST, memory)),
+        (found.rules, lambda packet, memory: backend.walk(rules, packet, HOST, memory)),
         (found.plan, lambda packet, memory: evaluate(plan, packet, HOST, backend.deviations, memory)),
     ):
         for box, leaf in leaves(diagram, found.space):

@@ -40,8 +40,17 @@ class PacketSpace:
     Number 0 is the node itself, each name and each pattern has a number, and all others stand for links that no rule names.
     """
 
-    def __init__(self, family: IPFamily, host: Host, links: Iterable[str] = ()) -> None:
-        """Prepare the space of a family on a node; `links` are all names and patterns (`veth*`) of links that matter."""
+    def __init__(
+        self, family: IPFamily, host: Host, links: Iterable[str] = (), bound: Iterable[str] = frozenset()
+    ) -> None:
+        """Prepare the space of a family on a node.
+
+        Args:
+            family: The family.
+            host: The node.
+            links: All names and patterns (`veth*`) of links that matter.
+            bound: Further local addresses, which the node has only for its Services (mode ipvs).
+        """
         self.family = family
         self.widths = (family.host_bits, 8, 16, 16, 16, family.host_bits)
         """Bits of each field."""
@@ -52,6 +61,8 @@ class PacketSpace:
         """The addresses of the host."""
         self.own = union((self.node, self.loopback))
         """The addresses of the host, with loopback."""
+        self.local = union((self.own, *(values(self.address(each)) for each in bound if family_of(each) is family)))
+        """All addresses that the kernel takes for local ones."""
         self.host = host
         # A pattern that contains another one comes later, so that a name belongs to the longest pattern.
         names = sorted({each for each in links if each}, key=lambda each: (each.endswith("*"), -len(each), each))

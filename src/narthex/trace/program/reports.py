@@ -8,15 +8,19 @@ from pathlib import Path
 
 import msgspec
 
-from narthex.model import Host, InputError, NamespacedName, Snapshot, family_of
+from narthex.model import Host, InputError, IPFamily, NamespacedName, Snapshot, family_of
 from narthex.proxy.backends import BACKENDS
+from narthex.proxy.backends.ipvs.names import CLUSTER_IP, set_name
+from narthex.proxy.backends.userspace.names import CONTAINER
+from narthex.proxy.backends.userspace.rules import table_of
 from narthex.proxy.plan.ir import Plan
-from narthex.trace.follow.views import NodeView
+from narthex.trace.follow.views import NodeRules, NodeView
 from narthex.trace.node.layout import CNI_FILE, PARTS
 from narthex.trace.node.network import ConntrackListing
 from narthex.trace.program.bundle import gather, read_bundle
 from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
 from narthex.trace.proof.prove import ProofReport, prove, undecided
+from narthex.trace.proof.relay import ReferredObjects
 from narthex.trace.reports.check import CheckReport, check
 from narthex.trace.reports.counting import CounterReading, Names, count
 from narthex.trace.reports.migration.changes import ModeSetup, compare, factors, serving
@@ -83,13 +87,28 @@ def _proof(plan: Plan, view: NodeView, host: Host, service: NamespacedName | Non
         reasons.append(
             "the rules were copied by a person, so that lines may be missing: use a bundle or a complete dump"
         )
-    if held.objects.servers:
-        reasons.append("IPVS forwards packets, and the proof does not interpret virtual servers")
+    mode = _mode_of(held, plan.family)
+    referred = ReferredObjects(held.objects)
+    if mode == "userspace":
+        try:
+            referred = ReferredObjects(held.objects, table_of(held.comments, plan.family))
+        except ValueError as error:
+            reasons.append(str(error))
+        if not referred.listeners and plan.services:
+            reasons.append("the table of the relay is not in the input: `narthex render` prints it above the rules")
     if reasons:
         return undecided(plan, service, tuple(reasons))
-    tables = {table.name for table in held.ruleset.tables if table.family in (None, plan.family)}
-    mode = "nftables" if tables.intersection(_NFT_TABLES) else "iptables"
-    return prove(plan, held.ruleset, host, BACKENDS[mode].deviations, service)
+    return prove(plan, held.ruleset, host, BACKENDS[mode].deviations, service, referred)
+
+
+def _mode_of(held: NodeRules, family: IPFamily) -> str:
+    """Return the mode whose rules a node has."""
+    tables = [table for table in held.ruleset.tables if table.family in (None, family)]
+    if any(table.name in _NFT_TABLES for table in tables):
+        return "nftables"
+    if any(CONTAINER in table.chains for table in tables):
+        return "userspace"
+    return "ipvs" if held.objects.servers and set_name(CLUSTER_IP, family) in held.objects.sets else "iptables"
 
 
 def status(reports: tuple[CheckReport | ProofReport, ...]) -> int:

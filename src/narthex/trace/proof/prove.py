@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from narthex.model import Disposition, Host, Memory, NamespacedName, Packet, Trace, join_port
+from narthex.model import Disposition, Host, Memory, NamespacedName, Packet, Protocol, Trace, join_port
 from narthex.netfilter import ast
 from narthex.netfilter.sets.branch import PacketEnd
 from narthex.netfilter.sets.diagram import (
@@ -28,13 +28,15 @@ from narthex.netfilter.sets.diagram import (
 )
 from narthex.netfilter.sets.probabilities import most_rounding
 from narthex.netfilter.sets.space import DADDR, DPORT, PROTOCOL, Box, PacketSpace
-from narthex.netfilter.sets.values import ValueSet
+from narthex.netfilter.sets.values import EMPTY, ValueSet, values
 from narthex.netfilter.sets.walk import SetWalk, space_of
 from narthex.netfilter.walk.walk import walk
+from narthex.proxy.backends.userspace.backend import UserspaceBackend
 from narthex.proxy.plan.ir import Deviation, Plan
-from narthex.trace.evaluate import affinity_record, evaluate
+from narthex.trace.evaluate import evaluate
 from narthex.trace.proof.describe import ClassDescriber, sample_point
-from narthex.trace.proof.plan_ends import INTERPRETED, PlanEnds
+from narthex.trace.proof.plan_ends import PlanEnds
+from narthex.trace.proof.relay import ReferredObjects, relayed
 
 _WITHIN = " within "
 """Separates a list's name and its time in the name of a choice."""
@@ -45,6 +47,7 @@ _PARAMETERS = (
     "their mark is 0 when they arrive",
     "whether an affinity list has a sender is a free choice",
 )
+_RELAY_GUARD = "connections to the relay's own ports are refused: it is reached through Services only"
 _LOOPBACK_GUARD = "packets to loopback from other addresses are dropped"
 
 
@@ -166,18 +169,21 @@ def partitions(
     host: Host,
     deviations: frozenset[Deviation],
     service: NamespacedName | None = None,
+    referred: ReferredObjects = ReferredObjects(),  # noqa: B008  # immutable
 ) -> Partitions:
     """Return what rules and plan do with all packets, or with those for one Service."""
     pods = plan.pods
     links = (pods.interface, f"{pods.interface_prefix}*" if pods.interface_prefix else "")
-    space = space_of(ruleset, plan.family, host, links)
-    walked = SetWalk(ruleset, space)
+    space = space_of(ruleset, plan.family, host, links, referred.objects)
+    walked = SetWalk(ruleset, space, referred.objects)
     ends = PlanEnds(plan, space, deviations)
     within = ends.regions(service) if service is not None else [space.possible]
     builder = DiagramBuilder(space)
     by_plan = builder.build([each for box in within for each in _within(ends, box, whole=service is None)])
     found = [each for box in within for each in walked.ends(box)]
     rounding = walked.chains.rounding
+    if referred.listeners:
+        found = list(relayed(found, referred.listeners, space))
     del walked  # what it remembers takes as much memory as all classes
     names = _list_names(found, ends)
     if names:
@@ -202,19 +208,16 @@ def prove(
     host: Host,
     deviations: frozenset[Deviation],
     service: NamespacedName | None = None,
+    referred: ReferredObjects = ReferredObjects(),  # noqa: B008  # immutable
 ) -> ProofReport:
     """Compare rules and plan for all packets of the plan's family, or for those to one Service.
 
-    Raises ValueError for deviations without an interpretation, and for a Service that the plan does not have.
+    `referred` has what rules refer to, besides other rules. Raises ValueError for a Service that the plan does not have.
     """
-    unknown = deviations - INTERPRETED
-    if unknown:
-        words = "; ".join(sorted(each.words for each in unknown))
-        raise ValueError(f"rules of this mode are not interpreted: {words}")
     if service is not None and not any(name.service == service for name in plan.services):
         raise ValueError(f"the plan has no Service {service}")
-    found = partitions(plan, ruleset, host, deviations, service)
-    comparison = _Comparison(found, plan, ruleset, deviations)
+    found = partitions(plan, ruleset, host, deviations, service, referred)
+    comparison = _Comparison(found, plan, ruleset, deviations, referred)
     comparison.run()
     undecided = comparison.undecided_rules()
     outcome = ProofOutcome.UNDECIDED if undecided else ProofOutcome.PROVED
@@ -233,7 +236,7 @@ def prove(
         undecided=undecided,
         deviations=(
             *sorted(each.words for each in deviations),
-            *((_LOOPBACK_GUARD,) if comparison.loopback_guarded else ()),
+            *sorted(comparison.declared),
         ),
         rounding=float(found.rounding),
     )
@@ -250,16 +253,28 @@ class _DifferingClass(NamedTuple):
 class _Comparison:
     """Compares two partitions, and keeps the smallest class that differs."""
 
-    def __init__(self, found: Partitions, plan: Plan, ruleset: ast.Ruleset, deviations: frozenset[Deviation]) -> None:
+    def __init__(
+        self,
+        found: Partitions,
+        plan: Plan,
+        ruleset: ast.Ruleset,
+        deviations: frozenset[Deviation],
+        referred: ReferredObjects,
+    ) -> None:
         self._found = found
         self._plan = plan
         self._ruleset = ruleset
         self._deviations = deviations
+        self._referred = referred
+        self._listening = {
+            protocol.number: values(*(each.port for each in referred.listeners.values() if each.name.protocol is protocol))
+            for protocol in Protocol
+        }
         self._describer = ClassDescriber(found.space, plan, found.ends)
         self._smallest: _DifferingClass | None = None
         self.differing = 0
-        self.loopback_guarded = False
-        """Rules drop what other addresses send to loopback."""
+        self.declared: set[str] = set()
+        """What rules do with packets that are of no Service, and the plan does not mention."""
         self._undecided: dict[str, list[_DifferingClass]] = {}
 
     def run(self) -> None:
@@ -287,7 +302,9 @@ class _Comparison:
                 elif _same_choices(one, other):
                     continue
                 elif self._guards_loopback(box, both, one, other):
-                    self.loopback_guarded = True
+                    self.declared.add(_LOOPBACK_GUARD)
+                elif self._guards_relay(box, one, other):
+                    self.declared.add(_RELAY_GUARD)
                 else:
                     self.differing += 1
                     if self._smallest is None or differs.size < self._smallest.size:
@@ -304,6 +321,16 @@ class _Comparison:
             not box[DADDR] - loopback
             and not sources & loopback
             and {end for _, end, _ in rules} == {PacketEnd(Disposition.DROPPED)}
+            and {end for _, end, _ in plan} == {PacketEnd(Disposition.NOT_OURS)}
+        )
+
+    def _guards_relay(self, box: Box, rules: Distribution, plan: Distribution) -> bool:
+        """Return True where rules refuse direct connections to a port of the relay on this node, and the plan has no frontend."""
+        listening = self._listening.get(box[PROTOCOL].single or 0, EMPTY)
+        return (
+            not box[DADDR] - self._found.space.own
+            and not box[DPORT] - listening
+            and {end for _, end, _ in rules} == {PacketEnd(Disposition.REJECTED)}
             and {end for _, end, _ in plan} == {PacketEnd(Disposition.NOT_OURS)}
         )
 
@@ -345,17 +372,28 @@ class _Comparison:
         """Return True if the concrete walk of a packet and the evaluation of the plan differ, for one history of its sender."""
         host = self._found.space.host
         choices = {choice for each, _, _ in (*differs.rules, *differs.plan) for choice in each}
+        host = self._found.space.host
+        if packet.source in self._referred.objects.bound:
+            host = Host(addresses=(*host.addresses, packet.source))
         for taken in (None, *sorted(name for name, true in choices if true)):
             memory = Memory()
             if taken is not None:
                 name = taken.partition(_WITHIN)[0]
                 memory.touch(self._found.lists.get(name, name), (packet.source,), 0.0)
                 memory.touch(name, (packet.source,), 0.0)
-            walked = walk(self._ruleset, packet, host, memory, 0.0)
+            walked = self._walked(packet, memory)
             meant = evaluate(self._plan, packet, host, self._deviations, memory, 0.0)
             if differ(walked, meant, rounded=self._found.rounding > 0):
                 return True
         return False
+
+    def _walked(self, packet: Packet, memory: Memory) -> Trace:
+        """Return what the concrete walk says about a packet."""
+        objects, listeners = self._referred
+        walked = walk(self._ruleset, packet, self._found.space.host, memory, 0.0, objects=objects)
+        if listeners:
+            walked = UserspaceBackend.onwards(walked, listeners, memory, 0.0)
+        return walked
 
 
 def differ(one: Trace, other: Trace, *, rounded: bool) -> bool:
@@ -404,7 +442,7 @@ def _list_names(boxes: list[WeightedBox], ends: PlanEnds) -> dict[str, str]:
                 continue
             pools = (pool.endpoints for pool in claim.service.pools.values())
             known.update(
-                affinity_record(claim.service, endpoint)
+                ends.record(claim.service, endpoint, box[DADDR].first, box[DPORT].first)
                 for endpoints in pools
                 for endpoint in endpoints
                 if (endpoint.address, endpoint.port) == end.endpoint
