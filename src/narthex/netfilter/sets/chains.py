@@ -110,6 +110,11 @@ class SetChains:
         self.rounding = Fraction(0)
         """The largest difference between a probability that the kernel applies and the 1/n that it stands for."""
 
+    def forget(self) -> None:
+        """Drop the results of chains, which are those of single destinations."""
+        self._known.clear()
+        self._matcher.forget()
+
     def base(self, point: WalkPoint, table: ast.Table, chain: ast.Chain, branch: SetBranch) -> SetResults:
         """Return the results of a base chain. A result that is no `PacketEnd` passes it."""
         assert chain.hook is not None

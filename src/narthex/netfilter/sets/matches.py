@@ -99,6 +99,11 @@ class SetMatcher:
         }
         """By type of match. All other expressions are statements or random."""
 
+    def forget(self) -> None:
+        """Drop what is known of packets that were looked up."""
+        for _, index in self._elements.values():
+            index.forget()
+
     @property
     def host(self) -> Host:
         """The node."""

@@ -20,6 +20,7 @@ from narthex.netfilter.sets.index import BoxIndex
 from narthex.netfilter.sets.ipvs import SetIpvs
 from narthex.netfilter.sets.matches import ORIGINAL
 from narthex.netfilter.sets.space import DADDR, HERE, LINK, Box, LinkNames, PacketSpace
+from narthex.netfilter.sets.values import ValueSet, union
 from narthex.netfilter.walk.lookup import BaseChain, RulesetIndex, index_ruleset
 from narthex.netfilter.walk.state import (
     AFTER_INPUT,
@@ -81,6 +82,12 @@ class SetWalk:
     def chains(self) -> SetChains:
         """The evaluation of chains, which knows how far printed probabilities were rounded."""
         return self._chains
+
+    def forget(self) -> None:
+        """Drop what is known of single destinations: other packets can't use it."""
+        self._chains.forget()
+        for summary in self._summaries.values():
+            summary.forget()
 
     def ends(self, box: Box | None = None) -> Iterator[WeightedBox]:
         """Yield the ends of all packets of a box, or of all that the node can meet.
@@ -260,14 +267,30 @@ class _HookSummary:
         self._index: BoxIndex[Passed] | None = None
         self._results = tuple(results)
         if any(out.box != whole.box for _, out in results):
-            self._index = BoxIndex([(out.box, (end, out)) for end, out in results], _ORDER)
+            self._index = BoxIndex(_joined(results), _ORDER)
+            self._results = ()
         end, out = results[0]
         self.passes = len(results) == 1 and end is None and out.state == whole.state
         """All packets pass unchanged."""
 
+    def forget(self) -> None:
+        """Drop what is known of headers that were looked up."""
+        if self._index is not None:
+            self._index.forget()
+
     def parts(self, header: Box) -> Sequence[tuple[Box, tuple[Passed, ...]]]:
         """Split a header into parts, each with its results."""
         return ((header, self._results),) if self._index is None else self._index.split(header)
+
+
+def _joined(results: list[Passed]) -> list[tuple[Box, Passed]]:
+    """Return results with their boxes, those that differ in the destination alone as one."""
+    alike: dict[tuple[object, ...], tuple[Passed, list[ValueSet]]] = {}
+    for end, out in results:
+        sent = None if out.daddr is None else (out.daddr, out.dport, out.to)
+        key = (end, out.state, out.probability, out.choices, out.remembers, sent, out.box[1:])
+        alike.setdefault(key, ((end, out), []))[1].append(out.box[DADDR])
+    return [((union(parts), *passed[1].box[1:]), passed) for passed, parts in alike.values()]
 
 
 class _HookRules:

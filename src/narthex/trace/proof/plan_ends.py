@@ -31,6 +31,24 @@ from narthex.proxy.plan.ir import (
 )
 from narthex.trace.evaluate import affinity_record
 
+INTERPRETED = frozenset(
+    (
+        Deviation.NO_CLUSTER_IP_GUARD,
+        Deviation.REJECT_BEFORE_RANGES,
+        Deviation.HAIRPIN_LOCAL_ONLY,
+        Deviation.RELAYED,
+        Deviation.NO_SCTP,
+        Deviation.ONE_POOL_PER_ADDRESS,
+        Deviation.BOUND_ADDRESS_GUARD,
+        Deviation.CLUSTER_IP_SOURCE,
+        Deviation.AFFINITY_PER_ADDRESS,
+        Deviation.HASH_OF_THE_KERNEL,
+        Deviation.NO_CONSISTENT_HASHING,
+        Deviation.NO_LEAST_CONNECTIONS,
+    )
+)
+"""The deviations that a proof takes into account."""
+
 _REJECTED, _DROPPED = PacketEnd(Disposition.REJECTED), PacketEnd(Disposition.DROPPED)
 _NOT_OURS = PacketEnd(Disposition.NOT_OURS)
 _SCTP = 132
@@ -69,6 +87,7 @@ class PlanEnds:
                     held.setdefault(match, Claim(service, frontend))
         self._taken = union(values(each) for each in self._exact)
         """The destinations that frontends name."""
+        self._open_to = self.node_port_addresses()
         self._senders = tuple(self._sender_regions())
         self._guards = self._guarded_addresses()
         self._addresses: dict[str, ValueSet] = {}
@@ -84,21 +103,30 @@ class PlanEnds:
     def claim(self, daddr: int, protocol: int, port: int) -> Claim | None:
         """Return the frontend that a packet matches."""
         exact = self._exact.get(daddr, {}).get((protocol, port))
-        if exact is None and daddr in self.node_port_addresses():
+        if exact is None and daddr in self._open_to:
             return self._by_port.get((protocol, port))
         return exact
 
-    def ends(self) -> Iterator[WeightedBox]:
-        """Yield the ends of all packets that the node can meet, by boxes whose probabilities add up to 1 for each packet."""
+    @property
+    def destinations(self) -> ValueSet:
+        """The addresses that frontends name."""
+        return self._taken
+
+    def ends(self, to: ValueSet | None = None) -> Iterator[WeightedBox]:
+        """Yield the ends of all packets, or of those to some addresses, by boxes whose probabilities add up to 1 for each packet."""
         space = self._space
-        open_to = self.node_port_addresses()
-        exact = self._taken
-        for address, claims in self._exact.items():
-            one = values(address)
-            yield from self._at(one, claims if address not in open_to else {**self._by_port, **claims})
-        if rest := open_to - exact:
+        to = space.addresses if to is None else to
+        open_to, taken = self._open_to, self._taken
+        for first, last in (to & taken).spans:
+            for address in range(first, last + 1):
+                claims = self._exact[address]
+                yield from self._at(
+                    values(address), claims if address not in open_to else {**self._by_port, **claims}
+                )
+        left = to - taken
+        if rest := left & open_to:
             yield from self._at(rest, self._by_port)
-        if others := space.addresses - exact - open_to:
+        if others := left - open_to:
             yield from self._guarded((others, *space.possible[1:]))
 
     def regions(self, name: NamespacedName) -> list[Box]:
@@ -113,7 +141,7 @@ class PlanEnds:
             if claim.service.name.service != name:
                 continue
             taken = (each for each, claims in self._exact.items() if (protocol, port) in claims)
-            free = self.node_port_addresses() - values(*taken)
+            free = self._open_to - values(*taken)
             if free:
                 found.append((free, values(protocol), values(port), *possible[DPORT + 1 :]))
         return found

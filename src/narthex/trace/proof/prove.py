@@ -6,7 +6,8 @@ interpreted with the part of the packets that they leave undecided.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from fractions import Fraction
 from typing import Literal, NamedTuple
@@ -35,11 +36,13 @@ from narthex.proxy.backends.userspace.backend import UserspaceBackend
 from narthex.proxy.plan.ir import Deviation, Plan
 from narthex.trace.evaluate import evaluate
 from narthex.trace.proof.describe import ClassDescriber, sample_point
-from narthex.trace.proof.plan_ends import PlanEnds
+from narthex.trace.proof.plan_ends import INTERPRETED, PlanEnds
 from narthex.trace.proof.relay import ReferredObjects, relayed
 
 _WITHIN = " within "
 """Separates a list's name and its time in the name of a choice."""
+_PORTION = 256
+"""Destinations to prove at a time. The memory for a portion is free again before the next one."""
 _MOST_RULES = 50
 """Rules to report that could not be interpreted. Those with the largest parts come first."""
 _PARAMETERS = (
@@ -172,34 +175,59 @@ def partitions(
     referred: ReferredObjects = ReferredObjects(),  # noqa: B008  # immutable
 ) -> Partitions:
     """Return what rules and plan do with all packets, or with those for one Service."""
-    pods = plan.pods
-    links = (pods.interface, f"{pods.interface_prefix}*" if pods.interface_prefix else "")
-    space = space_of(ruleset, plan.family, host, links, referred.objects)
-    walked = SetWalk(ruleset, space, referred.objects)
-    ends = PlanEnds(plan, space, deviations)
-    within = ends.regions(service) if service is not None else [space.possible]
-    builder = DiagramBuilder(space)
-    by_plan = builder.build([each for box in within for each in _within(ends, box, whole=service is None)])
-    found = [each for box in within for each in walked.ends(box)]
-    rounding = walked.chains.rounding
-    if referred.listeners:
-        found = list(relayed(found, referred.listeners, space))
-    del walked  # what it remembers takes as much memory as all classes
-    names = _list_names(found, ends)
-    if names:
-        found = [_renamed(each, names) for each in found]
-    lists = {new: old for old, new in names.items()}
-    return Partitions(space, builder.build(found), by_plan, lists, rounding, ends)
+    partitioner = _Partitioner(plan, ruleset, host, deviations, referred)
+    return partitioner.of([partitioner.space.possible] if service is None else partitioner.ends.regions(service))
 
 
-def _within(ends: PlanEnds, box: Box, *, whole: bool) -> Iterator[WeightedBox]:
-    for each in ends.ends():
-        if whole:
-            yield each
-            continue
-        part = tuple(one & other for one, other in zip(each.box, box, strict=True))
-        if all(part):
-            yield each._replace(box=part)
+class _Partitioner:
+    """Partitions packets by rules and by a plan, all at once or a portion at a time."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        ruleset: ast.Ruleset,
+        host: Host,
+        deviations: frozenset[Deviation],
+        referred: ReferredObjects,
+    ) -> None:
+        pods = plan.pods
+        links = (pods.interface, f"{pods.interface_prefix}*" if pods.interface_prefix else "")
+        self.space = space_of(ruleset, plan.family, host, links, referred.objects)
+        self.ends = PlanEnds(plan, self.space, deviations)
+        self._listeners = referred.listeners
+        self._walk = SetWalk(ruleset, self.space, referred.objects)
+        self._names = _ListNames(self.ends)
+
+    def portions(self) -> Iterator[list[Box]]:
+        """Yield all packets in portions. Diagrams split the destination first, so that portions have few classes in common."""
+        destinations, possible = self.ends.destinations, self.space.possible
+        addresses = [value for first, last in destinations.spans for value in range(first, last + 1)]
+        for at in range(0, len(addresses), _PORTION):
+            yield [(values(*addresses[at : at + _PORTION]), *possible[1:])]
+        yield [(possible[DADDR] - destinations, *possible[1:])]
+
+    def of(self, boxes: list[Box]) -> Partitions:
+        """Return the partitions of the packets of disjoint boxes."""
+        builder = DiagramBuilder(self.space)
+        by_plan = builder.build([each for box in boxes for each in self._planned(box)])
+        found: Iterable[WeightedBox] = (each for box in boxes for each in self._walk.ends(box))
+        if self._listeners:
+            found = relayed(found, self._listeners, self.space)
+        by_rules = builder.build(self._names.named(list(found)))
+        self._walk.forget()
+        return Partitions(
+            self.space, by_rules, by_plan, self._names.lists, self._walk.chains.rounding, self.ends
+        )
+
+    def _planned(self, box: Box) -> Iterator[WeightedBox]:
+        narrow = box[1:] != self.space.possible[1:]
+        for each in self.ends.ends(box[DADDR]):
+            if narrow:
+                part = tuple(one & other for one, other in zip(each.box, box, strict=True))
+                if all(part):
+                    yield each._replace(box=part)
+            else:
+                yield each
 
 
 def prove(
@@ -212,13 +240,24 @@ def prove(
 ) -> ProofReport:
     """Compare rules and plan for all packets of the plan's family, or for those to one Service.
 
-    `referred` has what rules refer to, besides other rules. Raises ValueError for a Service that the plan does not have.
+    `referred` has what rules refer to, besides other rules. Raises ValueError for deviations without an interpretation, and for a
+    Service that the plan does not have.
     """
+    unknown = deviations - INTERPRETED
+    if unknown:
+        words = "; ".join(sorted(each.words for each in unknown))
+        raise ValueError(f"rules of this mode are not interpreted: {words}")
     if service is not None and not any(name.service == service for name in plan.services):
         raise ValueError(f"the plan has no Service {service}")
-    found = partitions(plan, ruleset, host, deviations, service, referred)
-    comparison = _Comparison(found, plan, ruleset, deviations, referred)
-    comparison.run()
+    partitioner = _Partitioner(plan, ruleset, host, deviations, referred)
+    portions = partitioner.portions() if service is None else [partitioner.ends.regions(service)]
+    comparison, classes = None, 0
+    for boxes in portions:
+        found = partitioner.of(boxes)
+        comparison = comparison or _Comparison(found, plan, ruleset, deviations, referred)
+        comparison.compare(found)
+        classes += sum(len(leaf.regions) for _, leaf in leaves(found.rules, found.space))
+    assert comparison is not None
     undecided = comparison.undecided_rules()
     outcome = ProofOutcome.UNDECIDED if undecided else ProofOutcome.PROVED
     counterexample = comparison.counterexample()
@@ -230,7 +269,7 @@ def prove(
         service=str(service or ""),
         outcome=outcome,
         bits=found.space.bits,
-        classes=sum(len(leaf.regions) for _, leaf in leaves(found.rules, found.space)),
+        classes=classes,
         differing=comparison.differing,
         counterexample=counterexample,
         undecided=undecided,
@@ -277,8 +316,9 @@ class _Comparison:
         """What rules do with packets that are of no Service, and the plan does not mention."""
         self._undecided: dict[str, list[_DifferingClass]] = {}
 
-    def run(self) -> None:
-        """Compare all classes."""
+    def compare(self, found: Partitions) -> None:
+        """Compare the classes of partitions, which may be those of a portion."""
+        self._found = found
         for box, rules, plan in differing(self._found.rules, self._found.plan, self._found.space):
             size = 1
             for each in box[:-1]:
@@ -423,35 +463,46 @@ def _ends(distribution: Distribution) -> tuple[ProofEnd, ...]:
 # ---- affinity ------------------------------------------------------------------------------------------------------------------
 
 
-def _list_names(boxes: list[WeightedBox], ends: PlanEnds) -> dict[str, str]:
-    """Return the names of the plan for the affinity lists of rules: those that packets to one endpoint of one Service port join.
+class _ListNames:
+    """The names that a plan has for the affinity lists of rules: those that packets to one endpoint of one Service port join.
 
-    A list without such a name, or two lists with one name, keep their own, and thus differ from all lists of the plan.
+    A list without such a name, or with a name that another list has, keeps its own, and thus differs from all lists of the plan.
     """
-    found: dict[str, set[str]] = {}
-    for each in boxes:
-        end = each.end
-        if not isinstance(end, PacketEnd) or not end.remembers:
-            continue
-        box = each.box
-        claim = ends.claim(box[DADDR].first, box[PROTOCOL].first, box[DPORT].first)
-        for name in end.remembers:
-            known = found.setdefault(name, set())
-            if claim is None:
-                known.add("")
-                continue
+
+    def __init__(self, ends: PlanEnds) -> None:
+        self._ends = ends
+        self._records: dict[str, str] = {}
+        """By list; empty for a list of several endpoints, or of none."""
+        self._owners: dict[str, str] = {}
+        """Lists by record; empty for a record of several lists."""
+        self.lists: dict[str, str] = {}
+        """The lists by their names in the plan."""
+
+    def named(self, boxes: list[WeightedBox]) -> list[WeightedBox]:
+        """Return boxes in which lists have the names of the plan. Lists of other boxes are remembered."""
+        seen: dict[str, None] = {}
+        for each in boxes:
+            if isinstance(each.end, PacketEnd) and each.end.remembers:
+                self._join(each.end, each.box)
+                seen |= dict.fromkeys(each.end.remembers)
+        new = {name: record for name in seen if self._owners.get(record := self._records[name]) == name}
+        self.lists.update((record, name) for name, record in new.items())
+        return [_renamed(each, new) for each in boxes] if seen else boxes
+
+    def _join(self, end: PacketEnd, box: Box) -> None:
+        """Note the record that packets of a box join."""
+        records: set[str] = set()
+        claim = self._ends.claim(box[DADDR].first, box[PROTOCOL].first, box[DPORT].first)
+        if claim is not None:
             pools = (pool.endpoints for pool in claim.service.pools.values())
-            known.update(
-                ends.record(claim.service, endpoint, box[DADDR].first, box[DPORT].first)
-                for endpoints in pools
-                for endpoint in endpoints
-                if (endpoint.address, endpoint.port) == end.endpoint
-            )
-    taken: dict[str, list[str]] = {}
-    for name, records in found.items():
-        if len(records) == 1:
-            taken.setdefault(next(iter(records)), []).append(name)
-    return {names[0]: record for record, names in taken.items() if record and len(names) == 1}
+            alike = (each for each in itertools.chain(*pools) if (each.address, each.port) == end.endpoint)
+            records.update(self._ends.record(claim.service, each, box[DADDR].first, box[DPORT].first) for each in alike)
+        record = records.pop() if len(records) == 1 else ""
+        for name in end.remembers:
+            if self._records.setdefault(name, record) != record:
+                self._records[name] = ""
+            elif record and self._owners.setdefault(record, name) != name:
+                self._owners[record] = ""
 
 
 def _renamed(each: WeightedBox, names: dict[str, str]) -> WeightedBox:
