@@ -3,8 +3,8 @@
 import random
 
 import pytest
+from tests.trace.proof.own_rules import ruleset_of
 from tests.trace.proof.planted_faults import FAULTS
-from tests.trace.proof.test_prove import ruleset_of
 
 from narthex.proxy.backends import BACKENDS
 from narthex.testing.build import HOST, endpoint, endpoint_slice, plan, service

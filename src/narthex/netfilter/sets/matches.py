@@ -467,7 +467,6 @@ class SetMatcher:
         return [(e.text, branch)]
 
 
-
 _TCP = values(6)
 
 

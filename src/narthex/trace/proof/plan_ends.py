@@ -120,9 +120,7 @@ class PlanEnds:
         for first, last in (to & taken).spans:
             for address in range(first, last + 1):
                 claims = self._exact[address]
-                yield from self._at(
-                    values(address), claims if address not in open_to else {**self._by_port, **claims}
-                )
+                yield from self._at(values(address), claims if address not in open_to else {**self._by_port, **claims})
         left = to - taken
         if rest := left & open_to:
             yield from self._at(rest, self._by_port)

@@ -183,12 +183,7 @@ class _Partitioner:
     """Partitions packets by rules and by a plan, all at once or a portion at a time."""
 
     def __init__(
-        self,
-        plan: Plan,
-        ruleset: ast.Ruleset,
-        host: Host,
-        deviations: frozenset[Deviation],
-        referred: ReferredObjects,
+        self, plan: Plan, ruleset: ast.Ruleset, host: Host, deviations: frozenset[Deviation], referred: ReferredObjects
     ) -> None:
         pods = plan.pods
         links = (pods.interface, f"{pods.interface_prefix}*" if pods.interface_prefix else "")
@@ -215,9 +210,7 @@ class _Partitioner:
             found = relayed(found, self._listeners, self.space)
         by_rules = builder.build(self._names.named(list(found)))
         self._walk.forget()
-        return Partitions(
-            self.space, by_rules, by_plan, self._names.lists, self._walk.chains.rounding, self.ends
-        )
+        return Partitions(self.space, by_rules, by_plan, self._names.lists, self._walk.chains.rounding, self.ends)
 
     def _planned(self, box: Box) -> Iterator[WeightedBox]:
         narrow = box[1:] != self.space.possible[1:]
@@ -273,10 +266,7 @@ def prove(
         differing=comparison.differing,
         counterexample=counterexample,
         undecided=undecided,
-        deviations=(
-            *sorted(each.words for each in deviations),
-            *sorted(comparison.declared),
-        ),
+        deviations=(*sorted(each.words for each in deviations), *sorted(comparison.declared)),
         rounding=float(found.rounding),
     )
 
@@ -306,7 +296,9 @@ class _Comparison:
         self._deviations = deviations
         self._referred = referred
         self._listening = {
-            protocol.number: values(*(each.port for each in referred.listeners.values() if each.name.protocol is protocol))
+            protocol.number: values(
+                *(each.port for each in referred.listeners.values() if each.name.protocol is protocol)
+            )
             for protocol in Protocol
         }
         self._describer = ClassDescriber(found.space, plan, found.ends)

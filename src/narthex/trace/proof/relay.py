@@ -54,9 +54,7 @@ def _accepted(box: WeightedBox, listeners: list[RelayListener]) -> Iterator[Weig
     for listener in listeners:
         part = header[PROTOCOL] & values(listener.name.protocol.number)
         if part:
-            yield from _connected(
-                listener, box._replace(box=(*header[:PROTOCOL], part, *header[PROTOCOL + 1 :]))
-            )
+            yield from _connected(listener, box._replace(box=(*header[:PROTOCOL], part, *header[PROTOCOL + 1 :])))
     rest = header[PROTOCOL] - union(values(each.name.protocol.number) for each in listeners)
     if rest:
         yield box._replace(box=(*header[:PROTOCOL], rest, *header[PROTOCOL + 1 :]), end=_REJECTED)

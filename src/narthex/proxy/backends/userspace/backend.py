@@ -183,9 +183,7 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
         return self.onwards(walk(rules.tables.ruleset, packet, host, memory, now), rules.listeners, memory, now)
 
     @staticmethod
-    def onwards(
-        redirected: Trace, listeners: RelayListeners, memory: Memory | None = None, now: float = 0.0
-    ) -> Trace:
+    def onwards(redirected: Trace, listeners: RelayListeners, memory: Memory | None = None, now: float = 0.0) -> Trace:
         """Return the path from the relay for a packet that was redirected to one of these listeners."""
         packet = redirected.packet
         outcomes: list[Outcome] = []
