@@ -13,7 +13,7 @@ from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.ipvs.names import CLUSTER_IP, set_name
 from narthex.proxy.backends.userspace.names import CONTAINER
 from narthex.proxy.backends.userspace.rules import table_of
-from narthex.proxy.plan.ir import Plan
+from narthex.proxy.plan.ir import Deviation, Plan
 from narthex.trace.follow.views import NodeRules, NodeView
 from narthex.trace.node.layout import CNI_FILE, PARTS
 from narthex.trace.node.network import ConntrackListing
@@ -75,6 +75,8 @@ def proof_reports(
 
 
 _NFT_TABLES = ("narthex", "kube-proxy")
+KUBE_PROXY_NFTABLES = frozenset({Deviation.NO_CONSISTENT_HASHING, Deviation.NO_LEAST_CONNECTIONS})
+"""The deviations of kube-proxy in mode nftables: it masquerades every endpoint's connections to itself."""
 
 
 def _proof(plan: Plan, view: NodeView, host: Host, service: NamespacedName | None) -> ProofReport:
@@ -98,7 +100,10 @@ def _proof(plan: Plan, view: NodeView, host: Host, service: NamespacedName | Non
             reasons.append("the table of the relay is not in the input: `narthex render` prints it above the rules")
     if reasons:
         return undecided(plan, service, tuple(reasons))
-    return prove(plan, held.ruleset, host, BACKENDS[mode].deviations, service, referred)
+    deviations = BACKENDS[mode].deviations
+    if mode == "nftables" and not any(table.name == _NFT_TABLES[0] for table in held.ruleset.tables):
+        deviations = KUBE_PROXY_NFTABLES
+    return prove(plan, held.ruleset, host, deviations, service, referred)
 
 
 def _mode_of(held: NodeRules, family: IPFamily) -> str:
