@@ -52,12 +52,15 @@ def first_edge(held):
         lambda held: held["nodes"][-1]["edges"].append(held["nodes"][-1]["edges"][0]),
         lambda held: first_edge(held)[0][0].__setitem__(1, f"{int(first_edge(held)[0][0][1], 16) + 1:x}"),
         lambda held: held["ends"][0][0].__setitem__("probability", [1, 7]),
+        lambda held: held["ends"][0].append(held["ends"][0][0]),
+        lambda held: held["nodes"][-1]["edges"][-1][0].pop(),
+        lambda held: held["nodes"][-1]["edges"][0][0].append(held["nodes"][-1]["edges"][1][0][0]),
         lambda held: held["nodes"][-1].__setitem__("field", 5),
         lambda held: held["fields"][0].__setitem__("bits", 31),
         lambda held: held["nodes"].clear(),
         lambda held: held.pop("ends"),
     ],
-    ids=["lost", "twice", "wider", "probability", "field", "bits", "empty", "foreign"],
+    ids=["lost", "twice", "wider", "probability", "weights", "gap", "overlap", "field", "bits", "empty", "foreign"],
 )
 def test_a_changed_certificate_is_refused(change):
     with pytest.raises(CertificateError):
