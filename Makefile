@@ -83,7 +83,9 @@ fuzz: setup  ## Run the randomized tests with new examples; SEED=N repeats a run
 	@seed=$(SEED); echo "Seed $$seed. To repeat this run: make fuzz SEED=$$seed"; \
 	$(SUDO) env NARTHEX_SEED=$$seed $(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-seed=$$seed && \
 	$(SUDO) env NARTHEX_SEED=$$seed $(BIN)/python -m pytest -n 2 tests/netfilter/kernel/test_drawn_rules.py && \
-	$(SUDO) env NARTHEX_SEED=$$seed NARTHEX_LAB_CASES=10 $(BIN)/python -m pytest -n 2 tests/trace/kernel/test_lab_law.py
+	$(SUDO) env NARTHEX_SEED=$$seed NARTHEX_LAB_CASES=10 $(BIN)/python -m pytest -n 2 tests/trace/kernel/test_lab_law.py && \
+	$(SUDO) env NARTHEX_SEED=$$seed NARTHEX_FAULTS=125 NARTHEX_CLASS_SCENARIOS=12 $(BIN)/python -m pytest -n 2 \
+	  tests/trace/proof/test_planted_faults.py tests/trace/kernel/test_classes_kernel.py
 
 soak: MINUTES ?= 60
 soak: JSON ?= soak.json

@@ -163,6 +163,12 @@ _FRAME = (
         "\t}",
     ),
     (
+        "\tchain filter-output {",
+        "\t\ttype filter hook output priority filter; policy accept;",
+        "\t\tct state new jump cluster-ips-check",
+        "\t}",
+    ),
+    (
         "\tchain cluster-ips-check {",
         '\t\tip daddr @cluster-ips reject comment "Reject traffic to invalid ports of ClusterIPs"',
         "\t}",

@@ -9,8 +9,12 @@ from decimal import Decimal
 import msgspec
 
 from narthex.netfilter import ast
+from narthex.netfilter.ipvs import VirtualServer
+from narthex.trace.proof.relay import ReferredObjects
 
 Fault = Callable[[ast.Ruleset, random.Random], ast.Ruleset]
+ObjectFault = Callable[[ReferredObjects, random.Random], ReferredObjects]
+ServerChange = Callable[[VirtualServer], VirtualServer]
 
 
 def _chains(ruleset: ast.Ruleset, prefixes: tuple[str, ...]) -> list[tuple[ast.Table, ast.Chain]]:
@@ -190,7 +194,143 @@ def early_goto(ruleset: ast.Ruleset, rng: random.Random) -> ast.Ruleset:
     return _with_rules(ruleset, table, chain, rules)
 
 
+# ---- userspace -----------------------------------------------------------------------------------------------------------------
+
+_PORTALS = (
+    "KUBE-PORTALS-CONTAINER",
+    "KUBE-PORTALS-HOST",
+    "KUBE-NODEPORT-CONTAINER",
+    "KUBE-NODEPORT-HOST",
+    "KUBE-PORTAL-",
+)
+
+
+def _redirecting(ruleset: ast.Ruleset) -> list[tuple[ast.Table, ast.Chain, int, ast.Redirect]]:
+    """Return the rules that redirect to the relay."""
+    return [
+        (table, chain, number, each)
+        for table, chain in _chains(ruleset, _PORTALS)
+        for number, rule in enumerate(chain.rules)
+        for each in rule.expressions
+        if isinstance(each, ast.Redirect)
+    ]
+
+
+def other_listener(ruleset: ast.Ruleset, rng: random.Random) -> ast.Ruleset:
+    """Redirect to a port of the relay that is another Service's."""
+    found = _redirecting(ruleset)
+    table, chain, number, redirect = rng.choice(found)
+    rules = list(chain.rules)
+    rules[number] = _change(rules[number], redirect, ast.Redirect(rng.choice([each.port for *_, each in found])))
+    return _with_rules(ruleset, table, chain, rules)
+
+
+def missing_portal(ruleset: ast.Ruleset, rng: random.Random) -> ast.Ruleset:
+    table, chain, number, _ = rng.choice(_redirecting(ruleset))
+    rules = list(chain.rules)
+    del rules[number]
+    return _with_rules(ruleset, table, chain, rules)
+
+
+def wider_portal(ruleset: ast.Ruleset, rng: random.Random) -> ast.Ruleset:
+    table, chain, number, _ = rng.choice(_redirecting(ruleset))
+    rules = list(chain.rules)
+    ports = [
+        each for each in rules[number].expressions if isinstance(each, ast.Compare) and each.field is ast.Field.DPORT
+    ]
+    if ports:
+        first = int(ports[0].values[0])
+        wider = ast.PortRange(ast.Field.DPORT, first, first + rng.randint(1, 9))
+        rules[number] = _change(rules[number], ports[0], wider)
+    return _with_rules(ruleset, table, chain, rules)
+
+
+def early_doors(ruleset: ast.Ruleset, rng: random.Random) -> ast.Ruleset:
+    """Refuse connections to the relay before those that were redirected are accepted."""
+    table = next(table for table in ruleset.tables if table.name == "filter")
+    chain = table.chains["KUBE-NODEPORT-NON-LOCAL"]
+    rules = list(chain.rules)
+    at = 2 * rng.randrange(len(rules) // 2)
+    rules[at], rules[at + 1] = rules[at + 1], rules[at]
+    rules[at] = ast.Rule(tuple(each for each in rules[at].expressions if not isinstance(each, ast.CtState)))
+    return _with_rules(ruleset, table, chain, rules)
+
+
+def idle_endpoint(referred: ReferredObjects, rng: random.Random) -> ReferredObjects:
+    """Take an endpoint from the table of the relay."""
+    key = rng.choice(sorted(referred.listeners, key=str))
+    listener = referred.listeners[key]
+    ends = list(listener.endpoints)
+    del ends[rng.randrange(len(ends))]
+    changed = msgspec.structs.replace(listener, endpoints=tuple(ends or listener.endpoints))
+    return referred._replace(listeners=referred.listeners.set(key, changed))
+
+
+# ---- ipvs ----------------------------------------------------------------------------------------------------------------------
+
+
+def missing_entry(referred: ReferredObjects, rng: random.Random) -> ReferredObjects:
+    """Take an entry from an ipset."""
+    sets = dict(referred.objects.sets)
+    held = sets[rng.choice(sorted(name for name, each in sets.items() if each.entries))]
+    gone = rng.choice(sorted(held.entries))
+    sets[held.name] = msgspec.structs.replace(held, entries=held.entries - {gone})
+    return referred._replace(objects=msgspec.structs.replace(referred.objects, sets=sets))
+
+
+def _with_server(referred: ReferredObjects, rng: random.Random, change: ServerChange) -> ReferredObjects:
+    servers = dict(referred.objects.servers)
+    key = rng.choice(sorted(servers, key=str))
+    servers[key] = change(servers[key])
+    return referred._replace(objects=msgspec.structs.replace(referred.objects, servers=servers))
+
+
+def missing_real_server(referred: ReferredObjects, rng: random.Random) -> ReferredObjects:
+    return _with_server(
+        referred, rng, lambda server: msgspec.structs.replace(server, reals=server.reals[: len(server.reals) - 1])
+    )
+
+
+def heavier_real_server(referred: ReferredObjects, rng: random.Random) -> ReferredObjects:
+    """Give a real server twice the weight, which round robin does not look at, and weighted round robin does."""
+    scheduler = rng.choice(("rr", "wrr"))
+
+    def change(server: VirtualServer) -> VirtualServer:
+        """Return the virtual server with another scheduler and weight."""
+        first, *others = server.reals
+        reals = (msgspec.structs.replace(first, weight=2), *others)
+        return msgspec.structs.replace(server, scheduler=scheduler, reals=reals)
+
+    return _with_server(referred, rng, change)
+
+
+def other_server_port(referred: ReferredObjects, rng: random.Random) -> ReferredObjects:
+    servers = dict(referred.objects.servers)
+    key = rng.choice(sorted(servers, key=str))
+    server = servers.pop(key)
+    moved = msgspec.structs.replace(server, port=server.port + 1)
+    servers[moved.key] = moved
+    return referred._replace(objects=msgspec.structs.replace(referred.objects, servers=servers))
+
+
+def swapped_ipvs_rules(ruleset: ast.Ruleset, rng: random.Random) -> ast.Ruleset:
+    """Swap two rules that decide on masquerading. The last two of them may change places."""
+    table, chain = next(pair for pair in _chains(ruleset, ("KUBE-POSTROUTING",)))
+    rules = list(chain.rules)
+    at = rng.randrange(len(rules) - 1)
+    rules[at], rules[at + 1] = rules[at + 1], rules[at]
+    return _with_rules(ruleset, table, chain, rules)
+
+
 FAULTS: dict[str, tuple[Fault, ...]] = {
     "iptables": (swapped_rules, shifted_probability, port_range, mark_bit, missing_endpoint, early_jump),
     "nftables": (swapped_nft_rules, wider_draw, other_port, mark_bit, missing_element, swapped_endpoints, early_goto),
+    "userspace": (other_listener, missing_portal, wider_portal, early_doors),
+    "ipvs": (mark_bit, swapped_ipvs_rules),
 }
+"""Faults in rules."""
+OBJECT_FAULTS: dict[str, tuple[ObjectFault, ...]] = {
+    "userspace": (idle_endpoint,),
+    "ipvs": (missing_entry, missing_real_server, heavier_real_server, other_server_port),
+}
+"""Faults in what rules refer to."""

@@ -4,14 +4,12 @@ import json
 
 import msgspec
 import pytest
-from tests.trace.proof.test_prove import MODES, ruleset_of
+from tests.trace.proof.own_rules import MODES, partitions_of
 
 from narthex.model import IPFamily, ServiceCIDR
-from narthex.proxy.backends import BACKENDS
-from narthex.testing.build import HOST, endpoint, endpoint_slice, plan, service
+from narthex.testing.build import endpoint, endpoint_slice, plan, service
 from narthex.trace.proof.certificate import certificate
 from narthex.trace.proof.checker import CertificateError, check_certificate
-from narthex.trace.proof.prove import partitions
 
 SHOP = (
     service("shop/web", "10.110.0.5", "fd6e::5", node_port=30080, affinity_seconds=60),
@@ -23,8 +21,7 @@ SHOP = (
 
 
 def certificates(mode="nftables", family=IPFamily.IPV4):
-    backend, desired = BACKENDS[mode], plan(*SHOP, family=family)
-    found = partitions(desired, ruleset_of(mode, backend.render(desired)), HOST, backend.deviations)
+    found = partitions_of(mode, plan(*SHOP, family=family))
     return [msgspec.json.encode(certificate(each, found.space)) for each in (found.rules, found.plan)]
 
 
@@ -55,12 +52,15 @@ def first_edge(held):
         lambda held: held["nodes"][-1]["edges"].append(held["nodes"][-1]["edges"][0]),
         lambda held: first_edge(held)[0][0].__setitem__(1, f"{int(first_edge(held)[0][0][1], 16) + 1:x}"),
         lambda held: held["ends"][0][0].__setitem__("probability", [1, 7]),
+        lambda held: held["ends"][0].append(held["ends"][0][0]),
+        lambda held: held["nodes"][-1]["edges"][-1][0].pop(),
+        lambda held: held["nodes"][-1]["edges"][0][0].append(held["nodes"][-1]["edges"][1][0][0]),
         lambda held: held["nodes"][-1].__setitem__("field", 5),
         lambda held: held["fields"][0].__setitem__("bits", 31),
         lambda held: held["nodes"].clear(),
         lambda held: held.pop("ends"),
     ],
-    ids=["lost", "twice", "wider", "probability", "field", "bits", "empty", "foreign"],
+    ids=["lost", "twice", "wider", "probability", "weights", "gap", "overlap", "field", "bits", "empty", "foreign"],
 )
 def test_a_changed_certificate_is_refused(change):
     with pytest.raises(CertificateError):

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.scenario_files import SCENARIOS
+from tests.trace.proof.own_rules import MODES, draw, ends_of, partitions_of, proved
 
-from narthex.model import Disposition, Host, Memory, Store, Upsert
+from narthex.model import Host, Memory, Store, Upsert
 from narthex.netfilter.sets.diagram import leaves
-from narthex.netfilter.walk.walk import walk
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.ir import Balancing, Deviation
@@ -20,13 +20,7 @@ from narthex.testing import strategies as some
 from narthex.testing.build import HOST
 from narthex.testing.setting import families_of, node_config, snapshot
 from narthex.trace.evaluate import evaluate
-from narthex.trace.proof.prove import ProofOutcome, partitions, prove
-
-MODES = ("nftables", "iptables")
-
-
-def ruleset_of(mode, rules):
-    return rules.ruleset() if mode == "nftables" else rules.ruleset
+from narthex.trace.proof.prove import ProofOutcome
 
 
 def assert_proved(report, plan, deviations):
@@ -42,11 +36,10 @@ def assert_proved(report, plan, deviations):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
 def test_every_scenario_is_proved(scenario, mode):
-    backend, host = BACKENDS[mode], Host(addresses=scenario.node_ips)
     for family in families_of((*scenario.flows, *scenario.steps)):
         plan = plan_once(snapshot(scenario), node_config(scenario, mode), family)
-        report = prove(plan, ruleset_of(mode, backend.render(plan)), host, backend.deviations)
-        assert_proved(report, plan, backend.deviations)
+        report = proved(mode, plan, Host(addresses=scenario.node_ips))
+        assert_proved(report, plan, BACKENDS[mode].deviations)
 
 
 def cluster(mode, config, family, objects):
@@ -61,30 +54,8 @@ def cluster(mode, config, family, objects):
 @settings(max_examples=8)
 @given(config=some.configs, family=some.families, objects=st.lists(some.objects, min_size=2, max_size=10))
 def test_random_clusters_are_proved(mode, config, family, objects):
-    plan, backend = cluster(mode, config, family, objects), BACKENDS[mode]
-    report = prove(plan, ruleset_of(mode, backend.render(plan)), HOST, backend.deviations)
-    assert_proved(report, plan, backend.deviations)
-
-
-def draw(rng, values):
-    at = rng.randrange(values.size)
-    for first, last in values.spans:
-        if at <= last - first:
-            return first + at
-        at -= last - first + 1
-    raise AssertionError("the size of a set is the number of its values")
-
-
-def ends_of(distribution, choices):
-    """Return the ends of a class without their records, for a sender that exactly these lists have."""
-    found = {}
-    for asked, end, (above, below) in distribution:
-        if any((name in choices) is not taken for name, taken in asked):
-            continue
-        delivered = end.disposition is Disposition.DELIVERED
-        key = end.disposition, end.endpoint if delivered else None, end.masquerade
-        found[key] = found.get(key, 0) + Fraction(above, below)
-    return found
+    plan = cluster(mode, config, family, objects)
+    assert_proved(proved(mode, plan), plan, BACKENDS[mode].deviations)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -92,10 +63,9 @@ def ends_of(distribution, choices):
 @given(some.configs, some.families, st.lists(some.objects, min_size=2, max_size=8), st.integers(0, 2**32))
 def test_a_random_packet_of_each_class_takes_the_way_of_its_class(mode, config, family, objects, seed):
     plan, backend, rng = cluster(mode, config, family, objects), BACKENDS[mode], random.Random(seed)
-    ruleset = ruleset_of(mode, backend.render(plan))
-    found = partitions(plan, ruleset, HOST, backend.deviations)
+    rules, found = backend.render(plan), partitions_of(mode, plan)
     for diagram, answer in (
-        (found.rules, lambda packet, memory: walk(ruleset, packet, HOST, memory)),
+        (found.rules, lambda packet, memory: backend.walk(rules, packet, HOST, memory)),
         (found.plan, lambda packet, memory: evaluate(plan, packet, HOST, backend.deviations, memory)),
     ):
         for box, leaf in leaves(diagram, found.space):

@@ -51,6 +51,7 @@ class SetBranch:
         "remembers",
         "rewritten",
         "saddr",
+        "served",
         "to",
         "tracked",
     )
@@ -59,7 +60,7 @@ class SetBranch:
         self.box = box
         """The packets as they were sent."""
         self.daddr: ValueSet | None = None
-        """The new destination; None: that of the box."""
+        """The new destination; None: that of the box. Several values: routing knows which of them it is."""
         self.dport: ValueSet | None = None
         self.to: tuple[str, int] = ("", 0)
         """The new destination as text and port."""
@@ -72,6 +73,8 @@ class SetBranch:
         """The destination differs from the original one."""
         self.masquerade = False
         self.tracked = True
+        self.served = False
+        """IPVS has selected the destination."""
         self.choices: frozenset[Choice] = frozenset()
         self.remembers: tuple[str, ...] = ()
         self.probability = ONE
@@ -82,6 +85,7 @@ class SetBranch:
         made.box, made.daddr, made.dport, made.to, made.saddr = self.box, self.daddr, self.dport, self.to, self.saddr
         made.mark, made.connection_mark, made.dnat = self.mark, self.connection_mark, self.dnat
         made.rewritten, made.masquerade, made.tracked = self.rewritten, self.masquerade, self.tracked
+        made.served = self.served
         made.choices, made.remembers, made.probability = self.choices, self.remembers, self.probability
         return made
 
@@ -133,13 +137,35 @@ class SetBranch:
     @property
     def state(self) -> tuple[object, ...]:
         """What rules of a later hook can see of the branch, apart from its header."""
-        return (self.mark, self.connection_mark, self.dnat, self.rewritten, self.masquerade, self.saddr, self.tracked)
+        return (
+            self.mark,
+            self.connection_mark,
+            self.dnat,
+            self.rewritten,
+            self.masquerade,
+            self.saddr,
+            self.tracked,
+            self.served,
+        )
+
+    @property
+    def is_vague(self) -> bool:
+        """True if the destination is one of several addresses of the node, and only routing knows which."""
+        return self.daddr is not None and self.daddr.size > 1
 
     def fresh(self, box: Box) -> SetBranch:
         """Return a branch in the same state that has a box as its header, and probability 1."""
         made = self.copy()
         made.box, made.daddr, made.dport, made.to = box, None, None, ("", 0)
         made.choices, made.remembers, made.probability = frozenset(), (), ONE
+        return made
+
+    def sent(self, target: ValueSet, ports: ValueSet | None, to: tuple[str, int]) -> SetBranch:
+        """Return the same packets with another destination; `ports` None: their port stays."""
+        made = self.copy()
+        made.daddr, made.to = target, to
+        if ports is not None:
+            made.dport = ports
         return made
 
     def resume(self, later: SetBranch) -> SetBranch:

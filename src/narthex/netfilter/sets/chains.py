@@ -14,6 +14,7 @@ from narthex.netfilter.sets.probabilities import read_probability, share
 from narthex.netfilter.sets.space import DADDR, DPORT, LINK, SADDR, NotInterpreted, PacketSpace
 from narthex.netfilter.sets.values import ValueSet, span, union, values
 from narthex.netfilter.walk.lookup import RulesetIndex
+from narthex.netfilter.walk.state import KernelObjects
 
 SetResults = list[tuple[Continuation | PacketEnd, SetBranch]]
 
@@ -25,7 +26,8 @@ _KEYED = 16
 _SILENT = (ast.Counter, ast.IgnoredStatement)
 _DROPPED, _REJECTED = PacketEnd(Disposition.DROPPED), PacketEnd(Disposition.REJECTED)
 _DESTINATION_HOOKS = ("prerouting", "output")
-_MOST_CHOICES = 4096
+THIS_NODE = "this node"
+"""The destination of redirected packets on a node with several addresses."""
 
 
 class _ChainRules:
@@ -63,6 +65,9 @@ class _ChainRules:
         branch: SetBranch, field: int, keys: ValueSet, numbers: dict[int, list[int]]
     ) -> Iterable[tuple[Sequence[int], SetBranch]]:
         have = branch.header[field]
+        if field == DADDR and branch.is_vague:
+            yield [each for address, held in numbers.items() if address in have for each in held], branch
+            return
         if have.size == 1:
             yield numbers.get(have.first, ()), branch
             return
@@ -94,9 +99,9 @@ def _keys(rule: ast.Rule, space: PacketSpace) -> tuple[int | None, int | None]:
 class SetChains:
     """Evaluates chains for sets of packets of one family."""
 
-    def __init__(self, space: PacketSpace, index: RulesetIndex) -> None:
+    def __init__(self, space: PacketSpace, index: RulesetIndex, objects: KernelObjects) -> None:
         self._space = space
-        self._matcher = SetMatcher(space, index)
+        self._matcher = SetMatcher(space, index, objects)
         self._answers = self._matcher.answers
         self._rules: dict[tuple[int, str], _ChainRules] = {}
         self._addresses: dict[str, ValueSet] = {}
@@ -104,6 +109,11 @@ class SetChains:
         self._linked: dict[tuple[int, str], bool] = {}
         self.rounding = Fraction(0)
         """The largest difference between a probability that the kernel applies and the 1/n that it stands for."""
+
+    def forget(self) -> None:
+        """Drop the results of chains, which are those of single destinations."""
+        self._known.clear()
+        self._matcher.forget()
 
     def base(self, point: WalkPoint, table: ast.Table, chain: ast.Chain, branch: SetBranch) -> SetResults:
         """Return the results of a base chain. A result that is no `PacketEnd` passes it."""
@@ -302,15 +312,11 @@ class SetChains:
             return [(_NEXT, made)]
         if isinstance(e, _SILENT):
             return [(_NEXT, branch)]
-        if isinstance(e, ast.Redirect) and at.point.hook == "output":
-            return self._rewrite(at, branch, self._loopback, e.port)
+        if isinstance(e, ast.Redirect):
+            return self._redirect(at, branch, e.port)
         if type(e) in self._answers or isinstance(e, (ast.RandomMatch, ast.EveryNth)):
             return self._rule(at, ast.Rule((e,)), branch)
         raise NotInterpreted(f"not interpreted: {describe(e) or type(e).__name__}")
-
-    @property
-    def _loopback(self) -> str:
-        return "127.0.0.1" if "." in self._space.family.loopback else "::1"
 
     def _verdict(self, at: _Position, verdict: ast.Verdict, branch: SetBranch) -> SetResults:
         if isinstance(verdict, (ast.Jump, ast.Goto)):
@@ -398,6 +404,23 @@ class SetChains:
         if isinstance(e, ast.Snat) and e.first == e.last:
             made.saddr = self._space.network(e.first)
         return [(_ACCEPT, made)]
+
+    def _redirect(self, at: _Position, branch: SetBranch, port: int | None) -> SetResults:
+        """Rewrite the destination to the node itself: to loopback if it sent the packet, else to an address of the link of arrival."""
+        space = self._space
+        if at.point.hook == "output":
+            return self._rewrite(at, branch, "127.0.0.1" if "." in space.family.loopback else "::1", port)
+        if not space.node:
+            raise NotInterpreted("the packet is redirected, and the node has no address of this family")
+        if space.node.single is not None:
+            return self._rewrite(at, branch, space.address_text(space.node.single), port)
+        if at.point.hook not in _DESTINATION_HOOKS:
+            raise NotInterpreted(f"the destination is rewritten in {at.point.hook}")
+        ports = span(port, port) if port is not None else None
+        header = branch.header
+        if header[DADDR] & space.node and (ports is None or header[DPORT] & ports):
+            raise NotInterpreted("whether the redirection changes the destination depends on the link of arrival")
+        return [(_ACCEPT, _sent(branch, space.node, ports, (THIS_NODE, port or 0), rewritten=True))]
 
     def _rewrite(self, at: _Position, branch: SetBranch, address: str, port: int | None) -> SetResults:
         """Rewrite the destination. Packets that have it already are kept apart: conntrack sees no rewriting in them."""
@@ -497,10 +520,8 @@ def _marked(e: ast.Expression, branch: SetBranch) -> SetBranch:
 def _sent(
     branch: SetBranch, target: ValueSet, ports: ValueSet | None, to: tuple[str, int], *, rewritten: bool
 ) -> SetBranch:
-    made = branch.copy()
-    made.daddr, made.to, made.dnat, made.rewritten = target, to, True, rewritten
-    if ports is not None:
-        made.dport = ports
+    made = branch.sent(target, ports, to)
+    made.dnat, made.rewritten = True, rewritten
     return made
 
 

@@ -1,50 +1,79 @@
 """An index of boxes: splits a box of packets along all boxes of a map or set that it meets.
 
 Each level of the index is one field. A value of its own is found by hash and an interval by binary search, and what is left of a set of
-values is computed once, so that a box splits along a map in time linear in the elements of the map.
+values is computed once, so that a box splits along a map in time linear in the elements of the map. Where few
+boxes are left, their other fields are compared directly.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 from narthex.netfilter.sets.values import ValueSet, segments, union
 
 Item = TypeVar("Item")
 
+_FEW = 3
+"""Number of boxes that are compared one after the other."""
+
 
 class _Node(Generic[Item]):
-    """The elements that agree with the values of the fields before this one."""
+    """The boxes that agree with the values of the fields before this one."""
 
     __slots__ = ("_known", "_spans", "_starts", "singles")
 
-    def __init__(self, parts: list[tuple[ValueSet, _Node[Item] | tuple[Item, ...]]]) -> None:
+    def __init__(self, parts: list[tuple[ValueSet, _Child[Item]]]) -> None:
         self.singles = {part.first: child for part, child in parts if part.size == 1}
-        self._spans = sorted(
-            (first, last, child) for part, child in parts if part.size != 1 for first, last in part.spans
-        ) if len(self.singles) < len(parts) else []  # fmt: skip
-        self._starts = [first for first, _, _ in self._spans]
-        self._known: dict[ValueSet, list[tuple[ValueSet, _Node[Item] | tuple[Item, ...] | None]]] = {}
+        self._spans = (
+            tuple(
+                sorted(
+                    ((first, last, child) for part, child in parts if part.size != 1 for first, last in part.spans),
+                    key=lambda span: span[0],
+                )
+            )
+            if len(self.singles) < len(parts)
+            else ()
+        )
+        self._starts = [first for first, _, _ in self._spans] if self._spans else None
+        self._known: dict[ValueSet, list[tuple[ValueSet, _Child[Item] | None]]] | None = None
 
-    def at(self, value: int) -> _Node[Item] | tuple[Item, ...] | None:
+    def at(self, value: int) -> _Child[Item] | None:
         """Return what is below a value."""
         found = self.singles.get(value)
-        if found is None and self._starts:
+        if found is None and self._starts is not None:
             at = bisect_right(self._starts, value) - 1
             if at >= 0 and value <= self._spans[at][1]:
                 return self._spans[at][2]
         return found
 
-    def split(self, desired: ValueSet) -> list[tuple[ValueSet, _Node[Item] | tuple[Item, ...] | None]]:
-        """Split a set of values along the node; what no element has comes last, with None."""
+    def _met(self, desired: ValueSet) -> Iterator[tuple[int, _Child[Item]]]:
+        """Yield the values of a set that have a child of their own. The effort is that of the smaller side."""
+        singles = self.singles
+        if desired.size > len(singles):
+            yield from (pair for pair in singles.items() if pair[0] in desired)
+            return
+        for first, last in desired.spans:
+            for value in range(first, last + 1):
+                child = singles.get(value)
+                if child is not None:
+                    yield value, child
+
+    def forget(self) -> None:
+        """Drop the parts that are known."""
+        self._known = None
+
+    def split(self, desired: ValueSet, used: list[_Node[Item]]) -> list[tuple[ValueSet, _Child[Item] | None]]:
+        """Split a set of values along the node; what no box has comes last, with None. A node that remembers parts joins `used`."""
+        if self._known is None:
+            self._known = {}
+            used.append(self)
         known = self._known.get(desired)
         if known is None:
-            parts: dict[int, tuple[_Node[Item] | tuple[Item, ...], list[ValueSet]]] = {}
-            for value, child in self.singles.items():
-                if value in desired:
-                    parts.setdefault(id(child), (child, []))[1].append(ValueSet(((value, value),)))
+            parts: dict[int, tuple[_Child[Item], list[ValueSet]]] = {}
+            for value, child in self._met(desired):
+                parts.setdefault(id(child), (child, []))[1].append(ValueSet(((value, value),)))
             for first, last, child in self._spans:
                 part = desired & ValueSet(((first, last),))
                 if part:
@@ -59,37 +88,54 @@ class _Node(Generic[Item]):
         return known
 
 
+class _Rest:
+    """Few boxes, of which the fields before a level agree."""
+
+    __slots__ = ("level", "numbers")
+
+    def __init__(self, numbers: list[int], level: int) -> None:
+        self.numbers, self.level = numbers, level
+
+
+_Child = _Node[Item] | _Rest | tuple[Item, ...]
+Header = tuple[ValueSet, ...]
+Pieces = list[tuple[Header, tuple[Item, ...]]]
+
+
 class BoxIndex(Generic[Item]):
     """Finds the items of all boxes that contain a packet. Fields are looked up in the order `order`."""
 
-    def __init__(self, boxes: Sequence[tuple[tuple[ValueSet, ...], Item]], order: Sequence[int]) -> None:
+    def __init__(self, boxes: Sequence[tuple[Header, Item]], order: Sequence[int]) -> None:
         """Index boxes with their items; of boxes that overlap, the first comes first."""
         self._order = tuple(order)
         self._boxes = boxes
+        self._used: list[_Node[Item]] = []
         self._root = self._build(list(range(len(boxes))), 0)
 
-    def _build(self, numbers: list[int], level: int) -> _Node[Item] | tuple[Item, ...]:
+    def _build(self, numbers: list[int], level: int) -> _Child[Item]:
         boxes = self._boxes
         if level == len(self._order):
             return tuple(boxes[number][1] for number in numbers)
+        if len(numbers) <= _FEW and level > 0:
+            return _Rest(numbers, level)
         field = self._order[level]
         found = segments([boxes[number][0][field] for number in numbers])
         return _Node([(part, self._build([numbers[at] for at in active], level + 1)) for part, active in found])
 
-    def split(self, box: tuple[ValueSet, ...]) -> list[tuple[tuple[ValueSet, ...], tuple[Item, ...]]]:
+    def forget(self) -> None:
+        """Drop what is known of boxes that were split."""
+        for node in self._used:
+            node.forget()
+        self._used.clear()
+
+    def split(self, box: Header) -> Pieces[Item]:
         """Split a box into disjoint boxes, each with the items of the boxes that contain it: none where no box is."""
-        found: list[tuple[tuple[ValueSet, ...], tuple[Item, ...]]] = []
+        found: Pieces[Item] = []
         self._split(self._root, 0, box, found)
         return found
 
-    def _split(
-        self,
-        node: _Node[Item] | tuple[Item, ...],
-        level: int,
-        box: tuple[ValueSet, ...],
-        found: list[tuple[tuple[ValueSet, ...], tuple[Item, ...]]],
-    ) -> None:
-        while not isinstance(node, tuple):
+    def _split(self, node: _Child[Item], level: int, box: Header, found: Pieces[Item]) -> None:
+        while isinstance(node, _Node):
             field = self._order[level]
             desired = box[field]
             if desired.size != 1:
@@ -102,10 +148,38 @@ class BoxIndex(Generic[Item]):
         if isinstance(node, tuple):
             found.append((box, node))
             return
-        parts = node.split(desired)
-        for part, child in parts:
+        if isinstance(node, _Rest):
+            found += self._compared(node, box)
+            return
+        for part, child in node.split(desired, self._used):
             smaller = box if part is desired else (*box[:field], part, *box[field + 1 :])
             if child is None:
                 found.append((smaller, ()))
             else:
                 self._split(child, level + 1, smaller, found)
+
+    def _compared(self, rest: _Rest, box: Header) -> Pieces[Item]:
+        """Split a box along few other boxes."""
+        pieces: Pieces[Item] = [(box, ())]
+        fields = self._order[rest.level :]
+        for number in rest.numbers:
+            element, item = self._boxes[number]
+            after: Pieces[Item] = []
+            for piece, items in pieces:
+                inside: Header | None = piece
+                outside: list[Header] = []
+                for field in fields:
+                    assert inside is not None
+                    have, desired = inside[field], element[field]
+                    part = have & desired
+                    if not part:
+                        inside, outside = None, [piece]
+                        break
+                    if part.size != have.size:
+                        outside.append((*inside[:field], have - desired, *inside[field + 1 :]))
+                        inside = (*inside[:field], part, *inside[field + 1 :])
+                if inside is not None:
+                    after.append((inside, (*items, item)))
+                after += [(part, items) for part in outside]
+            pieces = after
+        return pieces

@@ -26,7 +26,8 @@ from narthex.netfilter.sets.space import (
     PacketSpace,
 )
 from narthex.netfilter.sets.values import ValueSet, span, union, values
-from narthex.netfilter.walk.lookup import RulesetIndex
+from narthex.netfilter.walk.lookup import RulesetIndex, ipset_fields, ipset_index
+from narthex.netfilter.walk.state import KernelObjects
 from narthex.netfilter.xtables.values import TABLES
 
 Answer = bool | str
@@ -48,6 +49,7 @@ _FIELDS = {
 }
 ORIGINAL = frozenset((ast.Field.ORIG_DADDR, ast.Field.ORIG_DPORT, ast.Field.ORIG_SADDR, ast.Field.ORIG_SPORT))
 _PORTS = frozenset((ast.Field.SPORT, ast.Field.DPORT, ast.Field.ORIG_SPORT, ast.Field.ORIG_DPORT))
+_VAGUE = "which address of the node a redirected packet gets depends on its link of arrival"
 _NO_PORTS = "a packet without ports has other data where others have them"
 _SYN = 2
 _ICMP = {IPFamily.IPV4: 1, IPFamily.IPV6: 58}
@@ -61,11 +63,12 @@ _MOST_SLOTS = 1 << 20
 class SetMatcher:
     """Evaluates matches for sets of packets on one host. Connections are new, and tables have no state but free choices."""
 
-    def __init__(self, space: PacketSpace, index: RulesetIndex) -> None:
+    def __init__(self, space: PacketSpace, index: RulesetIndex, objects: KernelObjects) -> None:
         self._space = space
         self._index = index
+        self._ipsets = objects.sets
         self._sets: dict[int, tuple[ast.Expression, ValueSet]] = {}
-        self._elements: dict[tuple[int, ast.Key, tuple[int, ...]], BoxIndex[Any]] = {}
+        self._elements: dict[tuple[int, ast.Key, tuple[int, ...]], tuple[ast.Set, BoxIndex[Any]]] = {}
         self._unread: dict[tuple[int, ast.Key], str] = {}
         self._multicast = space.network(_MULTICAST[space.family])
         self._broadcast = space.network("255.255.255.255")
@@ -86,7 +89,7 @@ class SetMatcher:
             ast.RecentCheck: self._recent,
             ast.AnyOf: self._any_of,
             ast.IpvsMatch: self._by_ipvs,
-            ast.MatchSet: self._not_interpreted,
+            ast.MatchSet: self._match_set,
             ast.UndecidableMatch: self._undecidable,
             ast.OmittedMatch: self._text,
             ast.Assumed: self._text,
@@ -95,6 +98,11 @@ class SetMatcher:
             ast.RuleGap: self._text,
         }
         """By type of match. All other expressions are statements or random."""
+
+    def forget(self) -> None:
+        """Drop what is known of packets that were looked up."""
+        for _, index in self._elements.values():
+            index.forget()
 
     @property
     def host(self) -> Host:
@@ -126,8 +134,10 @@ class SetMatcher:
         inside = have & desired
         if not inside.size:
             return [(negate, branch)]
-        if inside.size == have.size or at is None:
+        if inside.size == have.size:
             return [(not negate, branch)]
+        if at is None:
+            return [(_VAGUE, branch)]
         return [(not negate, branch.within(at, inside)), (negate, branch.within(at, have - desired))]
 
     def _with_ports(self, branch: SetBranch) -> tuple[SetBranch | None, SetBranch | None]:
@@ -164,8 +174,11 @@ class SetMatcher:
                 return self._ports(e, branch)
             if field in ORIGINAL and not branch.tracked:
                 return [(False, branch)]
-            have, at = self._field(field, branch)
             desired = self._desired(e)
+            if field is ast.Field.SADDR and point.iif == "lo" and branch.masquerade and branch.saddr is None:
+                have, at = self._space.node, None  # over loopback, the new source is an address of this node
+            else:
+                have, at = self._field(field, branch)
             if e.negate and not desired and field is not ast.Field.L4PROTO:
                 return [(False, branch)]  # in an inet table, a negated address of the other family never matches
             return self._select(branch, have, at, desired, e.negate)
@@ -206,7 +219,7 @@ class SetMatcher:
         if e.field is ast.Field.SADDR and branch.masquerade and branch.saddr is None:
             return [(not e.negate, branch)]
         have, at = self._field(e.field, branch)
-        return self._select(branch, have, at, self._space.own, e.negate)
+        return self._select(branch, have, at, self._space.local, e.negate)
 
     def _address_type(self, e: ast.AddressType, branch: SetBranch, _point: WalkPoint, _table: ast.Table) -> Parts:
         """Split by route type, as far as it follows from the address alone."""
@@ -214,7 +227,7 @@ class SetMatcher:
             return [(("local" in e.types) is not e.negate, branch)]
         have, at = self._field(e.field, branch)
         found: Parts = []
-        local = self._space.own
+        local = self._space.local
         multicast = self._multicast - local
         broadcast = self._broadcast - local
         for kind, members in (("local", local), ("multicast", multicast), ("broadcast", broadcast)):
@@ -288,14 +301,17 @@ class SetMatcher:
             raise NotInterpreted(f"the set {name} of table {table.name}: {why}")
         if ast.Field.IIFNAME in key and point.iif is not None:
             raise NotInterpreted(f"the set {name}: packets over loopback are not looked up by link")
-        if not _PORTS.isdisjoint(key):
-            with_ports, without = self._with_ports(branch)
-            if without is not None and ast.Field.L4PROTO not in key:
-                raise NotInterpreted(_NO_PORTS)
-            # A set that names the protocol has no element for one without ports.
-            missing: SlotParts = [] if without is None else [(None, (), without)]
-            return missing if with_ports is None else missing + self._meet(key, held.set, with_ports)
-        return self._meet(key, held.set, branch)
+        return self._met(key, held.set, branch)
+
+    def _met(self, key: ast.Key, held: ast.Set, branch: SetBranch) -> SlotParts:
+        if _PORTS.isdisjoint(key):
+            return self._meet(key, held, branch)
+        with_ports, without = self._with_ports(branch)
+        if without is not None and ast.Field.L4PROTO not in key:
+            raise NotInterpreted(_NO_PORTS)
+        # A set that names the protocol has no element for one without ports.
+        missing: SlotParts = [] if without is None else [(None, (), without)]
+        return missing if with_ports is None else missing + self._meet(key, held, with_ports)
 
     def _meet(self, key: ast.Key, held: ast.Set, branch: SetBranch) -> SlotParts:
         have: list[ValueSet] = []
@@ -324,25 +340,28 @@ class SetMatcher:
         for narrowed, data in self._box_index(key, held, order).split(tuple(have)):
             smaller = box
             for number, at in enumerate(places):
-                if at is not None and narrowed[number] is not have[number]:
-                    smaller = (*smaller[:at], narrowed[number] & smaller[at], *smaller[at + 1 :])
+                if narrowed[number] is have[number] or number == slot:
+                    continue
+                if at is None:
+                    raise NotInterpreted(_VAGUE)
+                smaller = (*smaller[:at], narrowed[number] & smaller[at], *smaller[at + 1 :])
             found.append((narrowed[slot] if slot is not None else None, data, branch.part(smaller)))
         return found
 
     def _box_index(self, key: ast.Key, held: ast.Set, order: tuple[int, ...]) -> BoxIndex[Any]:
         known = self._elements.get((id(held), key, order))
-        if known is None:
-            boxes = []
-            for element, data in held.elements.items():
-                if len(element) != len(key):
-                    raise NotInterpreted(
-                        f"the set {held.name}: an element has {len(element)} parts, its key {len(key)}"
-                    )
-                boxes.append((tuple(map(self._component, key, element)), data))
-            if held.interval:  # as `walk.lookup`: of overlapping elements the most specific one counts
-                boxes.sort(key=lambda pair: [part.size for part in pair[0]])
-            known = self._elements[id(held), key, order] = BoxIndex(boxes, order)
-        return known
+        if known is not None:
+            return known[1]
+        boxes = []
+        for element, data in held.elements.items():
+            if len(element) != len(key):
+                raise NotInterpreted(f"the set {held.name}: an element has {len(element)} parts, its key {len(key)}")
+            boxes.append((tuple(map(self._component, key, element)), data))
+        if held.interval:  # as `walk.lookup`: of overlapping elements the most specific one counts
+            boxes.sort(key=lambda pair: [part.size for part in pair[0]])
+        made: BoxIndex[Any] = BoxIndex(boxes, order)
+        self._elements[id(held), key, order] = held, made
+        return made
 
     def _component(self, part: ast.KeyPart, atom: ast.Atom) -> ValueSet:
         if isinstance(part, ast.Slot):
@@ -366,6 +385,17 @@ class SetMatcher:
             else:
                 found += self._remembered(list_name(e.name, e.key), held.timeout or None, part, e.negate)
         return found
+
+    def _match_set(self, e: ast.MatchSet, branch: SetBranch, _point: WalkPoint, _table: ast.Table) -> Parts:
+        """Split a branch along an ipset."""
+        ipset = self._ipsets.get(e.name)
+        if ipset is None:
+            return [(f"the ipset {e.name} is not in the input", branch)]
+        try:
+            parts = self._met(ipset_fields(ipset, e.sides), ipset_index(ipset).set, branch)
+        except (NotInterpreted, ValueError) as error:
+            return [(f"the ipset {e.name}: {error}", branch)]
+        return [(bool(data) is not e.negate, part) for _, data, part in parts]
 
     def _recent(self, e: ast.RecentCheck, branch: SetBranch, _point: WalkPoint, _table: ast.Table) -> Parts:
         return self._remembered(e.name, e.seconds, branch, False)
@@ -415,7 +445,9 @@ class SetMatcher:
         return found + [(doubt or True, part) for doubt, part in left]
 
     def _by_ipvs(self, e: ast.IpvsMatch, branch: SetBranch, _point: WalkPoint, _table: ast.Table) -> Parts:
-        return [(e.negate, branch)]  # the proof covers no virtual servers
+        if branch.served and not (e.address is None and e.protocol is None and e.port is None):
+            return [("which virtual server has forwarded the packet is not interpreted", branch)]
+        return [(branch.served is not e.negate, branch)]
 
     def _undecidable(self, e: ast.UndecidableMatch, branch: SetBranch, _point: WalkPoint, _table: ast.Table) -> Parts:
         parts = self._select(branch, branch.box[LINK], LINK, HERE, False)
@@ -433,9 +465,6 @@ class SetMatcher:
         _table: ast.Table,
     ) -> Parts:
         return [(e.text, branch)]
-
-    def _not_interpreted(self, e: ast.MatchSet, branch: SetBranch, _point: WalkPoint, _table: ast.Table) -> Parts:
-        return [(f"the ipset {e.name} is not interpreted", branch)]
 
 
 _TCP = values(6)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from narthex.model import Host, IPFamily, Packet, Protocol, address_key, family_of, parsed_network
@@ -40,9 +41,19 @@ class PacketSpace:
     Number 0 is the node itself, each name and each pattern has a number, and all others stand for links that no rule names.
     """
 
-    def __init__(self, family: IPFamily, host: Host, links: Iterable[str] = ()) -> None:
-        """Prepare the space of a family on a node; `links` are all names and patterns (`veth*`) of links that matter."""
+    def __init__(
+        self, family: IPFamily, host: Host, links: Iterable[str] = (), bound: Iterable[str] = frozenset()
+    ) -> None:
+        """Prepare the space of a family on a node.
+
+        Args:
+            family: The family.
+            host: The node.
+            links: All names and patterns (`veth*`) of links that matter.
+            bound: Further local addresses, which the node has only for its Services (mode ipvs).
+        """
         self.family = family
+        self._networks: dict[str, ValueSet] = {}
         self.widths = (family.host_bits, 8, 16, 16, 16, family.host_bits)
         """Bits of each field."""
         self.addresses = span(0, (1 << family.host_bits) - 1)
@@ -52,6 +63,8 @@ class PacketSpace:
         """The addresses of the host."""
         self.own = union((self.node, self.loopback))
         """The addresses of the host, with loopback."""
+        self.local = union((self.own, *(values(self.address(each)) for each in bound if family_of(each) is family)))
+        """All addresses that the kernel takes for local ones."""
         self.host = host
         # A pattern that contains another one comes later, so that a name belongs to the longest pattern.
         names = sorted({each for each in links if each}, key=lambda each: (each.endswith("*"), -len(each), each))
@@ -76,6 +89,12 @@ class PacketSpace:
 
     def network(self, text: str) -> ValueSet:
         """Return the addresses of an address, a network, or a range; those of the other family are none. Raises NotInterpreted."""
+        known = self._networks.get(text)
+        if known is None:
+            known = self._networks[text] = self._network(text)
+        return known
+
+    def _network(self, text: str) -> ValueSet:
         first, dash, last = text.partition("-")
         try:
             if family_of(first.partition("/")[0]) is not self.family:
@@ -101,7 +120,7 @@ class PacketSpace:
         number = int(text) if text.isdigit() else _NUMBERS.get(text)
         if number is None or number > 255:
             raise NotInterpreted(f"the protocol {text} is unknown")
-        return values(number)
+        return _single(number)
 
     @staticmethod
     def port(atom: ast.Atom) -> ValueSet:
@@ -109,7 +128,7 @@ class PacketSpace:
         first, _, last = str(atom).partition("-")
         if not first.isdigit() or not (last or first).isdigit():
             raise NotInterpreted(f"{atom} is no port")
-        return span(int(first), int(last or first)) & _PORT
+        return span(int(first), int(last)) & _PORT if last else _single(int(first)) & _PORT
 
     def link(self, pattern: str) -> ValueSet:
         """Return the links with a name, or with the prefix of a pattern `veth*`."""
@@ -167,6 +186,12 @@ class PacketSpace:
             iif="" if point[LINK] == 0 else self.link_name(point[LINK]),
             from_host=point[LINK] == 0,
         )
+
+
+@lru_cache(maxsize=1 << 16)
+def _single(value: int) -> ValueSet:
+    """Return the set of a protocol or a port; one object for all elements that have it."""
+    return ValueSet(((value, value),))
 
 
 ADDRESSES = frozenset((ast.Field.SADDR, ast.Field.DADDR, ast.Field.ORIG_SADDR, ast.Field.ORIG_DADDR))

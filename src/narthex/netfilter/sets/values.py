@@ -78,7 +78,7 @@ class ValueSet:
                         found.append((start, end))
                     at += 1
         else:
-            found = _merged(few.spans, spans)
+            found = _merged(few, many)
         return _of_parts(found, few, many)
 
     def __sub__(self, other: ValueSet) -> ValueSet:
@@ -109,9 +109,10 @@ class ValueSet:
         return union((self, other))
 
 
-def _merged(one: tuple[Span, ...], other: tuple[Span, ...]) -> list[Span]:
+def _merged(few: ValueSet, many: ValueSet) -> list[Span]:
     found: list[Span] = []
-    here = there = 0
+    one, other = few.spans, many.spans
+    here, there = 0, max(bisect_right(many._first_values(), one[0][0]) - 1, 0)
     while here < len(one) and there < len(other):
         start, end = max(one[here][0], other[there][0]), min(one[here][1], other[there][1])
         if start <= end:

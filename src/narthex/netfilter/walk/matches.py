@@ -251,6 +251,12 @@ class Matcher:
                 return e.negate
             if field is ast.Field.OIFNAME:
                 self.asked_links.update(map(str, e.values))
+            if field is ast.Field.SADDR and point.iif == "lo":
+                # Over loopback, the new source is an address of this node.
+                own = (each for each in self._own if family_of(each) is self.family)
+                answers = {self._address_in(each, e) for each in own}
+                if len(answers) == 1:
+                    return answers.pop()
             return str(error)
         if value is None:
             return _NO_PORTS if field in _PORTS else False

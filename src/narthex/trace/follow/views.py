@@ -188,6 +188,10 @@ class NodeRules(Shape):
         """Return the ipsets and IPVS virtual servers."""
 
     @property
+    def comments(self) -> tuple[str, ...]:
+        """Return the comment lines, of which some are the table of a userspace relay."""
+
+    @property
     def unread(self) -> tuple[str, ...]:
         """Return lines that could not be read, each with the reason."""
 

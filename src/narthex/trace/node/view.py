@@ -315,6 +315,7 @@ class DumpedRules:
         self.ruleset: Ruleset = rules.ruleset
         self.assumed: Ruleset = rules.copied if copied else rules.ruleset
         self.objects: KernelObjects = rules.objects
+        self.comments = rules.comments
         self.unread = tuple(map(str, held.problems))
         # A tool that a bundle or a live node has run prints every table that there is.
         self.gaps = tuple(gap for gap in rules.gaps if copied or gap.kind is not GapKind.TABLE)

@@ -16,11 +16,12 @@ from narthex.netfilter.walk.losses import LossSigns
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.backends.nftables.frame import POD_CIDRS
 from narthex.proxy.plan.ir import Plan
+from narthex.runtime.configuration.file import VERIFIED_MODES
 from narthex.trace.follow.views import LinkAddress, NodeRules, NodeView
 from narthex.trace.names import AddressNames
 from narthex.trace.node.view import RulesByFamily
 from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
-from narthex.trace.program.reports import SERVICE_LINKS, families_of_rules, nodes_of, obstacles
+from narthex.trace.program.reports import SERVICE_LINKS, families_of_rules, mode_of_rules, nodes_of, obstacles
 from narthex.trace.proof.changes import MOST_LINES, ChangeReport, change_report, undecided_change
 from narthex.trace.proof.named_frontends import NamedFrontends
 from narthex.trace.proof.packet_source import PacketSource
@@ -63,12 +64,17 @@ def source_of_view(view: NodeView, family: IPFamily, own: Sequence[str] = ()) ->
     absent = [gap for gap in held.gaps if gap.kind is GapKind.TABLE] if held is not None else []
     held_here = view.own_addresses(SERVICE_LINKS) or own
     addresses = tuple(ip for ip in held_here if family_of(ip) is family)
-    missing = (_UNKNOWN_ADDRESSES,) if not addresses and held is not None and held.ruleset.tables else ()
+    missing = [_UNKNOWN_ADDRESSES] if not addresses and held is not None and held.ruleset.tables else []
+    handed_on = held is not None and (held.objects.servers or mode_of_rules(held, family) not in VERIFIED_MODES)
+    if handed_on:
+        missing.append(
+            "IPVS or a relay forwards packets: `narthex check --prove` interprets that, this command doesn't"
+        )
     return PacketSource(
         name=view.origin or view.words,
         family=family,
         host=Host(addresses=tuple(dict.fromkeys(addresses))),
-        ruleset=None if held is None or held.objects.servers else held.ruleset,
+        ruleset=None if held is None or handed_on else held.ruleset,
         obstacles=(*obstacles(view, family, GapKind.TABLE), *view.partial, *missing),
         given=tuple(f"{gap.text}, and has no rules" for gap in absent),
     )

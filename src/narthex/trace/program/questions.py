@@ -68,7 +68,7 @@ def _mode(view: NodeView | None) -> str:
     if view is None or view.rules is None:
         return ""
     family = families_of_rules((view,))[0]
-    return mode_of_rules(view.rules[family].ruleset, family)
+    return mode_of_rules(view.rules[family], family)
 
 
 def _families(view: NodeView | None, inputs: NodeInputs | None) -> Sequence[IPFamily]:
@@ -96,7 +96,7 @@ class _NodeScene:
         if self._view is not None:
             found[RULES] = source_of_view(self._view, self._family, self._own)
         if self._plan is not None and self._inputs is not None:
-            mode = mode_of_rules(self._held.ruleset, self._family) if self._held is not None else self._inputs.mode
+            mode = mode_of_rules(self._held, self._family) if self._held is not None else self._inputs.mode
             own = tuple(ip for ip in self._own if family_of(ip) is self._family)
             deviations = BACKENDS[mode].deviations
             unknown = sorted(each.words for each in deviations - INTERPRETED)

@@ -9,11 +9,13 @@ from pathlib import Path
 import msgspec
 
 from narthex.model import FAMILIES, Host, InputError, IPFamily, NamespacedName, Snapshot, family_of
-from narthex.netfilter.ast import Ruleset
 from narthex.netfilter.dump.dump import GapKind
 from narthex.proxy.backends import BACKENDS
-from narthex.proxy.plan.ir import Plan
-from narthex.trace.follow.views import NodeView
+from narthex.proxy.backends.ipvs.names import CLUSTER_IP, set_name
+from narthex.proxy.backends.userspace.names import CONTAINER
+from narthex.proxy.backends.userspace.rules import table_of
+from narthex.proxy.plan.ir import Deviation, Plan
+from narthex.trace.follow.views import NodeRules, NodeView
 from narthex.trace.node.layout import CNI_FILE, PARTS, SOCKETS_FILE
 from narthex.trace.node.network import ConntrackListing
 from narthex.trace.node.view import sockets_of
@@ -21,6 +23,7 @@ from narthex.trace.program.bundle import gather, read_bundle
 from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
 from narthex.trace.proof.changes import ChangeReport
 from narthex.trace.proof.prove import ProofReport, prove, undecided
+from narthex.trace.proof.relay import ReferredObjects
 from narthex.trace.query.answer import QueryReport
 from narthex.trace.reports.check import CheckReport, check
 from narthex.trace.reports.counting import CounterReading, Names, count
@@ -79,20 +82,45 @@ def proof_reports(
 
 
 _NFT_TABLES = ("narthex", "kube-proxy")
+KUBE_PROXY_NFTABLES = frozenset({Deviation.NO_CONSISTENT_HASHING, Deviation.NO_LEAST_CONNECTIONS})
+"""The deviations of kube-proxy in mode nftables: it masquerades every endpoint's connections to itself."""
 
 
 def _proof(plan: Plan, view: NodeView, host: Host, service: NamespacedName | None) -> ProofReport:
     held = view.rules.get(plan.family) if view.rules is not None else None
     reasons = obstacles(view, plan.family)
-    if held is None or reasons:
+    if held is None:
         return undecided(plan, service, reasons)
-    return prove(plan, held.ruleset, host, BACKENDS[mode_of_rules(held.ruleset, plan.family)].deviations, service)
+    mode = mode_of_rules(held, plan.family)
+    referred = ReferredObjects(held.objects)
+    if mode == "userspace":
+        try:
+            referred = ReferredObjects(held.objects, table_of(held.comments, plan.family))
+        except ValueError as error:
+            reasons += (str(error),)
+        if not referred.listeners and plan.services:
+            reasons += ("the table of the relay is not in the input: `narthex render` prints it above the rules",)
+    if reasons:
+        return undecided(plan, service, reasons)
+    return prove(plan, held.ruleset, host, deviations_of_rules(held, plan.family), service, referred)
 
 
-def mode_of_rules(ruleset: Ruleset, family: IPFamily) -> str:
-    """Return the mode whose deviations apply to rules: nftables if a proxy's table is there, otherwise iptables."""
-    tables = {table.name for table in ruleset.tables if table.family in (None, family)}
-    return "nftables" if tables.intersection(_NFT_TABLES) else "iptables"
+def mode_of_rules(held: NodeRules, family: IPFamily) -> str:
+    """Return the mode whose rules a node has; iptables if there is no sign of another one."""
+    tables = [table for table in held.ruleset.tables if table.family in (None, family)]
+    if any(table.name in _NFT_TABLES for table in tables):
+        return "nftables"
+    if any(CONTAINER in table.chains for table in tables):
+        return "userspace"
+    return "ipvs" if held.objects.servers and set_name(CLUSTER_IP, family) in held.objects.sets else "iptables"
+
+
+def deviations_of_rules(held: NodeRules, family: IPFamily) -> frozenset[Deviation]:
+    """Return the deviations from the plan that are declared for the rules of a node."""
+    mode = mode_of_rules(held, family)
+    if mode == "nftables" and not any(table.name == _NFT_TABLES[0] for table in held.ruleset.tables):
+        return KUBE_PROXY_NFTABLES
+    return BACKENDS[mode].deviations
 
 
 def families_of_rules(views: Sequence[NodeView]) -> list[IPFamily]:
@@ -107,7 +135,7 @@ def families_of_rules(views: Sequence[NodeView]) -> list[IPFamily]:
 
 
 def obstacles(view: NodeView, family: IPFamily, tolerated: GapKind | None = None) -> tuple[str, ...]:
-    """Return why nothing can be proved of a node's rules: they are not known, not complete, or not interpreted.
+    """Return why nothing can be proved of a node's rules: they are not known, or not complete.
 
     Gaps of the kind `tolerated` are left out.
     """
@@ -120,8 +148,6 @@ def obstacles(view: NodeView, family: IPFamily, tolerated: GapKind | None = None
         reasons.append(
             "the rules were copied by a person, so that lines may be missing: use a bundle or a complete dump"
         )
-    if held.objects.servers:
-        reasons.append("IPVS forwards packets, and the proof does not interpret virtual servers")
     return tuple(reasons)
 
 

@@ -325,7 +325,7 @@ class _Step:
 
     def _compared(self, found: Partitions, plan: Plan, ruleset: ast.Ruleset) -> ChangeVerdict:
         comparison = Comparison(found, plan, ruleset, self._deviations)
-        comparison.run()
+        comparison.compare(found)
         wrong = (*comparison.classes, *comparison.not_interpreted)
         if not wrong:
             classes = sum(len(leaf.regions) for _, leaf in leaves(found.rules, found.space))

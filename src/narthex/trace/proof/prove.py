@@ -6,14 +6,15 @@ interpreted with the part of the packets that they leave undecided.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from narthex.model import Disposition, Host, Memory, NamespacedName, Packet, Trace, join_port
+from narthex.model import Disposition, Host, Memory, NamespacedName, Packet, Protocol, Trace, join_port
 from narthex.netfilter import ast
 from narthex.netfilter.sets.branch import PacketEnd
 from narthex.netfilter.sets.diagram import (
@@ -29,16 +30,20 @@ from narthex.netfilter.sets.diagram import (
 from narthex.netfilter.sets.probabilities import most_rounding
 from narthex.netfilter.sets.space import DADDR, DPORT, PROTOCOL, SPORT, Box, PacketSpace
 from narthex.netfilter.sets.touched import Header
-from narthex.netfilter.sets.values import ValueSet
+from narthex.netfilter.sets.values import EMPTY, ValueSet, union, values
 from narthex.netfilter.sets.walk import SetWalk, space_of
 from narthex.netfilter.walk.walk import walk
+from narthex.proxy.backends.userspace.backend import UserspaceBackend
 from narthex.proxy.plan.ir import Deviation, Plan
-from narthex.trace.evaluate import affinity_record, evaluate
+from narthex.trace.evaluate import evaluate
 from narthex.trace.proof.describe import ClassDescriber, sample_point
 from narthex.trace.proof.plan_ends import INTERPRETED, PlanEnds
+from narthex.trace.proof.relay import ReferredObjects, relayed
 
 _WITHIN = " within "
 """Separates a list's name and its time in the name of a choice."""
+_PORTION = 256
+"""Destinations to prove at a time. The memory for a portion is free again before the next one."""
 _MOST_RULES = 50
 """Rules to report that could not be interpreted. Those with the largest parts come first."""
 _MOST_CLASSES = 1000
@@ -48,6 +53,7 @@ PARAMETERS = (
     "their mark is 0 when they arrive",
     "whether an affinity list has a sender is a free choice",
 )
+_RELAY_GUARD = "connections to the relay's own ports are refused: it is reached through Services only"
 _LOOPBACK_GUARD = "packets to loopback from other addresses are dropped"
 
 
@@ -169,37 +175,66 @@ def partitions(
     host: Host,
     deviations: frozenset[Deviation],
     service: NamespacedName | None = None,
+    referred: ReferredObjects = ReferredObjects(),  # noqa: B008  # immutable
     regions: Sequence[Header] | None = None,
 ) -> Partitions:
     """Return what rules and plan do with all packets, with those for one Service, or with those of disjoint regions."""
-    pods = plan.pods
-    links = (pods.interface, f"{pods.interface_prefix}*" if pods.interface_prefix else "")
-    space = space_of(ruleset, plan.family, host, links)
-    walked = SetWalk(ruleset, space)
-    ends = PlanEnds(plan, space, deviations)
-    within = ends.regions(service) if service is not None else [space.possible]
+    partitioner = _Partitioner(plan, ruleset, host, deviations, referred)
+    possible = partitioner.space.possible
     if regions is not None:
-        within = [(*each, *space.possible[SPORT:]) for each in regions]
-    builder = DiagramBuilder(space)
-    by_plan = builder.build(list(_within(ends, within) if within != [space.possible] else ends.ends()))
-    found = [each for box in within for each in walked.ends(box)]
-    rounding = walked.chains.rounding
-    del walked  # what it remembers takes as much memory as all classes
-    names = _list_names(found, ends)
-    if names:
-        found = [renamed_lists(each, names) for each in found]
-    lists = {new: old for old, new in names.items()}
-    return Partitions(space, builder.build(found), by_plan, lists, rounding, ends)
+        return partitioner.of([(*each, *possible[SPORT:]) for each in regions])
+    return partitioner.of([possible] if service is None else partitioner.ends.regions(service))
 
 
-def _within(ends: PlanEnds, boxes: Sequence[Box]) -> Iterator[WeightedBox]:
+class _Partitioner:
+    """Partitions packets by rules and by a plan, all at once or a portion at a time."""
+
+    def __init__(
+        self, plan: Plan, ruleset: ast.Ruleset, host: Host, deviations: frozenset[Deviation], referred: ReferredObjects
+    ) -> None:
+        pods = plan.pods
+        links = (pods.interface, f"{pods.interface_prefix}*" if pods.interface_prefix else "")
+        self.space = space_of(ruleset, plan.family, host, links, referred.objects)
+        self.ends = PlanEnds(plan, self.space, deviations)
+        self._listeners = referred.listeners
+        self._walk = SetWalk(ruleset, self.space, referred.objects)
+        self._names = _ListNames(self.ends)
+
+    def portions(self) -> Iterator[list[Box]]:
+        """Yield all packets in portions. Diagrams split the destination first, so that portions have few classes in common."""
+        destinations, possible = self.ends.destinations, self.space.possible
+        addresses = [value for first, last in destinations.spans for value in range(first, last + 1)]
+        for at in range(0, len(addresses), _PORTION):
+            yield [(values(*addresses[at : at + _PORTION]), *possible[1:])]
+        yield [(possible[DADDR] - destinations, *possible[1:])]
+
+    def of(self, boxes: Sequence[Box]) -> Partitions:
+        """Return the partitions of the packets of disjoint boxes."""
+        builder = DiagramBuilder(self.space)
+        by_plan = builder.build(list(self._planned(boxes)))
+        found: Iterable[WeightedBox] = (each for box in boxes for each in self._walk.ends(box))
+        if self._listeners:
+            found = relayed(found, self._listeners, self.space)
+        by_rules = builder.build(self._names.named(list(found)))
+        self._walk.forget()
+        return Partitions(self.space, by_rules, by_plan, self._names.lists, self._walk.chains.rounding, self.ends)
+
+    def _planned(self, boxes: Sequence[Box]) -> Iterator[WeightedBox]:
+        """Return the parts of the plan's ends that are in one of the boxes."""
+        ends = self.ends.ends(union([box[DADDR] for box in boxes]))
+        if all(box[1:] == self.space.possible[1:] for box in boxes):
+            return ends
+        return _within(ends, boxes)
+
+
+def _within(ends: Iterable[WeightedBox], boxes: Sequence[Box]) -> Iterator[WeightedBox]:
     """Yield the parts of ends that are in one of some disjoint boxes."""
     single: dict[int, list[Box]] = {}
     wide = [box for box in boxes if box[DADDR].size != 1]
     for box in boxes:
         if box[DADDR].size == 1:
             single.setdefault(box[DADDR].first, []).append(box)
-    for each in ends.ends():
+    for each in ends:
         address = each.box[DADDR].single
         for box in boxes if address is None else (*single.get(address, ()), *wide):
             part = tuple(one & other for one, other in zip(each.box, box, strict=True))
@@ -213,10 +248,12 @@ def prove(
     host: Host,
     deviations: frozenset[Deviation],
     service: NamespacedName | None = None,
+    referred: ReferredObjects = ReferredObjects(),  # noqa: B008  # immutable
 ) -> ProofReport:
     """Compare rules and plan for all packets of the plan's family, or for those to one Service.
 
-    Raises ValueError for deviations without an interpretation, and for a Service that the plan does not have.
+    `referred` has what rules refer to, besides other rules. Raises ValueError for deviations without an interpretation, and for a
+    Service that the plan does not have.
     """
     unknown = deviations - INTERPRETED
     if unknown:
@@ -224,9 +261,15 @@ def prove(
         raise ValueError(f"rules of this mode are not interpreted: {words}")
     if service is not None and not any(name.service == service for name in plan.services):
         raise ValueError(f"the plan has no Service {service}")
-    found = partitions(plan, ruleset, host, deviations, service)
-    comparison = Comparison(found, plan, ruleset, deviations)
-    comparison.run()
+    partitioner = _Partitioner(plan, ruleset, host, deviations, referred)
+    portions = partitioner.portions() if service is None else [partitioner.ends.regions(service)]
+    comparison, classes = None, 0
+    for boxes in portions:
+        found = partitioner.of(boxes)
+        comparison = comparison or Comparison(found, plan, ruleset, deviations, referred)
+        comparison.compare(found)
+        classes += sum(len(leaf.regions) for _, leaf in leaves(found.rules, found.space))
+    assert comparison is not None
     undecided = comparison.undecided_rules()
     outcome = ProofOutcome.UNDECIDED if undecided else ProofOutcome.PROVED
     counterexample = comparison.counterexample()
@@ -238,14 +281,11 @@ def prove(
         service=str(service or ""),
         outcome=outcome,
         bits=found.space.bits,
-        classes=sum(len(leaf.regions) for _, leaf in leaves(found.rules, found.space)),
+        classes=classes,
         differing=comparison.differing,
         counterexample=counterexample,
         undecided=undecided,
-        deviations=(
-            *sorted(each.words for each in deviations),
-            *((_LOOPBACK_GUARD,) if comparison.loopback_guarded else ()),
-        ),
+        deviations=(*sorted(each.words for each in deviations), *sorted(comparison.declared)),
         rounding=float(found.rounding),
     )
 
@@ -263,24 +303,39 @@ class DifferingClass(NamedTuple):
 class Comparison:
     """Compares two partitions, and keeps the smallest class that differs."""
 
-    def __init__(self, found: Partitions, plan: Plan, ruleset: ast.Ruleset, deviations: frozenset[Deviation]) -> None:
+    def __init__(
+        self,
+        found: Partitions,
+        plan: Plan,
+        ruleset: ast.Ruleset,
+        deviations: frozenset[Deviation],
+        referred: ReferredObjects = ReferredObjects(),  # noqa: B008  # immutable
+    ) -> None:
         self._found = found
         self._plan = plan
         self._ruleset = ruleset
         self._deviations = deviations
+        self._referred = referred
+        self._listening = {
+            protocol.number: values(
+                *(each.port for each in referred.listeners.values() if each.name.protocol is protocol)
+            )
+            for protocol in Protocol
+        }
         self._describer = ClassDescriber(found.space, plan, found.ends)
         self._smallest: DifferingClass | None = None
         self.differing = 0
-        self.loopback_guarded = False
-        """Rules drop what other addresses send to loopback."""
+        self.declared: set[str] = set()
+        """What rules do with packets that are of no Service, and the plan does not mention."""
         self.classes: list[DifferingClass] = []
         """The first classes that differ."""
         self.not_interpreted: list[DifferingClass] = []
         """Classes that the rules leave undecided, and the plan does not."""
         self._undecided: dict[str, list[DifferingClass]] = {}
 
-    def run(self) -> None:
-        """Compare all classes."""
+    def compare(self, found: Partitions) -> None:
+        """Compare the classes of partitions, which may be those of a portion."""
+        self._found = found
         for box, rules, plan in differing(self._found.rules, self._found.plan, self._found.space):
             size = 1
             for each in box[:-1]:
@@ -306,7 +361,9 @@ class Comparison:
                 elif same_choices(one, other):
                     continue
                 elif self._guards_loopback(box, both, one, other):
-                    self.loopback_guarded = True
+                    self.declared.add(_LOOPBACK_GUARD)
+                elif self._guards_relay(box, one, other):
+                    self.declared.add(_RELAY_GUARD)
                 else:
                     self.differing += 1
                     if self.differing <= _MOST_CLASSES:
@@ -325,6 +382,16 @@ class Comparison:
             not box[DADDR] - loopback
             and not sources & loopback
             and {end for _, end, _ in rules} == {PacketEnd(Disposition.DROPPED)}
+            and {end for _, end, _ in plan} == {PacketEnd(Disposition.NOT_OURS)}
+        )
+
+    def _guards_relay(self, box: Box, rules: Distribution, plan: Distribution) -> bool:
+        """Return True where rules refuse direct connections to a port of the relay on this node, and the plan has no frontend."""
+        listening = self._listening.get(box[PROTOCOL].single or 0, EMPTY)
+        return (
+            not box[DADDR] - self._found.space.own
+            and not box[DPORT] - listening
+            and {end for _, end, _ in rules} == {PacketEnd(Disposition.REJECTED)}
             and {end for _, end, _ in plan} == {PacketEnd(Disposition.NOT_OURS)}
         )
 
@@ -366,17 +433,28 @@ class Comparison:
         """Return True if the concrete walk of a packet and the evaluation of the plan differ, for one history of its sender."""
         host = self._found.space.host
         choices = {choice for each, _, _ in (*differs.rules, *differs.plan) for choice in each}
+        host = self._found.space.host
+        if packet.source in self._referred.objects.bound:
+            host = Host(addresses=(*host.addresses, packet.source))
         for taken in (None, *sorted(name for name, true in choices if true)):
             memory = Memory()
             if taken is not None:
                 name = taken.partition(_WITHIN)[0]
                 memory.touch(self._found.lists.get(name, name), (packet.source,), 0.0)
                 memory.touch(name, (packet.source,), 0.0)
-            walked = walk(self._ruleset, packet, host, memory, 0.0)
+            walked = self._walked(packet, memory)
             meant = evaluate(self._plan, packet, host, self._deviations, memory, 0.0)
             if differ(walked, meant, rounded=self._found.rounding > 0):
                 return True
         return False
+
+    def _walked(self, packet: Packet, memory: Memory) -> Trace:
+        """Return what the concrete walk says about a packet."""
+        objects, listeners = self._referred
+        walked = walk(self._ruleset, packet, self._found.space.host, memory, 0.0, objects=objects)
+        if listeners:
+            walked = UserspaceBackend.onwards(walked, listeners, memory, 0.0)
+        return walked
 
 
 def differ(one: Trace, other: Trace, *, rounded: bool) -> bool:
@@ -406,35 +484,46 @@ def _ends(distribution: Distribution) -> tuple[ProofEnd, ...]:
 # ---- affinity ------------------------------------------------------------------------------------------------------------------
 
 
-def _list_names(boxes: list[WeightedBox], ends: PlanEnds) -> dict[str, str]:
-    """Return the names of the plan for the affinity lists of rules: those that packets to one endpoint of one Service port join.
+class _ListNames:
+    """The names that a plan has for the affinity lists of rules: those that packets to one endpoint of one Service port join.
 
-    A list without such a name, or two lists with one name, keep their own, and thus differ from all lists of the plan.
+    A list without such a name, or with a name that another list has, keeps its own, and thus differs from all lists of the plan.
     """
-    found: dict[str, set[str]] = {}
-    for each in boxes:
-        end = each.end
-        if not isinstance(end, PacketEnd) or not end.remembers:
-            continue
-        box = each.box
-        claim = ends.claim(box[DADDR].first, box[PROTOCOL].first, box[DPORT].first)
-        for name in end.remembers:
-            known = found.setdefault(name, set())
-            if claim is None:
-                known.add("")
-                continue
+
+    def __init__(self, ends: PlanEnds) -> None:
+        self._ends = ends
+        self._records: dict[str, str] = {}
+        """By list; empty for a list of several endpoints, or of none."""
+        self._owners: dict[str, str] = {}
+        """Lists by record; empty for a record of several lists."""
+        self.lists: dict[str, str] = {}
+        """The lists by their names in the plan."""
+
+    def named(self, boxes: list[WeightedBox]) -> list[WeightedBox]:
+        """Return boxes in which lists have the names of the plan. Lists of other boxes are remembered."""
+        seen: dict[str, None] = {}
+        for each in boxes:
+            if isinstance(each.end, PacketEnd) and each.end.remembers:
+                self._join(each.end, each.box)
+                seen |= dict.fromkeys(each.end.remembers)
+        new = {name: record for name in seen if self._owners.get(record := self._records[name]) == name}
+        self.lists.update((record, name) for name, record in new.items())
+        return [renamed_lists(each, new) for each in boxes] if seen else boxes
+
+    def _join(self, end: PacketEnd, box: Box) -> None:
+        """Note the record that packets of a box join."""
+        records: set[str] = set()
+        claim = self._ends.claim(box[DADDR].first, box[PROTOCOL].first, box[DPORT].first)
+        if claim is not None:
             pools = (pool.endpoints for pool in claim.service.pools.values())
-            known.update(
-                affinity_record(claim.service, endpoint)
-                for endpoints in pools
-                for endpoint in endpoints
-                if (endpoint.address, endpoint.port) == end.endpoint
-            )
-    taken: dict[str, list[str]] = {}
-    for name, records in found.items():
-        if len(records) == 1:
-            taken.setdefault(next(iter(records)), []).append(name)
-    return {names[0]: record for record, names in taken.items() if record and len(names) == 1}
+            alike = (each for each in itertools.chain(*pools) if (each.address, each.port) == end.endpoint)
+            records.update(self._ends.record(claim.service, each, box[DADDR].first, box[DPORT].first) for each in alike)
+        record = records.pop() if len(records) == 1 else ""
+        for name in end.remembers:
+            if self._records.setdefault(name, record) != record:
+                self._records[name] = ""
+            elif record and self._owners.setdefault(record, name) != name:
+                self._owners[record] = ""
 
 
 def renamed_lists(each: WeightedBox, names: Mapping[str, str]) -> WeightedBox:

@@ -64,6 +64,7 @@ from narthex.proxy.backends.userspace.rules import (
     UserspaceRules,
     diff,
     patch,
+    relay_record,
     table_text,
 )
 from narthex.proxy.plan.ir import Deviation, Plan, Scope, ServicePlan
@@ -181,9 +182,8 @@ class UserspaceBackend(Backend[UserspaceRules, UserspaceChanges]):
         """Return the path of a packet through the rules to the relay, and from there to an endpoint."""
         return self.onwards(walk(rules.tables.ruleset, packet, host, memory, now), rules.listeners, memory, now)
 
-    def onwards(
-        self, redirected: Trace, listeners: RelayListeners, memory: Memory | None = None, now: float = 0.0
-    ) -> Trace:
+    @staticmethod
+    def onwards(redirected: Trace, listeners: RelayListeners, memory: Memory | None = None, now: float = 0.0) -> Trace:
         """Return the path from the relay for a packet that was redirected to one of these listeners."""
         packet = redirected.packet
         outcomes: list[Outcome] = []
@@ -348,14 +348,14 @@ def _relayed(
     seconds = listener.affinity_seconds
     if seconds is not None and memory is not None:
         source = (packet.source,)
-        known = (each for each in drawn if memory.seen(_record(listener, each), source, now, seconds))
+        known = (each for each in drawn if memory.seen(relay_record(listener, each), source, now, seconds))
         remembered = next(known, None)
         if remembered is not None:
             drawn = (remembered,)
             steps.append(WalkStep(where="relay", what="the same endpoint again", why=f"{packet.source} is remembered"))
     share = Fraction(1, len(drawn))
     for each in drawn:
-        remembers = ((_record(listener, each), (packet.source,)),) if seconds is not None else ()
+        remembers = ((relay_record(listener, each), (packet.source,)),) if seconds is not None else ()
         yield msgspec.structs.replace(
             outcome,
             probability=outcome.probability * share,
@@ -364,10 +364,6 @@ def _relayed(
             remembers=(*outcome.remembers, *remembers),
             steps=(*steps, WalkStep(where="relay", what=f"connects to {join_port(*each)}", probability=share)),
         )
-
-
-def _record(listener: RelayListener, place: tuple[str, int]) -> str:
-    return f"relay {listener.name} {listener.name.protocol.value} {join_port(*place)}"
 
 
 ListenerName = tuple[ServicePortName, Scope]

@@ -49,6 +49,11 @@ class RelayListener(msgspec.Struct, frozen=True, kw_only=True):
 RelayListeners = Map[ListenKey, RelayListener]
 
 
+def relay_record(listener: RelayListener, place: Place) -> str:
+    """Return the name of the list of clients that the relay has sent to an endpoint."""
+    return f"relay {listener.name} {listener.name.protocol.value} {join_port(*place)}"
+
+
 class UserspaceRules(msgspec.Struct, frozen=True, kw_only=True):
     """All of our rules for one family. Equal if rules, listeners, and ports of other programs are equal."""
 
