@@ -9,6 +9,7 @@ from typing import Any
 
 from narthex.model import Disposition, Host
 from narthex.netfilter import ast
+from narthex.netfilter.sets.branch import PacketEnd
 from narthex.netfilter.sets.diagram import Distribution
 from narthex.netfilter.sets.values import ValueSet
 from narthex.netfilter.walk.state import KernelObjects
@@ -17,9 +18,11 @@ from narthex.proxy.plan.ir import Plan
 from narthex.testing.build import HOST
 from narthex.testing.findings import End
 from narthex.trace.proof.prove import Partitions, ProofReport, partitions, prove
-from narthex.trace.proof.relay import ReferredObjects
+from narthex.trace.proof.referred import ReferredObjects
 
 MODES = ("nftables", "iptables", "userspace", "ipvs")
+MODES_BY_RULES = ("nftables", "iptables")
+"""Those that forward packets by rules alone."""
 
 
 def ruleset_of(mode: str, rules: Any) -> ast.Ruleset:
@@ -69,6 +72,7 @@ def ends_of(distribution: Distribution, choices: Collection[str]) -> dict[End, F
     for asked, end, (above, below) in distribution:
         if any((name in choices) is not taken for name, taken in asked):
             continue
+        assert isinstance(end, PacketEnd)
         delivered = end.disposition is Disposition.DELIVERED
         key = end.disposition, end.endpoint if delivered else None, end.masquerade
         found[key] = found.get(key, Fraction(0)) + Fraction(above, below)

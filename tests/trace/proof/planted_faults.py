@@ -10,7 +10,7 @@ import msgspec
 
 from narthex.netfilter import ast
 from narthex.netfilter.ipvs import VirtualServer
-from narthex.trace.proof.relay import ReferredObjects
+from narthex.trace.proof.referred import ReferredObjects
 
 Fault = Callable[[ast.Ruleset, random.Random], ast.Ruleset]
 ObjectFault = Callable[[ReferredObjects, random.Random], ReferredObjects]
@@ -314,10 +314,13 @@ def other_server_port(referred: ReferredObjects, rng: random.Random) -> Referred
 
 
 def swapped_ipvs_rules(ruleset: ast.Ruleset, rng: random.Random) -> ast.Ruleset:
-    """Swap two rules that decide on masquerading. The last two of them may change places."""
+    """Swap the rule that spares packets without a mark with the one that takes marks off, so that all are masqueraded."""
+    del rng
     table, chain = next(pair for pair in _chains(ruleset, ("KUBE-POSTROUTING",)))
     rules = list(chain.rules)
-    at = rng.randrange(len(rules) - 1)
+    at = next(
+        number for number, rule in enumerate(rules) if any(isinstance(each, ast.Return) for each in rule.expressions)
+    )
     rules[at], rules[at + 1] = rules[at + 1], rules[at]
     return _with_rules(ruleset, table, chain, rules)
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trace.kube_proxy_layouts import VERSIONS, saved
-from tests.trace.proof.test_prove import MODES, cluster, draw, ruleset_of
+from tests.trace.proof.own_rules import MODES_BY_RULES, draw, ruleset_of
+from tests.trace.proof.test_prove import cluster
 
 from narthex.model import Disposition, IPFamily
 from narthex.netfilter import ast
@@ -94,7 +95,7 @@ def test_equal_changes_of_many_services_are_one_line():
     assert "pods to cluster IPs of shop/s0:http, shop/s1:http, shop/s2:http and 6 more Service ports: not masqueraded -> masqueraded" in lines  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES_BY_RULES)
 def test_equal_rules_are_proved_equal(mode):
     found = report(source(mode, shop(ONE, OTHER)), source(mode, shop(ONE, OTHER)))
     assert (found.outcome, found.changes, found.undecided, found.packets) == (ProofOutcome.PROVED, (), (), "0")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trace.proof.changed_rules import EDIT_FAULTS, edits_between
 from tests.trace.proof.planted_faults import FAULTS
-from tests.trace.proof.test_prove import MODES, ruleset_of
+from tests.trace.proof.own_rules import MODES_BY_RULES, ruleset_of
 
 from narthex.model import IPFamily, Store, Upsert
 from narthex.proxy.backends import BACKENDS
@@ -82,7 +82,7 @@ def written_tables(mode, rules):
     return found
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES_BY_RULES)
 @settings(max_examples=6)
 @given(config=some.configs, family=some.families, batches=histories)
 def test_all_changes_of_a_history_are_proved(mode, config, family, batches):
@@ -96,7 +96,7 @@ def test_all_changes_of_a_history_are_proved(mode, config, family, batches):
         assert history.tables() == written_tables(mode, want), "the changes as typed data lead to the rules"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES_BY_RULES)
 @settings(max_examples=8)
 @given(config=some.configs, family=some.families, batches=histories, seed=st.integers(0, 2**32))
 def test_a_fault_in_a_change_set_gets_the_verdict_of_all_packets(mode, config, family, batches, seed):
@@ -144,7 +144,7 @@ def faulty_changes(history, want, changes, rng):
             continue
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES_BY_RULES)
 @pytest.mark.parametrize("seed", range(1))
 def test_each_fault_in_a_change_is_refused_if_all_packets_show_it(mode, seed):
     rng = random.Random(f"{mode} {seed}")

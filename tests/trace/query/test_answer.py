@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trace.proof.test_changes import FACTS, close, contains, ends
-from tests.trace.proof.test_prove import MODES, cluster, draw, ruleset_of
+from tests.trace.proof.own_rules import MODES_BY_RULES, draw, ruleset_of
+from tests.trace.proof.test_prove import cluster
 
 from narthex.model import Disposition, InputError, join_port
 from narthex.netfilter import ast
@@ -71,7 +72,7 @@ NODE_PORT = "shop/web:http's node port 30080/TCP on 10.20.0.11"
 BOTH = "endpoints 10.64.1.10:8080 (1/2), 10.64.2.10:8080 (1/2)"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES_BY_RULES)
 def test_who_reaches_an_endpoint(mode):
     report = asked("who reaches 10.64.2.10:8080?", mode=mode)
     assert ("pods", CLUSTER_IP, "1/2 of new connections, not masqueraded") in told(report)
@@ -181,7 +182,7 @@ QUESTIONS = (
 )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES_BY_RULES)
 @settings(max_examples=4)
 @given(
     some.configs,

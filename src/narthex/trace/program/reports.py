@@ -23,7 +23,7 @@ from narthex.trace.program.bundle import gather, read_bundle
 from narthex.trace.program.inputs import ClusterObjects, NodeInputs, NodeOptions, node_inputs
 from narthex.trace.proof.changes import ChangeReport
 from narthex.trace.proof.prove import ProofReport, prove, undecided
-from narthex.trace.proof.relay import ReferredObjects
+from narthex.trace.proof.referred import ReferredObjects
 from narthex.trace.query.answer import QueryReport
 from narthex.trace.reports.check import CheckReport, check
 from narthex.trace.reports.counting import CounterReading, Names, count

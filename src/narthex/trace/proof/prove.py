@@ -38,7 +38,7 @@ from narthex.proxy.plan.ir import Deviation, Plan
 from narthex.trace.evaluate import evaluate
 from narthex.trace.proof.describe import ClassDescriber, sample_point
 from narthex.trace.proof.plan_ends import INTERPRETED, PlanEnds
-from narthex.trace.proof.relay import ReferredObjects, relayed
+from narthex.trace.proof.referred import ReferredObjects, relayed
 
 _WITHIN = " within "
 """Separates a list's name and its time in the name of a choice."""

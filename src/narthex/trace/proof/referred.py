@@ -25,7 +25,7 @@ _REJECTED = PacketEnd(Disposition.REJECTED)
 
 
 class ReferredObjects(NamedTuple):
-    """What rules hand packets to, or ask, beside other rules."""
+    """What rules hand packets to, or ask, in addition to other rules."""
 
     objects: KernelObjects = KernelObjects()
     """Ipsets, and what IPVS has."""
