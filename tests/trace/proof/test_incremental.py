@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trace.proof.changed_rules import EDIT_FAULTS, edits_between
-from tests.trace.proof.planted_faults import FAULTS
 from tests.trace.proof.own_rules import MODES_BY_RULES, ruleset_of
+from tests.trace.proof.planted_faults import FAULTS
 
 from narthex.model import IPFamily, Store, Upsert
 from narthex.proxy.backends import BACKENDS

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trace.proof.test_changes import FACTS, close, contains, ends
 from tests.trace.proof.own_rules import MODES_BY_RULES, draw, ruleset_of
+from tests.trace.proof.test_changes import FACTS, close, contains, ends
 from tests.trace.proof.test_prove import cluster
 
 from narthex.model import Disposition, InputError, join_port
