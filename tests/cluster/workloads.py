@@ -29,7 +29,7 @@ def _pod(name: str, tag: str, *command: str, **fields: Any) -> dict[str, Any]:
         **fields,
     }
     volumes = [{"name": "pods", "configMap": {"name": "pods"}}]
-    spec = {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 15}
+    spec = {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 60}
     return {"metadata": {"labels": {"app": name}}, "spec": spec}
 
 
