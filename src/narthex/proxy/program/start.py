@@ -32,6 +32,7 @@ from narthex.model import IPFamily, NamespacedName, Node, Snapshot
 from narthex.model.kernel_setting import KernelSetting
 from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
+from narthex.proxy.kernel.dataplanes import CounterReader
 from narthex.proxy.plan.balancing import balancing_problem
 from narthex.proxy.plan.ejection import EjectionPolicy
 from narthex.proxy.plan.ir import Deviation
@@ -95,14 +96,11 @@ def assemble(
     health = ProxyHealth(families, settings.periods.sync, clock, node_expected=origin.creator is not None)
     running = RunningDataplane(settings, families)
     plane, foreign = running.dataplane, running.foreign
-    readers = {family: reader for family in families if (reader := plane.counter_reader(family))}
     sockets = running.sockets
     if sockets is not None and settings.own.endpoint_ejection:
         reporter = EjectionReporter(events.record, lambda: proxy.snapshot)
         sockets.ejection = PassiveEjection(reporter, clock.watch_files, EjectionPolicy())
-    if sockets is not None:
-        readers = {family: sockets.counting(reader) for family, reader in readers.items()}
-    connections = ConnectionCollector(readers, lambda: proxy.plans, clock, settings.own)
+    connections = ConnectionCollector(_counter_readers(running, families), lambda: proxy.plans, clock, settings.own)
     collectors: tuple[Collector, ...] = (connections, *_packet_collectors(running, families, clock), *origin.collectors)
     collectors += (sockets,) if sockets is not None else ()
     metrics = ProxyMetrics(settings.mode, collectors, dict(settings.feature_gates), verifies=verifiers is not None)
@@ -137,6 +135,14 @@ def assemble(
         balancing_problem=lambda service: balancing_problem(service, plane.mode, running.unable),
     )
     return AssembledProxy(proxy, explainer, connections, running)
+
+
+def _counter_readers(running: RunningDataplane, families: tuple[IPFamily, ...]) -> dict[IPFamily, CounterReader]:
+    """Return the readers of the counters of rules, and of sockets if these are balanced."""
+    readers = {family: reader for family in families if (reader := running.dataplane.counter_reader(family))}
+    if running.sockets is None:
+        return readers
+    return {family: running.sockets.counting(reader) for family, reader in readers.items()}
 
 
 def _stale_flow_remover(running: RunningDataplane, clock: Clock, metrics: ProxyMetrics) -> StaleFlowRemover:

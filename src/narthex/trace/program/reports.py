@@ -91,9 +91,8 @@ def _proof(plan: Plan, view: NodeView, host: Host, service: NamespacedName | Non
     reasons = obstacles(view, plan.family)
     if held is None:
         return undecided(plan, service, reasons)
-    mode = mode_of_rules(held, plan.family)
     referred = ReferredObjects(held.objects)
-    if mode == "userspace":
+    if _has_relay(held, plan.family):
         try:
             referred = ReferredObjects(held.objects, table_of(held.comments, plan.family))
         except ValueError as error:
@@ -107,20 +106,30 @@ def _proof(plan: Plan, view: NodeView, host: Host, service: NamespacedName | Non
 
 def mode_of_rules(held: NodeRules, family: IPFamily) -> str:
     """Return the mode whose rules a node has; iptables if there is no sign of another one."""
-    tables = [table for table in held.ruleset.tables if table.family in (None, family)]
-    if any(table.name in _NFT_TABLES for table in tables):
+    if _table_names(held, family).intersection(_NFT_TABLES):
         return "nftables"
-    if any(CONTAINER in table.chains for table in tables):
+    if _has_relay(held, family):
         return "userspace"
     return "ipvs" if held.objects.servers and set_name(CLUSTER_IP, family) in held.objects.sets else "iptables"
 
 
 def deviations_of_rules(held: NodeRules, family: IPFamily) -> frozenset[Deviation]:
     """Return the deviations from the plan that are declared for the rules of a node."""
-    mode = mode_of_rules(held, family)
-    if mode == "nftables" and not any(table.name == _NFT_TABLES[0] for table in held.ruleset.tables):
-        return KUBE_PROXY_NFTABLES
-    return BACKENDS[mode].deviations
+    ours, others = _NFT_TABLES
+    names = _table_names(held, family)
+    return (
+        KUBE_PROXY_NFTABLES
+        if others in names and ours not in names
+        else BACKENDS[mode_of_rules(held, family)].deviations
+    )
+
+
+def _table_names(held: NodeRules, family: IPFamily) -> set[str]:
+    return {table.name for table in held.ruleset.tables if table.family in (None, family)}
+
+
+def _has_relay(held: NodeRules, family: IPFamily) -> bool:
+    return any(CONTAINER in table.chains for table in held.ruleset.tables if table.family in (None, family))
 
 
 def families_of_rules(views: Sequence[NodeView]) -> list[IPFamily]:
