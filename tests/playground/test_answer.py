@@ -20,7 +20,7 @@ CAUSES = {
     "lost-match": "old-iptables",
     "hairpin": "missing-hairpin",
     "source-ranges": "source-range",
-    "two-iptables": None,
+    "two-iptables": "two-iptables",
     "ipvs-local": "no-endpoints",
     "firewalld": None,
 }

@@ -16,7 +16,7 @@ def fetch(address, method, target):
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request(method, target)
         answer = connection.getresponse()
-        return answer.status, dict(answer.headers), answer.read()
+        return answer.status, {name.lower(): value for name, value in answer.headers.items()}, answer.read()
 
 
 @pytest.fixture
