@@ -18,7 +18,9 @@ from narthex.runtime.configuration.values import (
 def served(monkeypatch):
     """Catches what would be served."""
     caught = []
-    monkeypatch.setattr(start, "serve", lambda settings, origin, _file, _verifiers=None: caught.append((settings, origin.source)))
+    monkeypatch.setattr(
+        start, "serve", lambda settings, origin, _file, _verifiers=None: caught.append((settings, origin.source))
+    )
     return caught
 
 
