@@ -12,6 +12,7 @@ from narthex.netfilter.sets.branch import Continuation, PacketEnd, SetBranch, Wa
 from narthex.netfilter.sets.matches import SetMatcher, list_name
 from narthex.netfilter.sets.probabilities import read_probability, share
 from narthex.netfilter.sets.space import DADDR, DPORT, LINK, SADDR, NotInterpreted, PacketSpace
+from narthex.netfilter.sets.tracked import conditions
 from narthex.netfilter.sets.values import ValueSet, span, union, values
 from narthex.netfilter.walk.lookup import RulesetIndex
 from narthex.netfilter.walk.state import KernelObjects
@@ -81,9 +82,9 @@ class _ChainRules:
 
 
 def _keys(rule: ast.Rule, space: PacketSpace) -> tuple[int | None, int | None]:
-    """Return the single destination address and port that a packet needs to match a rule."""
+    """Return the single destination address and port without which a rule does nothing to a packet."""
     address = port = None
-    for each in rule.expressions:
+    for each in conditions(rule):
         if isinstance(each, ast.Compare) and not each.negate and len(each.values) == 1:
             value = each.values[0]
             if each.field is ast.Field.DADDR:
@@ -260,7 +261,12 @@ class SetChains:
                 results.append((_undecided(f"{at.where}: {doubt}"), part))
                 continue
             ongoing = [part]
-            for each in rest:
+            for position, each in enumerate(rest):
+                if type(each) in self._answers or isinstance(each, (ast.RandomMatch, ast.EveryNth)):
+                    # nft allows matches behind statements: those before them have acted, and the others ask.
+                    results += [found for one in ongoing for found in self._rule(at, ast.Rule(rest[position:]), one)]
+                    ongoing = []
+                    break
                 done: SetResults = []
                 for one in ongoing:
                     try:
@@ -314,8 +320,6 @@ class SetChains:
             return [(_NEXT, branch)]
         if isinstance(e, ast.Redirect):
             return self._redirect(at, branch, e.port)
-        if type(e) in self._answers or isinstance(e, (ast.RandomMatch, ast.EveryNth)):
-            return self._rule(at, ast.Rule((e,)), branch)
         raise NotInterpreted(f"not interpreted: {describe(e) or type(e).__name__}")
 
     def _verdict(self, at: _Position, verdict: ast.Verdict, branch: SetBranch) -> SetResults:
