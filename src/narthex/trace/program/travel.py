@@ -451,7 +451,8 @@ def _start(
     if near is not None:
         return _from_pod(known, atlas, near, header, request, "from a pod of this node")
     view = _arrival(known, atlas, header, request)
-    return _from_neighbour(atlas, view, header, request, _UPLINK, "from outside")
+    origin = "from outside" if source.kind == "outside" else f"from {header.source}"
+    return _from_neighbour(atlas, view, header, request, _UPLINK, origin)
 
 
 def _is_pod_of(view: NodeView, address: str) -> bool:

@@ -231,7 +231,8 @@ def _rows(step: PathStep) -> Iterator[BoxRow]:
     for miss in near:
         where = f"{miss.table} {miss.chain}" if miss.chain else ""
         note = f"not met: {miss.missing}"
-        yield BoxRow(text=clean(miss.rule), where=clean(where), note=clean(note), faded=True)
+        text = _BEFORE_RULE.sub("", miss.rule) if where else miss.rule
+        yield BoxRow(text=clean(text), where=clean(where), note=clean(note), faded=True)
     if len(step.near) > len(near):
         yield BoxRow(text=f"… {len(step.near) - len(near)} more rules nearly matched", faded=True)
     yield _row(step)
@@ -274,7 +275,7 @@ def end_text(end: PathEnd) -> str:
     words = {
         Fate.DELIVERED: f"delivered to {to}" if to else "delivered",
         Fate.LEAVES: f"leaves for {to}" if to else "leaves this machine",
-        Fate.DROPPED: "dropped silently",
+        Fate.DROPPED: "dropped",
         Fate.REJECTED: "rejected: the sender receives an error",
         Fate.LOST: "lost",
         Fate.UNKNOWN: "unknown",
