@@ -19,7 +19,11 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "src")]
 from frame.report import Saved, TableData, number  # noqa: E402
 from run import read  # noqa: E402
 
-PAGES = (ROOT / "docs" / "explanation" / "performance.md", ROOT / "docs" / "explanation" / "cost-model.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "explanation" / "performance.md",
+    ROOT / "docs" / "explanation" / "cost-model.md",
+)
 MARKER = re.compile(r"(<!-- figures: ([a-z_]+): ([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -154,6 +154,16 @@ def test_readme_shows_the_two_commands():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
+def test_the_picture_of_the_readme_is_what_the_command_draws():
+    report = "examples/bug-report/docker-update.md"
+    argv = [sys.executable, "-m", "narthex", "trace", "10.244.1.9", "10.96.31.6:80", "--rules", report, "-o", "svg"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert (ROOT / "docs" / "pictures" / "docker-update.svg").read_text() == done.stdout
+    for page in (ROOT / "README.md", ROOT / "README.zh-CN.md"):
+        assert " ".join(argv[3:-2]) in page.read_text()
+
+
 def test_the_page_of_the_labs_api_names_every_kind():
     from narthex.lab.api.kinds import KINDS
 
