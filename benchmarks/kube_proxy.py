@@ -72,7 +72,9 @@ def main() -> int:
     for services, endpoints in sizes:
         for mode in given.mode or MODES:
             found = {
-                name: _measured(argv(given.kube_proxy, mode), services, endpoints, given.changes or (3 if given.quick else 10))
+                name: _measured(
+                    argv(given.kube_proxy, mode), services, endpoints, given.changes or (3 if given.quick else 10)
+                )
                 for name, argv in programs.items()
             }
             _tell(report, f"{services:,} Services x {endpoints}, mode {mode}", found)

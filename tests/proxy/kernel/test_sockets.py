@@ -263,6 +263,22 @@ def test_counters_of_endpoints_and_service_ports(world, client):
     }
 
 
+def test_counters_of_an_endpoint_that_left_are_read_once_more_and_deleted(world, client):
+    family, (stays, *left) = IPFamily.IPV4, PODS[IPFamily.IPV4]
+    accelerator = world.accelerator()
+    world.follow(accelerator, family, [stays, *left])
+    for _ in range(20):
+        client.ask("tcp", SERVICE[family], 80)
+    world.follow(accelerator, family, [stays])
+    reads = []
+    for _ in range(2):
+        counts = accelerator.counters(plan_of(family, [stays]))
+        reads.append({count.endpoint[0]: count.connections for count in counts if count.endpoint})
+    assert sum(reads[0].values()) == 20
+    assert reads[0].keys() > {stays} == reads[1].keys()
+    assert reads[1][stays] == reads[0][stays]
+
+
 def test_a_process_takes_over_without_a_write(world, client):
     first = world.accelerator()
     world.follow(first, IPFamily.IPV4, PODS[IPFamily.IPV4])

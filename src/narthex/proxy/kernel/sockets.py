@@ -28,7 +28,7 @@ from narthex.linux.bpf import (
 )
 from narthex.linux.cgroups import cgroup_mount
 from narthex.linux.socket_diag import ConnectedSocket
-from narthex.model import IPFamily, ServicePortName
+from narthex.model import IPFamily
 from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.counters import ConnectionCount
 from narthex.proxy.backends.sockets.document import PinnedSockets
@@ -45,7 +45,7 @@ from narthex.proxy.backends.sockets.layout import (
 )
 from narthex.proxy.backends.sockets.open_connections import release_program
 from narthex.proxy.backends.sockets.programs import programs
-from narthex.proxy.backends.sockets.rows import KernelRows, MapWrites, SocketChanges
+from narthex.proxy.backends.sockets.rows import CountedPort, KernelRows, MapWrites, SocketChanges
 
 PINS = Path(PIN_DIRECTORY)
 _SO_NETNS_COOKIE = 71
@@ -261,10 +261,11 @@ class SocketTarget:
                 if writes.deleted:
                     self._maps[spec.name].delete_many(writes.deleted)
 
-    def read_counters(self, family: IPFamily, names: Mapping[int, ServicePortName]) -> list[ConnectionCount]:
+    def read_counters(self, family: IPFamily, counted: Mapping[int, CountedPort]) -> list[ConnectionCount]:
         """Return the connections that sockets sent to each endpoint. Raises ApplyError.
 
-        Counters of Service ports that no longer exist are deleted. `names` has the Service ports by number.
+        `counted` has the Service ports by number. Counters of Service ports that no longer exist are deleted, and so
+        are counters of endpoints that left, once their connections are part of the result.
         """
         spec = self._family(family).counts
         found, gone = [], []
@@ -273,12 +274,13 @@ class SocketTarget:
             table = BpfMap.open(str(self._pins / _map_pin(spec)), spec)
             for key, count in _counters(table):
                 number, address, port = counted_endpoint(family, key)
-                name = names.get(number)
-                if name is None:
+                port_of = counted.get(number)
+                if port_of is None or not port_of.has(key[4:]):
                     gone.append(key)
+                if port_of is None:
                     continue
-                found.append(ConnectionCount(("sockets", key), name, (address, port), count))
-                found.append(ConnectionCount(("sockets", key, "service"), name, None, count))
+                found.append(ConnectionCount(("sockets", key), port_of.name, (address, port), count))
+                found.append(ConnectionCount(("sockets", key, "service"), port_of.name, None, count))
             table.delete_many(gone)
             table.close()
             self._forget_unused(family)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from narthex.model import ConntrackFlow, IPFamily, ServicePortName
+from narthex.model import ConntrackFlow, IPFamily
 from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.counters import ConnectionCount
-from narthex.proxy.backends.sockets.rows import SocketRows
+from narthex.proxy.backends.sockets.rows import CountedPort, SocketRows
 from narthex.proxy.kernel.connected_sockets import ConnectedSockets
 from narthex.proxy.kernel.sockets import PINS, SocketsUnavailableError, SocketTarget, cgroup_path, remove_pins
 from narthex.proxy.plan.ir import Plan
@@ -44,7 +44,7 @@ class SocketAccelerator:
         self._target: SocketTarget | None = None
         self._rows: dict[IPFamily, SocketRows] = {}
         self._plans: dict[IPFamily, Plan] = {}
-        self._names: dict[IPFamily, tuple[Plan, Mapping[int, ServicePortName]]] = {}
+        self._counted: dict[IPFamily, tuple[Plan, Mapping[int, CountedPort]]] = {}
         self.reason = "no Services are known yet"
         """Why sockets are not balanced; empty if they are."""
         self._given_up = False
@@ -144,9 +144,9 @@ class SocketAccelerator:
         rows, target = self._rows.get(plan.family), self._target
         if rows is None or target is None:
             return ()
-        known = self._names.get(plan.family)
+        known = self._counted.get(plan.family)
         if known is None or known[0] is not plan:
-            known = self._names[plan.family] = plan, dict(rows.numbers())
+            known = self._counted[plan.family] = plan, rows.counted()
         return target.read_counters(plan.family, known[1])
 
     def counting(self, reader: CounterReader) -> CounterReader:

@@ -63,6 +63,19 @@ class KernelRows(msgspec.Struct, frozen=True, kw_only=True):
     slots: Mapping[bytes, bytes]
 
 
+class CountedPort(msgspec.Struct, frozen=True, kw_only=True):
+    """A Service port, and the endpoints whose connections are counted for it."""
+
+    name: ServicePortName
+    pools: tuple[bytes, ...]
+    """Endpoints of each pool, joined."""
+    place_size: int
+
+    def has(self, place: bytes) -> bool:
+        """Return True if the place, an address and a port as slots hold them, is an endpoint."""
+        return any(_is_part(place, pool, self.place_size) for pool in self.pools)
+
+
 class _ServiceRows:
     """The rows of one Service port."""
 
@@ -106,9 +119,12 @@ class SocketRows:
         """The highest number of a Service port, plus one."""
         return self._next
 
-    def numbers(self) -> Mapping[int, ServicePortName]:
-        """Return the Service ports by number."""
-        return {rows.number: name for name, rows in self._services.items()}
+    def counted(self) -> Mapping[int, CountedPort]:
+        """Return the Service ports whose connections are counted, by number."""
+        return {
+            rows.number: CountedPort(name=name, pools=tuple(rows.pools), place_size=self._place_size)
+            for name, rows in self._services.items()
+        }
 
     def is_served(self, name: ServicePortName) -> bool:
         """Return True if sockets know the Service port."""
@@ -348,6 +364,13 @@ class _Writer:
 def split(data: bytes, size: int) -> list[bytes]:
     """Return the parts of joined keys or values."""
     return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def _is_part(part: bytes, data: bytes, size: int) -> bool:
+    at = data.find(part)
+    while at > 0 and at % size:
+        at = data.find(part, at + 1)
+    return at >= 0
 
 
 class _FoundRows:
