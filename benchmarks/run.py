@@ -43,6 +43,7 @@ BENCHMARKS = (
     Benchmark("nft_load", "nftables elements beside nft -f", ("nft",)),
     Benchmark("one_change", "one endpoint of a big cluster, beside the bare tools", ("nft", "iptables-restore")),
     Benchmark("api_list", "lists, decode and first sync from an API server", ("nft",)),
+    Benchmark("kube_proxy", "start, one change, processor, and memory beside a real kube-proxy", ("nft", "kube-proxy")),
     Benchmark("connect", "connect latency through a Service by size", ("nft",)),
     Benchmark("throughput", "bytes through a Service beside the direct path", ("nft",)),
     Benchmark("churn", "an hour of changes, sped up: processor and memory", ("nft",)),
