@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from narthex.cli.trace import NOT_KNOWN, TraceResult, command, show, trace_result
-from narthex.trace.node.pasted import PastedKind, sort_pasted
+from narthex.trace.program.pasted_files import store_pasted
 
 FORMATS = ("json", "html", "text")
 
@@ -30,16 +30,7 @@ def arguments(request: dict[str, Any], folder: Path) -> list[str]:
             the content as text or bytes.
         folder: An empty folder.
     """
-    sources: list[str] = []
-    manifests = folder / "manifests"
-    for pasted in sort_pasted([(name, content) for name, content in request["files"]]):
-        path = (manifests if pasted.kind is PastedKind.MANIFESTS else folder) / pasted.name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(pasted.content)
-        if pasted.kind is not PastedKind.MANIFESTS:
-            sources += [f"--{'bundle' if pasted.kind is PastedKind.BUNDLE else 'rules'}", pasted.name]
-    if manifests.exists():
-        sources += ["--manifests", manifests.name]
+    sources = store_pasted(request["files"], folder)
     options = [
         word for name, value in sorted(request["options"].items()) if value for word in (f"--{name}", str(value))
     ]

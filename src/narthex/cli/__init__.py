@@ -17,6 +17,7 @@ _COMMANDS = {
     "dns": ("narthex.cli.dns", "Run the DNS server of the cluster."),
     "lab": ("narthex.cli.lab.command", "Run a cluster on this machine, in network namespaces."),
     "lb": ("narthex.cli.lb", "Allocate addresses for Services of type LoadBalancer."),
+    "mcp": ("narthex.cli.mcp", "Answer the questions of an agent."),
     "migrate": ("narthex.cli.migrate", "Show what a change of the proxy mode would change, and why."),
     "node": ("narthex.cli.node", "Run all components of a node in one process."),
     "overlay": ("narthex.cli.overlay", "Route Pod traffic between nodes; compatible with flannel."),
@@ -35,6 +36,8 @@ _COMMANDS = {
 _EXTRAS = {
     "dns": ("dnspython", "dns"),
     "google": ("protobuf", "lab"),
+    "mcp": ("mcp", "mcp"),
+    "mcp_types": ("mcp", "mcp"),
     "jsonpatch": ("jsonpatch", "lab"),
     "re2": ("google-re2", "dns"),
     "rich": ("rich", "ui"),
