@@ -18,6 +18,7 @@ import msgspec
 import yaml  # type: ignore[import-untyped]
 
 MAX_DEPTH = 100
+_TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 """Maximum nesting depth; Kubernetes objects need about 20 levels."""
 MAX_ALIAS_VALUES = 100_000
 """Maximum number of values that aliases may add to one document."""
@@ -108,7 +109,10 @@ def _json_or_flow(text: str, allow_duplicate_keys: bool) -> Iterator[Document | 
             yield from _yaml(chunk, first_line, allow_duplicate_keys)
         return
     found = list(itertools.islice(_yaml(*chunks[0], allow_duplicate_keys), MAX_DOCUMENTS + 1))
-    yield from [fault] if any(isinstance(item, MalformedDocument) for item in found) else found
+    faults = [item for item in found if isinstance(item, MalformedDocument)]
+    # A decoder with a deep stack comes to the end of a deep text, and only finds that something is missing there.
+    too_deep = [item for item in faults if item.message == _TOO_DEEP]
+    yield from too_deep or ([fault] if faults else found)
 
 
 def _json(text: str) -> Iterator[Document]:
@@ -143,7 +147,7 @@ def _check_depth(value: Any) -> None:
         level = [inner for outer in level for inner in _children(outer)]
         if not level:
             return
-    raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+    raise ValueError(_TOO_DEEP)
 
 
 def _children(value: Any) -> list[Any]:
@@ -190,12 +194,14 @@ def _yaml(chunk: str, first_line: int, allow_duplicate_keys: bool) -> Iterator[D
         lines = chunk.count("\n", 0, len(chunk.rstrip()) or None)
         # libyaml reads ahead, and has a limit of its own since version 0.2.6.
         too_deep = "maximum nesting depth" in reason
-        message = f"nested more than {MAX_DEPTH} levels deep" if too_deep else f"not valid YAML: {reason}"
+        message = _TOO_DEEP if too_deep else f"not valid YAML: {reason}"
         yield MalformedDocument(first_line + (min(mark.line, lines) if mark else 0), message)
     except yaml.YAMLError as error:
         bad = _CONTROL.search(chunk)
         line = first_line + (chunk.count("\n", 0, bad.start()) if bad else 0)
-        yield MalformedDocument(line, f"not valid YAML: {str(error).splitlines()[0]}")
+        # libyaml and the pure parser say it in words of their own.
+        reason = "control characters are not allowed" if bad else str(error).splitlines()[0]
+        yield MalformedDocument(line, f"not valid YAML: {reason}")
 
 
 class _Open:
@@ -276,7 +282,7 @@ class _Builder:
 
     def _open(self, value: Any, event: Any, line: int) -> None:
         if len(self._stack) >= MAX_DEPTH:
-            raise _Malformed(line, f"nested more than {MAX_DEPTH} levels deep")
+            raise _Malformed(line, _TOO_DEEP)
         if self._stack and self._stack[-1].key is None and isinstance(self._stack[-1].value, dict):
             raise _Malformed(line, "a key must be text, not a list or mapping")
         if event.tag not in _CONTAINER_TAGS:

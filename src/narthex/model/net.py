@@ -95,9 +95,22 @@ def address(text: str) -> str:
     if ":" not in text or "%" in text or len(text) > 45:
         raise ValueError(f"{text!r} is not an IP address")
     try:
-        return str(ipaddress.IPv6Address(text))
+        return ipv6_text(text)
     except ValueError:
         raise ValueError(f"{text!r} is not an IP address") from None
+
+
+def ipv6_text(value: str | bytes | int) -> str:
+    """Return the canonical form of an IPv6 address: no part is written with dots. Raises ValueError.
+
+    The C library and, since Python 3.13, `ipaddress` write IPv4-mapped addresses with dots.
+    """
+    ip = ipaddress.IPv6Address(value)
+    text = str(ip)
+    if "." not in text:
+        return text
+    low = int(ip) & 0xFFFF_FFFF
+    return f"{text.rpartition(':')[0]}:{low >> 16:x}:{low & 0xFFFF:x}"
 
 
 @lru_cache(maxsize=4096)
@@ -112,7 +125,9 @@ def network(text: str) -> str:
     host = address(base)
     if int(length) > family_of(host).host_bits:
         raise ValueError(f"{text!r} has a prefix longer than {family_of(host).host_bits}")
-    return str(ipaddress.ip_network(f"{host}/{int(length)}", strict=False))
+    made = ipaddress.ip_network(f"{host}/{int(length)}", strict=False)
+    base = str(made.network_address)
+    return f"{ipv6_text(base) if '.' in base and ':' in base else base}/{made.prefixlen}"
 
 
 def family_of(text: str) -> IPFamily:
@@ -187,7 +202,7 @@ def _address_text(number: int, bits: int) -> str:
         return inet_ntop(AF_INET, packed)
     text = inet_ntop(AF_INET6, packed)
     # The C library writes some addresses with dots.
-    return text if "." not in text else str(ipaddress.IPv6Address(number))
+    return text if "." not in text else ipv6_text(packed)
 
 
 def address_key(addr: str) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from itertools import islice, repeat
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import Any
 
-from narthex.model import IPFamily, Protocol, networks_between
+from narthex.model import IPFamily, Protocol, ipv6_text, networks_between
 from narthex.netfilter import ast
 from narthex.netfilter.netlink.attributes import NESTED, attribute, attributes
 
@@ -360,4 +360,4 @@ def _address_text(raw: bytes | int) -> str:
     """Return an IPv6 address in the form of `narthex.model.net`, without dots in the last four bytes."""
     assert isinstance(raw, bytes)
     text = inet_ntop(AF_INET6, raw)
-    return str(ipaddress.IPv6Address(raw)) if "." in text else text
+    return ipv6_text(raw) if "." in text else text

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from narthex.model import ipv6_text
 from narthex.netfilter.ast import Field, HashedFields, Key, KeyPart, Slot
 
 
@@ -244,6 +244,6 @@ def canonical(text: str) -> str:
         return text
     host, slash, length = text.partition("/")
     try:
-        return f"{ipaddress.IPv6Address(host)}{slash}{length}"
+        return f"{ipv6_text(host)}{slash}{length}"
     except ValueError:
         raise UnknownSyntax from None

@@ -5,13 +5,13 @@ Tables that are not formatted as nft prints them (a script, an indented copy) ar
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from narthex.model import ipv6_text
 from narthex.netfilter.ast import Atom, Chain, ElementData, ElementKey, Goto, Jump, Set, Table
 from narthex.netfilter.cuts import CUT, gap_rule, is_cut_mark
 from narthex.netfilter.lazy import IndexedTable, LazyChains, LazyMapping, base_chains
@@ -345,7 +345,7 @@ def _atom(word: str) -> Atom | None:
         return None
     if ":" in word and "." in word:
         try:
-            return str(ipaddress.IPv6Address(word))
+            return ipv6_text(word)
         except ValueError:
             return None
     return word

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from narthex.model import Host, IPFamily, Packet, Protocol, address_key, family_of, parsed_network
+from narthex.model import Host, IPFamily, Packet, Protocol, address_key, family_of, ipv6_text, parsed_network
 from narthex.netfilter import ast
 from narthex.netfilter.sets.values import EMPTY, ValueSet, span, union, values
 
@@ -155,8 +155,7 @@ class PacketSpace:
 
     def address_text(self, number: int) -> str:
         """Return an address as text."""
-        made = ipaddress.IPv4Address(number) if self.family is IPFamily.IPV4 else ipaddress.IPv6Address(number)
-        return str(made)
+        return str(ipaddress.IPv4Address(number)) if self.family is IPFamily.IPV4 else ipv6_text(number)
 
     def link_name(self, number: int) -> str:
         """Return a name for a link: one that no rule names, for the numbers of the others."""

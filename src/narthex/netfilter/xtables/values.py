@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from fractions import Fraction
 from math import floor
@@ -223,7 +222,7 @@ def destination_range(text: str) -> tuple[str, str, int | None, int | None]:
     elif text.count(":") == 1:
         text, _, ports = text.partition(":")
     first, dash, last = text.partition("-")
-    low, high = (str(ipaddress.ip_address(each)) if each else "" for each in (first, last if dash else first))
+    low, high = (address(each) if each else "" for each in (first, last if dash else first))
     if not ports:
         return low, high, None, None
     first_port, dash, last_port = ports.partition("-")
