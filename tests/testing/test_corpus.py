@@ -199,6 +199,16 @@ def test_index_names_every_row_once() -> None:
     assert [row for row, _ in rows] == [f"{group}.{n}" for group, count in GROUPS.items() for n in range(1, count + 1)]
 
 
+def test_index_has_the_sentences_of_the_page_of_behaviours() -> None:
+    lines = (FOLDER.parents[1] / "docs/reference/behaviours.txt").read_text(encoding="utf-8").splitlines()
+    rows = [line.split(" | ") for line in lines if line and not line.startswith("#")]
+    published = {number: text for number, _, text, _ in rows}
+    known = re.findall(
+        r"^\| (\d+\.\d+) \| ([^|]+) \| [^|]+ \|$", (FOLDER / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert [row for row, text in known if published[row] != text] == []
+
+
 def test_every_row_that_packets_can_show_is_shown() -> None:
     shown = {row for path in PATHS for row in rows_of(read(path))}
     assert [row for row, seen in index().items() if seen == "packets" and row not in shown] == []
