@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from narthex.model import Disposition, Host, IPFamily
 from narthex.netfilter import ast
 from narthex.netfilter.sets.branch import PacketEnd, SetBranch, WalkPoint
-from narthex.netfilter.sets.chains import SetChains, called
+from narthex.netfilter.sets.asked import Asked
+from narthex.netfilter.sets.chains import SetChains
 from narthex.netfilter.sets.diagram import WeightedBox
 from narthex.netfilter.sets.index import BoxIndex
 from narthex.netfilter.sets.ipvs import SetIpvs
-from narthex.netfilter.sets.matches import ORIGINAL
 from narthex.netfilter.sets.space import DADDR, HERE, LINK, Box, LinkNames, PacketSpace
 from narthex.netfilter.sets.values import ValueSet, union
 from narthex.netfilter.walk.lookup import BaseChain, RulesetIndex, index_ruleset
@@ -75,7 +75,7 @@ class SetWalk:
         self._index = index_ruleset(ruleset, space.family)
         self._chains = SetChains(space, self._index, objects)
         self._ipvs = SetIpvs(space, objects)
-        self._hooks: dict[tuple[str, PriorityRange], _HookRules] = {}
+        self._hooks: dict[tuple[str, PriorityRange, int], _HookRules] = {}
         self._summaries: dict[tuple[object, ...], _HookSummary] = {}
 
     @property
@@ -192,19 +192,31 @@ class SetWalk:
         nat: bool = True,
         first: bool = False,
         span: PriorityRange = ALL_PRIORITIES,
+        start: int = 0,
     ) -> Iterator[Passed]:
-        """Walk a hook. At the `first` one all packets arrive together, so that there is nothing to look up."""
-        rules = self._hooks.get((point.hook, span))
+        """Walk the base chains of a hook from number `start` on.
+
+        At the `first` hook, all packets arrive together, so that there is nothing to look up. But nat chains split them, and the
+        chains behind them are looked up: that takes a quarter less time for rules like kube-proxy's, which filter what they rewrite.
+        """
+        rules = self._hooks.get((point.hook, span, start))
         if rules is None:
-            rules = self._hooks[point.hook, span] = _HookRules(self._index, point.hook, span)
+            rules = self._hooks[point.hook, span, start] = _HookRules(self._index, self._chains, point.hook, span, start)
         if not rules.chains:
             yield None, branch
             return
+        if first and rules.until_nat < len(rules.chains):
+            for end, passed in self._walked(rules.chains[: rules.until_nat], point, branch, nat):
+                if end is not None:
+                    yield end, passed
+                else:
+                    yield from self._hook(point, passed, nat=nat, span=span, start=rules.until_nat)
+            return
         changed = branch.rewritten or branch.served
-        if first or rules.remembers or branch.is_vague or (rules.asks_original and changed):
+        if first or rules.asked & Asked.LISTS or branch.is_vague or (changed and rules.asked & Asked.ORIGINAL):
             yield from self._walked(rules.chains, point, branch, nat)
             return
-        key = point, nat, span, branch.state
+        key = point, nat, span, start, branch.state
         known = self._summaries.get(key)
         if known is None:
             known = self._summaries[key] = self._summary(rules.chains, point, branch, nat)
@@ -267,7 +279,7 @@ class _HookSummary:
         self._index: BoxIndex[Passed] | None = None
         self._results = tuple(results)
         if any(out.box != whole.box for _, out in results):
-            self._index = BoxIndex(_joined(results), _ORDER)
+            self._index = BoxIndex(_joined(results), _ORDER, whole.box)
             self._results = ()
         end, out = results[0]
         self.passes = len(results) == 1 and end is None and out.state == whole.state
@@ -294,36 +306,14 @@ def _joined(results: list[Passed]) -> list[tuple[Box, Passed]]:
 
 
 class _HookRules:
-    """The base chains of a hook, and what the rules that they lead to ask for."""
+    """The base chains of a hook from number `start` on, and what the rules that they lead to ask for."""
 
-    def __init__(self, index: RulesetIndex, hook: str, priorities: PriorityRange) -> None:
-        self.chains = [pair for rank in index.ranks(hook, priorities) for pair in rank]
-        self.remembers = False
-        """Rules read or write affinity lists."""
-        self.asks_original = False
-        """Rules compare what conntrack knows of the packet as it was sent."""
+    def __init__(self, index: RulesetIndex, chains: SetChains, hook: str, priorities: PriorityRange, start: int) -> None:
+        self.chains = [pair for rank in index.ranks(hook, priorities) for pair in rank][start:]
+        nat = [number for number, (_, chain) in enumerate(self.chains, start=1) if chain.hook and chain.hook.type == "nat"]
+        self.until_nat = nat[-1] if nat else len(self.chains)
+        """The number of chains up to the last nat chain, or of all."""
+        self.asked = 0
         for table, chain in self.chains:
-            todo, seen = [chain], {chain.name}
-            while todo:
-                for rule in todo.pop().rules:
-                    for each in rule.expressions:
-                        self._expression(each, table)
-                        for name in called(each, table):
-                            if name not in seen and name in table.chains:
-                                seen.add(name)
-                                todo.append(table.chains[name])
-
-    def _expression(self, e: ast.Expression, table: ast.Table) -> None:
-        if isinstance(e, (ast.RecentCheck, ast.RecentSet, ast.UpdateSet)):
-            self.remembers = True
-        elif isinstance(e, ast.InSet):
-            held = table.sets.get(e.name)
-            self.remembers |= held is not None and held.dynamic
-        elif isinstance(e, ast.AnyOf):
-            for each in (each for alternative in e.alternatives for each in alternative):
-                self._expression(each, table)
-        elif isinstance(e, ast.InlineVerdictMap):
-            for each in (each for matches, _ in e.arms for each in matches):
-                self._expression(each, table)
-        fields: tuple[object, ...] = getattr(e, "key", ()) or (getattr(e, "field", None),)
-        self.asks_original |= not ORIGINAL.isdisjoint(fields)
+            self.asked |= chains.asked.of(table, chain)
+        """`Asked` bits of all rules that packets can meet."""
