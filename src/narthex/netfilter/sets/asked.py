@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from narthex.netfilter import ast
 
 ORIGINAL = frozenset((ast.Field.ORIG_DADDR, ast.Field.ORIG_DPORT, ast.Field.ORIG_SADDR, ast.Field.ORIG_SPORT))
-_LINKS = frozenset((ast.Field.IIFNAME, ast.Field.OIFNAME))
+_LINK_FIELDS = frozenset((ast.Field.IIFNAME, ast.Field.OIFNAME))
 _LINK_TYPES = (ast.UndecidableMatch, ast.Redirect, ast.RedirectRange)
 _LIST_TYPES = (ast.RecentCheck, ast.RecentSet, ast.UpdateSet)
 _MOST_JUMPS = 100
 """Jumps that are followed: neither nftables (16) nor iptables allows more."""
 
 
-class Asked(enum.IntFlag):
-    """What a result of rules may depend on, besides header and marks."""
-
-    NOTHING = 0
-    LINKS = 1
-    """Links, or the hook."""
-    LISTS = 2
-    """Affinity lists, which rules read or write."""
-    ORIGINAL = 4
-    """What conntrack knows of the packet as it was sent."""
-
-
-_EVERYTHING = int(Asked.LINKS | Asked.LISTS | Asked.ORIGINAL)
-_IN_CHAINS = {field: int(Asked.LINKS if field in _LINKS else Asked.ORIGINAL) for field in _LINKS | ORIGINAL}
+LINKS = 1
+"""A bit of what is asked for: links, or the hook."""
+LISTS = 2
+"""A bit: affinity lists, which rules read or write."""
+TRACKED = 4
+"""A bit: what conntrack knows of the packet as it was sent."""
+_EVERYTHING = LINKS | LISTS | TRACKED
+_BY_FIELD = {**dict.fromkeys(_LINK_FIELDS, LINKS), **dict.fromkeys(ORIGINAL, TRACKED)}
 
 
 class AskedByChains:
@@ -40,7 +33,7 @@ class AskedByChains:
         self._known: dict[tuple[int, str], int] = {}
 
     def of(self, table: ast.Table, chain: ast.Chain, depth: int = 0) -> int:
-        """Return the `Asked` bits of a chain: all of them for a chain that calls itself."""
+        """Return the bits of a chain: all of them for a chain that calls itself."""
         key = id(table), chain.name
         known = self._known.get(key)
         if known is None:
@@ -66,14 +59,14 @@ def _asked(e: ast.Expression, table: ast.Table) -> int:
     if kind in _NOTHING:
         return 0
     if isinstance(e, _LINK_TYPES):
-        return Asked.LINKS
+        return LINKS
     nested: Iterable[ast.Expression] = ()
     asked = 0
     if isinstance(e, _LIST_TYPES):
-        asked = int(Asked.LISTS)
+        asked = LISTS
     elif isinstance(e, ast.InSet):
         held = table.sets.get(e.name)
-        asked = int(Asked.LISTS) if held is not None and held.dynamic else 0
+        asked = LISTS if held is not None and held.dynamic else 0
     elif isinstance(e, ast.AnyOf):
         nested = (each for alternative in e.alternatives for each in alternative)
     elif isinstance(e, ast.InlineVerdictMap):
@@ -82,7 +75,7 @@ def _asked(e: ast.Expression, table: ast.Table) -> int:
         asked |= _asked(each, table)
     fields: tuple[Any, ...] = getattr(e, "key", ()) or (getattr(e, "field", None),)
     for field in fields:
-        asked |= _IN_CHAINS.get(field, 0)
+        asked |= _BY_FIELD.get(field, 0)
     return asked
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from narthex.model import Disposition, family_of
 from narthex.netfilter import ast
 from narthex.netfilter.describe import describe
-from narthex.netfilter.sets.asked import Asked, AskedByChains
+from narthex.netfilter.sets.asked import LINKS, AskedByChains
 from narthex.netfilter.sets.branch import Continuation, PacketEnd, SetBranch, WalkPoint
 from narthex.netfilter.sets.matches import SetMatcher, list_name
 from narthex.netfilter.sets.probabilities import read_probability, share
@@ -190,7 +190,7 @@ class SetChains:
             at.known
             or branch.daddr is not None
             or box[DADDR].size != 1
-            or self.asked.of(at.table, chain) & Asked.LINKS
+            or self.asked.of(at.table, chain) & LINKS
         ):
             return self._chain(at.point, at.table, chain, branch, at.path, depth, known=at.known)
         destination = at.point.hook in _DESTINATION_HOOKS or at.point.hook
