@@ -182,6 +182,8 @@ class BoxIndex(Generic[Item]):
                 for field in fields:
                     assert inside is not None
                     have, desired = inside[field], element[field]
+                    if have is desired:
+                        continue
                     part = have & desired
                     if not part:
                         inside, outside = None, [piece]

@@ -67,6 +67,8 @@ class ValueSet:
         few, many = (self, other) if len(self.spans) <= len(other.spans) else (other, self)
         if few.size == 1:
             return few if few.spans[0][0] in many else EMPTY
+        if many.size == 1:
+            return many if many.spans[0][0] in few else EMPTY
         found: list[Span] = []
         spans = many.spans
         if len(few.spans) <= _FEW:
