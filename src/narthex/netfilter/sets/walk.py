@@ -20,7 +20,7 @@ from narthex.netfilter.sets.diagram import WeightedBox
 from narthex.netfilter.sets.index import BoxIndex
 from narthex.netfilter.sets.ipvs import SetIpvs
 from narthex.netfilter.sets.space import DADDR, HERE, LINK, Box, LinkNames, PacketSpace
-from narthex.netfilter.sets.values import ValueSet, union
+from narthex.netfilter.sets.values import ValueSet, disjoint_union
 from narthex.netfilter.walk.lookup import BaseChain, RulesetIndex, index_ruleset
 from narthex.netfilter.walk.state import (
     AFTER_INPUT,
@@ -319,13 +319,20 @@ class _HookSummary:
 
 
 def _joined(results: list[Passed]) -> list[tuple[Box, Passed]]:
-    """Return results with their boxes, those that differ in the destination alone as one."""
+    """Return results with their boxes, those that differ in the destination alone as one.
+
+    Equal packets with equal results, of which each has a share of the probability, stay apart.
+    """
     alike: dict[tuple[object, ...], tuple[Passed, list[ValueSet]]] = {}
     for end, out in results:
         sent = None if out.daddr is None else (out.daddr, out.dport, out.to)
         key = (end, out.state, out.probability, out.choices, out.remembers, sent, out.box[1:])
         alike.setdefault(key, ((end, out), []))[1].append(out.box[DADDR])
-    return [((union(parts), *passed[1].box[1:]), passed) for passed, parts in alike.values()]
+    joined: list[tuple[Box, Passed]] = []
+    for passed, parts in alike.values():
+        whole = disjoint_union(parts)
+        joined += [((part, *passed[1].box[1:]), passed) for part in (parts if whole is None else (whole,))]
+    return joined
 
 
 class _HookRules:
