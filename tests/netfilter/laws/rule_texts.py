@@ -164,7 +164,10 @@ def nft_ends(base: BaseChain, further: tuple[str, ...]) -> st.SearchStrategy[str
             _joined(_one("dnat to "), _one(*ENDPOINTS, *CLUSTER_IPS, OWN)),
             _joined(_one("meta l4proto tcp dnat to "), _one(*ENDPOINTS), _one(":"), _ports),
             _one("meta l4proto { tcp, udp } dnat to ip daddr . th dport map @ends"),
-            _one("dnat to numgen random mod 2 map { 0 : 10.244.1.5, 1 : 10.244.2.5 }", "meta l4proto tcp redirect to :8080"),
+            _one(
+                "dnat to numgen random mod 2 map { 0 : 10.244.1.5, 1 : 10.244.2.5 }",
+                "meta l4proto tcp redirect to :8080",
+            ),
         ]
     if base.hook == "postrouting":
         found.append(_one("masquerade", "snat to 192.168.1.99") if base.type == "nat" else _one("counter"))
@@ -182,7 +185,13 @@ def nft_ends(base: BaseChain, further: tuple[str, ...]) -> st.SearchStrategy[str
                 st.one_of(jump, _one("drop", "return")),
                 _one(" }"),
             ),
-            _joined(_one("numgen random mod 3 vmap { 0 : "), jump, _one(", 1-2 : "), st.one_of(jump, _one("return")), _one(" }")),
+            _joined(
+                _one("numgen random mod 3 vmap { 0 : "),
+                jump,
+                _one(", 1-2 : "),
+                st.one_of(jump, _one("return")),
+                _one(" }"),
+            ),
             _joined(_one("meta mark vmap { 0x0 : "), jump, _one(", 0x4000 : "), jump, _one(" }")),
             _joined(_one("ct state vmap { new : "), jump, _one(", established : drop }")),
         ]
@@ -208,7 +217,9 @@ def _long_nft_rules(draw: st.DrawFn, base: BaseChain, further: tuple[str, ...]) 
             found.append(draw(nft_rules(base, further)))
         else:
             before = draw(st.one_of(st.just(""), st.just(""), st.just(""), nft_statements(), nft_matches()))
-            found.append(" ".join(filter(None, (before, key, draw(st.one_of(_one("accept", "drop"), nft_ends(base, further)))))))
+            found.append(
+                " ".join(filter(None, (before, key, draw(st.one_of(_one("accept", "drop"), nft_ends(base, further))))))
+            )
     return found
 
 
@@ -248,10 +259,17 @@ def save_matches(base: BaseChain) -> st.SearchStrategy[str]:
         _joined(_one("-p tcp -m multiport "), _no, _one("--dports "), _one("80,443", "53,79:81")),
         _joined(_one("-m mark "), _no, _one("--mark "), st.one_of(_one("0x0"), _marks), _one("/"), _masks),
         _joined(_one("-m connmark "), _no, _one("--mark "), _marks, _one("/"), _masks),
-        _joined(_one("-m conntrack "), _no, _one("--ctstate "), _one("NEW", "RELATED,ESTABLISHED", "INVALID", "DNAT", "NEW,SNAT")),
+        _joined(
+            _one("-m conntrack "),
+            _no,
+            _one("--ctstate "),
+            _one("NEW", "RELATED,ESTABLISHED", "INVALID", "DNAT", "NEW,SNAT"),
+        ),
         _joined(_one("-m conntrack "), _no, _one("--ctorigdst "), _addresses),
         _joined(_one("-m addrtype "), _no, _one("--dst-type ", "--src-type "), _one("LOCAL", "MULTICAST")),
-        _joined(_one("-m iprange "), _no, _one("--dst-range 10.96.0.2-10.96.0.9", "--src-range 10.244.0.0-10.244.1.255")),
+        _joined(
+            _one("-m iprange "), _no, _one("--dst-range 10.96.0.2-10.96.0.9", "--src-range 10.244.0.0-10.244.1.255")
+        ),
         _one("-m statistic --mode random --probability 0.5", "-m statistic --mode nth --every 4 --packet 0"),
         _joined(_one("-m recent --name "), _one(*LISTS), _one(" --rcheck --seconds 3600 --reap --rsource")),
     ]
@@ -272,7 +290,9 @@ def save_targets(base: BaseChain, further: tuple[str, ...]) -> st.SearchStrategy
         _joined(_one("-m recent --name "), _one(*LISTS), _one(" --set --rsource "), _one("", "-j ACCEPT")),
     ]
     if base.table == "mangle":
-        found.append(_one("-j CONNMARK --save-mark", "-j CONNMARK --restore-mark", "-j CONNMARK --set-xmark 0x4000/0xff00"))
+        found.append(
+            _one("-j CONNMARK --save-mark", "-j CONNMARK --restore-mark", "-j CONNMARK --set-xmark 0x4000/0xff00")
+        )
     if base.table == "raw":
         found.append(_one("-j CT --notrack"))
     if base.table == "filter":
@@ -330,7 +350,9 @@ def save_rulesets(draw: st.DrawFn) -> str:
         bases = [base for base in BASES if base.table == table]
         used = [base for base in bases if draw(st.booleans())]
         lines.append(f"*{table}")
-        policies = {base.hook: "ACCEPT" if table == "nat" else draw(_one("ACCEPT", "ACCEPT", "ACCEPT", "DROP")) for base in used}
+        policies = {
+            base.hook: "ACCEPT" if table == "nat" else draw(_one("ACCEPT", "ACCEPT", "ACCEPT", "DROP")) for base in used
+        }
         lines += [f":{base.hook.upper()} {policies.get(base.hook, 'ACCEPT')} [0:0]" for base in bases]
         body = []
         for base in used:
@@ -339,9 +361,7 @@ def save_rulesets(draw: st.DrawFn) -> str:
             for at, name in enumerate(names):
                 further = tuple(names[at + 1 :])
                 long = draw(_few) == 0
-                rules = draw(
-                    _long_save_rules(base, further) if long else _several(save_rules(base, further))
-                )
+                rules = draw(_long_save_rules(base, further) if long else _several(save_rules(base, further)))
                 body += [f"-A {name} {rule}".rstrip() for rule in rules]
         lines += [*body, "COMMIT"]
     return "\n".join([*lines, ""])

@@ -7,7 +7,6 @@ addresses, ports, and links are those that rules name. `NARTHEX_SET_WALKS` is th
 import os
 import random
 from collections import Counter
-from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +28,7 @@ from narthex.netfilter.sets.space import DPORT, LINK, PROTOCOL, SPORT
 from narthex.netfilter.sets.walk import SetWalk, space_of
 from narthex.netfilter.walk.walk import walk
 
-CASES = int(os.environ.get("NARTHEX_SET_WALKS", "150"))
+CASES = int(os.environ.get("NARTHEX_SET_WALKS", "60"))
 HOST = Host(addresses=(OWN,))
 OF_CLASSES, OF_NAMES = 40, 30
 """Packets of each ruleset: most of its classes, and packets that rules name."""
@@ -71,16 +70,18 @@ def points(space, boxes, rng):
     """Yield points to compare: of classes, and with values that rules name."""
     for each in rng.sample(boxes, min(OF_CLASSES, len(boxes))):
         yield _sendable(tuple(drawn(rng, part) for part in each.box))
-    links = [0, _UNNAMED, *(space.link(name).first for name in space._links if name != "lo")]
+    links = sorted({_UNNAMED, *(first for each in boxes for first, _ in each.box[LINK].spans)})
     for _ in range(OF_NAMES):
-        yield _sendable((
-            space.address(rng.choice(DESTINATIONS)),
-            _NUMBERS[rng.choice((*PROTOCOLS, "tcp", "icmp"))],
-            rng.choice((*PORTS, rng.randint(1, 0xFFFF))),
-            rng.randint(1024, 0xFFFF),
-            rng.choice(links),
-            space.address(rng.choice(SENDERS)),
-        ))
+        yield _sendable(
+            (
+                space.address(rng.choice(DESTINATIONS)),
+                _NUMBERS[rng.choice((*PROTOCOLS, "tcp", "icmp"))],
+                rng.choice((*PORTS, rng.randint(1, 0xFFFF))),
+                rng.randint(1024, 0xFFFF),
+                rng.choice(links),
+                space.address(rng.choice(SENDERS)),
+            )
+        )
 
 
 def _sendable(point):
@@ -104,18 +105,17 @@ def compare(text, seed):
         for name in touched:
             memory.touch(name, (packet.source,), 0.0)
         says = told(boxes, point, touched)
-        assert sum(says.values()) == 1, f"{packet} {packet.iif}: {says}\n{text}"
+        assert sum(says.values()) == 1, f"{packet} by {packet.iif or 'none'}: {says}\n{text}"
         ends = Counter(walk(ruleset, packet, HOST, memory, 0.0).ends())
         unknown = (Disposition.UNSUPPORTED, None, False)
-        # What one walk can't interpret, the other one may; all the rest agrees.
+        said = f"{packet} by {packet.iif or 'none'}, lists {sorted(touched)}:\n sets {dict(says)}\n walk {dict(ends)}\n{text}"
         if says[unknown] or ends[unknown]:
-            more, less = (says, ends) if ends[unknown] > says[unknown] else (ends, says)
-            assert all(less[end] <= more[end] for end in less if end != unknown), (
-                f"{packet} by {packet.iif or 'none'}, {touched}:\n sets {dict(says)}\n walk {dict(ends)}\n{text}"
-            )
+            # What one walk can't interpret, the other one may. What both can, leads to the same ends.
+            both = says.keys() | ends.keys()
+            assert sum(max(says[end], ends[end]) for end in both if end != unknown) <= 1, said
             continue
         decided += 1
-        assert +says == +ends, f"{packet} by {packet.iif or 'none'}, {touched}:\n sets {dict(says)}\n walk {dict(ends)}\n{text}"
+        assert +says == +ends, said
     return decided
 
 
@@ -123,12 +123,11 @@ def compare(text, seed):
 def test_sets_of_packets_take_the_way_of_each_packet(rulesets):
     seen = Counter()
 
-    @settings(max_examples=CASES)
+    @settings(max_examples=CASES, report_multiple_bugs=False)
     @given(rulesets(), st.integers(0, 1 << 32))
     def law(text, seed):
         seen["decided"] += compare(text, seed)
         seen["rulesets"] += 1
 
     law()
-    assert seen["decided"] > 20 * seen["rulesets"]
-    assert Fraction(seen["decided"])
+    assert seen["decided"] > 10 * seen["rulesets"], "too few packets are decided"

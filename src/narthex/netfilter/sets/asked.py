@@ -79,7 +79,9 @@ def _asked(e: ast.Expression, table: ast.Table) -> int:
     return asked
 
 
-_NOTHING = frozenset((ast.Jump, ast.Goto, ast.RandomMatch, ast.MarkOr, ast.Dnat, ast.Counter, ast.CtState, ast.RandomGoto))
+_NOTHING = frozenset(
+    (ast.Jump, ast.Goto, ast.RandomMatch, ast.MarkOr, ast.Dnat, ast.Counter, ast.CtState, ast.RandomGoto)
+)
 """The most frequent types, which ask for nothing of this."""
 
 

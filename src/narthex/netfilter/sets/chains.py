@@ -15,7 +15,7 @@ from narthex.netfilter.sets.matches import SetMatcher, list_name
 from narthex.netfilter.sets.probabilities import read_probability, share
 from narthex.netfilter.sets.space import DADDR, DPORT, LINK, SADDR, NotInterpreted, PacketSpace
 from narthex.netfilter.sets.tracked import conditions
-from narthex.netfilter.sets.values import ValueSet, span, union, values
+from narthex.netfilter.sets.values import ValueSet, span, values
 from narthex.netfilter.walk.lookup import RulesetIndex
 from narthex.netfilter.walk.state import KernelObjects
 
@@ -186,12 +186,7 @@ class SetChains:
         is remembered, and not those that it calls, which would cost a tenth.
         """
         box = branch.box
-        if (
-            at.known
-            or branch.daddr is not None
-            or box[DADDR].size != 1
-            or self.asked.of(at.table, chain) & LINKS
-        ):
+        if at.known or branch.daddr is not None or box[DADDR].size != 1 or self.asked.of(at.table, chain) & LINKS:
             return self._chain(at.point, at.table, chain, branch, at.path, depth, known=at.known)
         destination = at.point.hook in _DESTINATION_HOOKS or at.point.hook
         key = (

@@ -105,9 +105,7 @@ Pieces = list[tuple[Header, tuple[Item, ...]]]
 class BoxIndex(Generic[Item]):
     """Finds the items of all boxes that contain a packet. Fields are looked up in the order `order`."""
 
-    def __init__(
-        self, boxes: Sequence[tuple[Header, Item]], order: Sequence[int], whole: Header | None = None
-    ) -> None:
+    def __init__(self, boxes: Sequence[tuple[Header, Item]], order: Sequence[int], whole: Header | None = None) -> None:
         """Index boxes with their items; of boxes that overlap, the first comes first. `whole` is the box of all packets.
 
         Fields of which boxes have all values are not compared then: a tenth of the time for rules like kube-proxy's.

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from narthex.model import Disposition, Host, IPFamily
 from narthex.netfilter import ast
-from narthex.netfilter.sets.branch import ONE, PacketEnd, SetBranch, WalkPoint
 from narthex.netfilter.sets.asked import LISTS, TRACKED
+from narthex.netfilter.sets.branch import ONE, PacketEnd, SetBranch, WalkPoint
 from narthex.netfilter.sets.chains import SetChains
 from narthex.netfilter.sets.diagram import WeightedBox
 from narthex.netfilter.sets.index import BoxIndex
@@ -136,9 +136,7 @@ class SetWalk:
                 found += self._hook(_POSTROUTING, others, ended)
         return found
 
-    def _put_out(
-        self, point: WalkPoint, branch: SetBranch, ended: Ended
-    ) -> tuple[list[SetBranch], list[SetBranch]]:
+    def _put_out(self, point: WalkPoint, branch: SetBranch, ended: Ended) -> tuple[list[SetBranch], list[SetBranch]]:
         """Walk packets of this host through output. Return those that pass, and those that IPVS sends to another host before."""
         if not self._ipvs.serves:
             return self._first_hook(point, branch, ended), []
@@ -338,9 +336,13 @@ def _joined(results: list[Passed]) -> list[tuple[Box, Passed]]:
 class _HookRules:
     """The base chains of a hook from number `start` on, and what the rules that they lead to ask for."""
 
-    def __init__(self, index: RulesetIndex, chains: SetChains, hook: str, priorities: PriorityRange, start: int) -> None:
+    def __init__(
+        self, index: RulesetIndex, chains: SetChains, hook: str, priorities: PriorityRange, start: int
+    ) -> None:
         self.chains = [pair for rank in index.ranks(hook, priorities) for pair in rank][start:]
-        nat = [number for number, (_, chain) in enumerate(self.chains, start=1) if chain.hook and chain.hook.type == "nat"]
+        nat = [
+            number for number, (_, chain) in enumerate(self.chains, start=1) if chain.hook and chain.hook.type == "nat"
+        ]
         self.until_nat = nat[-1] if nat else len(self.chains)
         """The number of chains up to the last nat chain, or of all."""
         asked = 0
