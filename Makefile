@@ -81,7 +81,7 @@ fuzz: SEED ?= $(shell $(PYTHON) -c 'import random; print(random.SystemRandom().r
 fuzz: PACKAGES += $(UML_PACKAGES)
 fuzz: setup  ## Run the randomized tests with new examples; SEED=N repeats a run
 	@seed=$(SEED); echo "Seed $$seed. To repeat this run: make fuzz SEED=$$seed"; \
-	$(SUDO) env NARTHEX_SEED=$$seed $(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-seed=$$seed && \
+	$(SUDO) env NARTHEX_SEED=$$seed NARTHEX_SET_WALKS=1000 $(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-seed=$$seed && \
 	$(SUDO) env NARTHEX_SEED=$$seed $(BIN)/python -m pytest -n 2 tests/netfilter/kernel/test_drawn_rules.py && \
 	$(SUDO) env NARTHEX_SEED=$$seed NARTHEX_LAB_CASES=10 $(BIN)/python -m pytest -n 2 tests/trace/kernel/test_lab_law.py && \
 	$(SUDO) env NARTHEX_SEED=$$seed NARTHEX_FAULTS=125 NARTHEX_CLASS_SCENARIOS=12 $(BIN)/python -m pytest -n 2 \

@@ -32,3 +32,19 @@ def test_a_statement_before_a_match_concerns_all_packets(others):
         each.end.disposition for each in SetWalk(ruleset, space).ends() if other in each.box[0] and each.box[4].first
     }
     assert ends == {Disposition.DROPPED}
+
+
+def test_shares_of_the_probability_that_do_the_same_add_up():
+    """A rule that draws a number, and then does nothing, in a hook that is looked up."""
+    text = "\n".join(
+        ("*filter", ":FORWARD ACCEPT [0:0]", "-A FORWARD -p udp -m statistic --mode random --probability 0.5", "COMMIT")
+    )
+    ruleset = read_dump(text).for_family(IPFamily.IPV4).ruleset
+    space = space_of(ruleset, IPFamily.IPV4, HOST)
+    other = space.address("10.9.9.9")
+    found = [
+        each
+        for each in SetWalk(ruleset, space).ends()
+        if other in each.box[0] and 17 in each.box[1] and each.box[4].first
+    ]
+    assert sum(each.probability for each in found) == 1

@@ -28,6 +28,7 @@ from narthex.proxy.plan.ir import (
     Forward,
     Frontend,
     FrontendKind,
+    OwnEndpoint,
     Plan,
     Reject,
     Sender,
@@ -72,7 +73,7 @@ def evaluate(
         why = Deviation.NO_SCTP.words if without_sctp else _nothing_reason(decision)
         steps.append(WalkStep(where="decision", what=type(decision).__name__.lower(), why=why))
         return single(packet, Disposition.REJECTED if isinstance(decision, Reject) else Disposition.DROPPED, steps)
-    return _forwarded(packet, host, service, decision, deviations, memory, now, steps)
+    return _forwarded(plan, packet, host, service, decision, deviations, memory, now, steps)
 
 
 def _less(
@@ -186,6 +187,7 @@ def cluster_ips(plan: Plan) -> set[str]:
 
 
 def _forwarded(
+    plan: Plan,
     packet: Packet,
     host: Host,
     service: ServicePlan,
@@ -213,7 +215,7 @@ def _forwarded(
                 disposition=Disposition.DELIVERED,
                 probability=probability,
                 endpoint=(endpoint.address, endpoint.port),
-                masquerade=_is_masqueraded(packet, host, endpoint, decision, deviations),
+                masquerade=_is_masqueraded(plan, packet, host, endpoint, decision, deviations),
                 remembers=((affinity_record(service, endpoint, via), (packet.source,)),) if joins else (),
                 steps=(*steps, draw),
             )
@@ -250,7 +252,7 @@ def _hashed(packet: Packet, endpoints: tuple[Endpoint, ...], steps: list[WalkSte
 
 
 def _is_masqueraded(
-    packet: Packet, host: Host, endpoint: Endpoint, decision: Forward, deviations: frozenset[Deviation]
+    plan: Plan, packet: Packet, host: Host, endpoint: Endpoint, decision: Forward, deviations: frozenset[Deviation]
 ) -> bool:
     """Return True if the endpoint sees an address of the node as the source.
 
@@ -259,9 +261,19 @@ def _is_masqueraded(
     """
     if Deviation.RELAYED in deviations:
         return True
-    hairpin = endpoint.address == packet.source and (endpoint.local or Deviation.HAIRPIN_LOCAL_ONLY not in deviations)
+    hairpin = endpoint.address == packet.source and (
+        endpoint.local
+        or Deviation.HAIRPIN_LOCAL_ONLY not in deviations
+        or _is_own(plan, endpoint, packet.protocol, per_port=Deviation.HAIRPIN_PER_PORT in deviations)
+    )
     leaves = packet.from_host or endpoint.address not in host.addresses
     return leaves and (decision.masquerade or hairpin)
+
+
+def _is_own(plan: Plan, endpoint: Endpoint, protocol: Protocol, *, per_port: bool) -> bool:
+    """Return True if a Service port says that an endpoint is on this node, or that its address is."""
+    asked = OwnEndpoint(endpoint.address, protocol, endpoint.port)
+    return any(each == asked if per_port else each.address == asked.address for each in plan.own_endpoints())
 
 
 def affinity_record(service: ServicePlan, endpoint: Endpoint, via: str = "") -> str:

@@ -83,6 +83,10 @@ def test_ports() -> None:
     assert not dropped(Compare(DPORT, (80,), negate=True), **icmp)
     assert dropped(Compare(PROTO, ("icmp",)), **icmp)
     assert dropped(Compare(PROTO, (6,)))
+    # Where others have ports, a packet without them has a checksum, which may be an element.
+    pairs = Set(name="pairs", key=(Field.DADDR, DPORT), elements={("10.1.1.1", 80): None})
+    rules = drops(base("prerouting", rule(InSet(pairs.key, "pairs"), DropPacket())), sets=(pairs,))
+    assert only(walk(rules, packet("10.1.1.1", **icmp), HOST))[0] == "unsupported"
     six = {"to": "fd00::1", "source": "fd00::2"}
     rules = Ruleset((table("f", base("prerouting", rule(Compare(PROTO, ("icmpv6",)), DropPacket())), family=None),))
     assert only(walk(rules, packet("fd00::1", 0, six["source"], Protocol.ICMP), HOST))[0] == "dropped"

@@ -163,3 +163,30 @@ def test_each_fault_in_a_change_is_refused_if_all_packets_show_it(mode, seed):
         assert not history.verify(plan, want, changes).refusal
         history.take(want)
     assert refused > 10 and looked_at > 10, (refused, looked_at)
+
+
+def contradicting(number, *pods, on):
+    made = service(f"shop/s{number}", f"10.110.0.{5 + number}")
+    return Upsert(made), Upsert(
+        endpoint_slice(f"shop/s{number}", *(endpoint(pod, node=on) for pod in pods), port=8080 + number)
+    )
+
+
+@pytest.mark.parametrize("mode", MODES_BY_RULES)
+def test_slices_that_contradict_each_other_about_an_address_are_proved(mode):
+    """An address is this node's own for all Services as soon as one slice says so."""
+    history = History(mode, SETTINGS, IPFamily.IPV4)
+    pod, other = "10.64.1.10", "10.64.2.11"
+    steps = (
+        (Upsert(node()), *contradicting(0, pod, other, on="worker-a"), *contradicting(1, pod, other, on="worker-b")),
+        contradicting(0, other, on="worker-a"),
+        contradicting(0, pod, other, on="worker-b"),
+        contradicting(1, pod, other, on="worker-a"),
+        (*contradicting(0, on="worker-b"), *contradicting(2, pod, on="worker-b")),
+    )
+    for events in steps:
+        plan, want, changes = history.next(events)
+        verdict = history.verify(plan, want, changes)
+        assert not verdict.refusal, verdict
+        assert not history.whole(plan, want, changes).refusal
+        history.take(want)

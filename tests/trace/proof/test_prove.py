@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tests.scenario_files import SCENARIOS
 from tests.trace.proof.own_rules import MODES, draw, ends_of, partitions_of, proved
 
-from narthex.model import Host, Memory, Store, Upsert
+from narthex.model import Host, Memory, Packet, Store, Upsert
 from narthex.netfilter.sets.diagram import leaves
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.kernel.dataplanes import DATAPLANES
 from narthex.proxy.plan.ir import Balancing, Deviation
 from narthex.proxy.plan.planner import Planner, plan_once
 from narthex.testing import strategies as some
-from narthex.testing.build import HOST
+from narthex.testing.build import HOST, endpoint, endpoint_slice, node, plan, service
 from narthex.testing.setting import families_of, node_config, snapshot
 from narthex.trace.evaluate import evaluate
 from narthex.trace.proof.prove import ProofOutcome
@@ -84,3 +84,18 @@ def test_a_random_packet_of_each_class_takes_the_way_of_its_class(mode, config, 
                     got, said = answer(packet, memory).ends(), ends_of(distribution, choices)
                     assert got.keys() == said.keys(), (packet, got, said)
                     assert all(abs(got[end] - said[end]) < Fraction(1, 10**8) for end in got), (packet, got, said)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_slices_that_contradict_each_other_about_an_address(mode):
+    """The plan says what holds then: the address is this node's own for all Services, in mode ipvs for the port."""
+    objects = [node()]
+    for number, home in enumerate(("worker-a", "worker-b")):
+        objects.append(service(f"shop/s{number}", f"10.110.0.{5 + number}"))
+        objects.append(endpoint_slice(f"shop/s{number}", endpoint("10.64.1.10", node=home), port=8080 + number))
+    desired = plan(*objects)
+    report = proved(mode, desired)
+    assert report.outcome is ProofOutcome.PROVED, report
+    packet = Packet(source="10.64.1.10", destination="10.110.0.6", port=80, iif="veth1")
+    ends = evaluate(desired, packet, HOST, BACKENDS[mode].deviations).ends()
+    assert [masked for _, _, masked in ends] == [mode != "ipvs"]

@@ -89,12 +89,12 @@ class _Node(Generic[Item]):
 
 
 class _Rest:
-    """Few boxes, of which the fields before a level agree."""
+    """Few boxes, and which of their fields are still to be compared."""
 
-    __slots__ = ("level", "numbers")
+    __slots__ = ("fields", "numbers")
 
-    def __init__(self, numbers: list[int], level: int) -> None:
-        self.numbers, self.level = numbers, level
+    def __init__(self, numbers: list[int], fields: list[tuple[int, ...]]) -> None:
+        self.numbers, self.fields = numbers, fields
 
 
 _Child = _Node[Item] | _Rest | tuple[Item, ...]
@@ -105,9 +105,13 @@ Pieces = list[tuple[Header, tuple[Item, ...]]]
 class BoxIndex(Generic[Item]):
     """Finds the items of all boxes that contain a packet. Fields are looked up in the order `order`."""
 
-    def __init__(self, boxes: Sequence[tuple[Header, Item]], order: Sequence[int]) -> None:
-        """Index boxes with their items; of boxes that overlap, the first comes first."""
+    def __init__(self, boxes: Sequence[tuple[Header, Item]], order: Sequence[int], whole: Header | None = None) -> None:
+        """Index boxes with their items; of boxes that overlap, the first comes first. `whole` is the box of all packets.
+
+        Fields of which boxes have all values are not compared then: a tenth of the time for rules like kube-proxy's.
+        """
         self._order = tuple(order)
+        self._whole = whole
         self._boxes = boxes
         self._used: list[_Node[Item]] = []
         self._root = self._build(list(range(len(boxes))), 0)
@@ -117,10 +121,16 @@ class BoxIndex(Generic[Item]):
         if level == len(self._order):
             return tuple(boxes[number][1] for number in numbers)
         if len(numbers) <= _FEW and level > 0:
-            return _Rest(numbers, level)
+            fields = [self._narrow(boxes[number][0], level) for number in numbers]
+            return _Rest(numbers, fields) if any(fields) else tuple(boxes[number][1] for number in numbers)
         field = self._order[level]
         found = segments([boxes[number][0][field] for number in numbers])
         return _Node([(part, self._build([numbers[at] for at in active], level + 1)) for part, active in found])
+
+    def _narrow(self, box: Header, level: int) -> tuple[int, ...]:
+        """Return the fields from a level on of which a box does not have all values."""
+        whole = self._whole
+        return tuple(field for field in self._order[level:] if whole is None or box[field] != whole[field])
 
     def forget(self) -> None:
         """Drop what is known of boxes that were split."""
@@ -161,8 +171,7 @@ class BoxIndex(Generic[Item]):
     def _compared(self, rest: _Rest, box: Header) -> Pieces[Item]:
         """Split a box along few other boxes."""
         pieces: Pieces[Item] = [(box, ())]
-        fields = self._order[rest.level :]
-        for number in rest.numbers:
+        for number, fields in zip(rest.numbers, rest.fields, strict=True):
             element, item = self._boxes[number]
             after: Pieces[Item] = []
             for piece, items in pieces:
@@ -171,6 +180,8 @@ class BoxIndex(Generic[Item]):
                 for field in fields:
                     assert inside is not None
                     have, desired = inside[field], element[field]
+                    if have is desired:
+                        continue
                     part = have & desired
                     if not part:
                         inside, outside = None, [piece]

@@ -11,6 +11,7 @@ from typing import Any
 
 from narthex.model import Host, IPFamily
 from narthex.netfilter import ast
+from narthex.netfilter.sets.asked import ORIGINAL
 from narthex.netfilter.sets.branch import SetBranch, WalkPoint
 from narthex.netfilter.sets.index import BoxIndex
 from narthex.netfilter.sets.space import (
@@ -47,7 +48,6 @@ _FIELDS = {
     ast.Field.ORIG_SPORT: SPORT,
     ast.Field.IIFNAME: LINK,
 }
-ORIGINAL = frozenset((ast.Field.ORIG_DADDR, ast.Field.ORIG_DPORT, ast.Field.ORIG_SADDR, ast.Field.ORIG_SPORT))
 _PORTS = frozenset((ast.Field.SPORT, ast.Field.DPORT, ast.Field.ORIG_SPORT, ast.Field.ORIG_DPORT))
 _VAGUE = "which address of the node a redirected packet gets depends on its link of arrival"
 _NO_PORTS = "a packet without ports has other data where others have them"

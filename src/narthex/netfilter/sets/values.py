@@ -67,6 +67,8 @@ class ValueSet:
         few, many = (self, other) if len(self.spans) <= len(other.spans) else (other, self)
         if few.size == 1:
             return few if few.spans[0][0] in many else EMPTY
+        if many.size == 1:
+            return many if many.spans[0][0] in few else EMPTY
         found: list[Span] = []
         spans = many.spans
         if len(few.spans) <= _FEW:
@@ -137,7 +139,7 @@ EMPTY = ValueSet(())
 
 def values(*items: int) -> ValueSet:
     """Return a set of values."""
-    return union(ValueSet(((item, item),)) for item in items)
+    return ValueSet(((items[0], items[0]),)) if len(items) == 1 else _joined([(item, item) for item in items])
 
 
 def span(first: int, last: int) -> ValueSet:
@@ -147,7 +149,13 @@ def span(first: int, last: int) -> ValueSet:
 
 def union(sets: Iterable[ValueSet]) -> ValueSet:
     """Return the union of sets."""
-    spans = sorted(each for one in sets for each in one.spans)
+    some = sets if isinstance(sets, (list, tuple)) else list(sets)
+    return some[0] if len(some) == 1 else _joined([each for one in some for each in one.spans])
+
+
+def _joined(spans: list[Span]) -> ValueSet:
+    """Return the set of intervals in any order."""
+    spans.sort()
     found: list[Span] = []
     for first, last in spans:
         if found and first <= found[-1][1] + 1:

@@ -134,6 +134,8 @@ class Matcher:
         if not self._has_ports and ast.Field.L4PROTO in key:
             # Other protocols have other data in place of the ports. A set that names the protocol has no such element.
             values: list[ast.Atom | None] = [-1 if part in _PORTS else self._part(part, branch, point) for part in key]
+        elif not self._has_ports and not _PORTS.isdisjoint(key):
+            raise ValueNotKnown(_NO_PORTS)
         else:
             values = [self._part(part, branch, point) for part in key]
         slots = [

@@ -21,7 +21,7 @@ from __future__ import annotations
 import enum
 import itertools
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -117,6 +117,14 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     """The endpoint runs on this node."""
 
 
+class OwnEndpoint(typing.NamedTuple):
+    """An endpoint of this node."""
+
+    address: str
+    protocol: Protocol
+    port: int
+
+
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """Endpoints that a decision may select from; never empty, sorted by address text and port (row 2.12)."""
 
@@ -166,6 +174,13 @@ class ServicePlan(msgspec.Struct, frozen=True, kw_only=True):
         """The pools that decisions use."""
         pools = {Scope.CLUSTER: self.cluster, Scope.LOCAL: self.local}
         return {scope: pool for scope, pool in pools.items() if pool is not None}
+
+    def own_endpoints(self) -> Iterator[OwnEndpoint]:
+        """Yield the endpoints in the pools that the slices of the Service place on this node."""
+        for pool in self.pools.values():
+            for end in pool.endpoints:
+                if end.local:
+                    yield OwnEndpoint(end.address, self.name.protocol, end.port)
 
     @property
     def endpoint_count(self) -> int:
@@ -293,6 +308,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """LoadBalancer Services with Local policy and a health check node port."""
     lineage: Lineage = msgspec.field(default_factory=Lineage)
 
+    def own_endpoints(self) -> Iterator[OwnEndpoint]:
+        """Yield the endpoints of this node.
+
+        Slices of different Services may contradict each other about an address. A pod runs on one node, so that an address is this
+        node's own as soon as one Service port says so, for the question whether the pod's connections to itself need this node.
+        Pools and topology keep what their own slices say.
+        """
+        for service in self.services.values():
+            yield from service.own_endpoints()
+
     def differing(self, number: int, known: Mapping[ServicePortName, RenderedService]) -> Iterable[ServicePortName]:
         """Return the Service ports that may differ from an earlier rendering.
 
@@ -343,6 +368,11 @@ class Deviation(enum.Enum):
     HAIRPIN_LOCAL_ONLY = (
         "hairpin-local-only",
         "connections of a pod to itself are masqueraded for this node's own endpoints only",
+    )
+    # Row 12.4; ipvs.
+    HAIRPIN_PER_PORT = (
+        "hairpin-per-port",
+        "where slices contradict each other about an address, it is this node's own for the ports that a slice says so of",
     )
     # Row 25.1; userspace.
     RELAYED = ("relayed", "the node itself connects to the endpoint, which never sees the client's address")

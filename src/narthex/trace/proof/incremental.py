@@ -41,7 +41,7 @@ from narthex.netfilter.sets.touched import Header, RuleReach, RuleSlice, Unslice
 from narthex.netfilter.sets.tracked import TouchedRules, TrackedTable
 from narthex.netfilter.sets.values import segments, union, values
 from narthex.proxy.backends.base import Backend
-from narthex.proxy.plan.ir import Balancing, Deviation, Plan, PodDetector, ServicePlan
+from narthex.proxy.plan.ir import Balancing, Deviation, OwnEndpoint, Plan, PodDetector, ServicePlan
 from narthex.proxy.verification import ChangeVerdict
 from narthex.trace.evaluate import affinity_record
 from narthex.trace.proof.plan_ends import PlanEnds
@@ -303,10 +303,21 @@ class _Step:
         services = {name: service for name in names if (service := plan.services.get(name)) is not None}
         part = msgspec.structs.replace(plan, services=services)
         ruleset = RuleSlice(self._reach, (*regions, *self._aims(services.values()))).ruleset()
-        found = partitions(part, ruleset, self._host, self._deviations, regions=regions)
+        elsewhere = tuple(self._own_elsewhere(services))
+        found = partitions(part, ruleset, self._host, self._deviations, regions=regions, elsewhere=elsewhere)
         if not self._lists_agree(found):
             return None
         return self._compared(found, part, ruleset)
+
+    def _own_elsewhere(self, services: Mapping[ServicePortName, ServicePlan]) -> Iterator[OwnEndpoint]:
+        """Yield this node's endpoints by other Service ports whose addresses some of these ones place on other nodes."""
+        address = self._reach.space.address
+        pools = (pool for each in services.values() for pool in each.pools.values())
+        remote = {end.address for pool in pools for end in pool.endpoints if not end.local}
+        names = {name for each in remote for name in self._services.with_endpoint(address(each))}
+        for name in names - services.keys():
+            if (other := self._plan.services.get(name)) is not None:
+                yield from (own for own in other.own_endpoints() if own.address in remote)
 
     def _aims(self, services: Iterable[ServicePlan]) -> Iterator[Header]:
         """Yield the headers that packets are expected to get."""

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from narthex.proxy.plan.ir import (
     Forward,
     Frontend,
     FrontendKind,
+    OwnEndpoint,
     Plan,
     Reject,
     Sender,
@@ -36,6 +38,7 @@ INTERPRETED = frozenset(
         Deviation.NO_CLUSTER_IP_GUARD,
         Deviation.REJECT_BEFORE_RANGES,
         Deviation.HAIRPIN_LOCAL_ONLY,
+        Deviation.HAIRPIN_PER_PORT,
         Deviation.RELAYED,
         Deviation.NO_SCTP,
         Deviation.ONE_POOL_PER_ADDRESS,
@@ -68,10 +71,18 @@ class Claim(NamedTuple):
 
 
 class PlanEnds:
-    """What a plan decides for the packets of a space, given the deviations of a backend."""
+    """What a plan decides for the packets of a space, given the deviations of a backend.
 
-    def __init__(self, plan: Plan, space: PacketSpace, deviations: frozenset[Deviation]) -> None:
+    `elsewhere` are endpoints of this node by Service ports that a part of a plan does not have.
+    """
+
+    def __init__(
+        self, plan: Plan, space: PacketSpace, deviations: frozenset[Deviation], elsewhere: Iterable[OwnEndpoint] = ()
+    ) -> None:
         self._plan = plan
+        self._elsewhere = tuple(elsewhere)
+        self._own: frozenset[object] | None = None
+        """The endpoints of this node, or their addresses."""
         self._space = space
         self._deviations = deviations
         self._exact: dict[int, dict[tuple[int, int], Claim]] = {}
@@ -315,6 +326,17 @@ class PlanEnds:
             for value in range(first, last + 1):
                 yield (values(value), *region[1:])
 
+    def _is_own(self, endpoint: Endpoint, region: Box) -> bool:
+        """Return True if another Service port says that an endpoint is on this node, or that its address is."""
+        per_port = Deviation.HAIRPIN_PER_PORT in self._deviations
+        if self._own is None:
+            own = itertools.chain(self._plan.own_endpoints(), self._elsewhere)
+            self._own = frozenset(
+                (each.address, each.protocol.number, each.port) if per_port else each.address for each in own
+            )
+        asked = (endpoint.address, region[PROTOCOL].first, endpoint.port) if per_port else endpoint.address
+        return asked in self._own
+
     def _to(
         self,
         endpoint: Endpoint,
@@ -342,7 +364,9 @@ class PlanEnds:
             yield WeightedBox((*region[:LINK], staying, sources), kept, probability, choices)
         if not leaving:
             return
-        hairpin = endpoint.local or Deviation.HAIRPIN_LOCAL_ONLY not in self._deviations
+        hairpin = (
+            endpoint.local or Deviation.HAIRPIN_LOCAL_ONLY not in self._deviations or self._is_own(endpoint, region)
+        )
         own = sources if decision.masquerade else sources & address if hairpin else EMPTY
         if own:
             yield WeightedBox((*region[:LINK], leaving, own), rewritten, probability, choices)

@@ -88,6 +88,10 @@ class PlanIndex:
                     found.update(names)
         return found
 
+    def with_endpoint(self, address: int) -> Names:
+        """Return the Service ports that have an endpoint at an address."""
+        return self._places[_Place.ENDPOINT].get(address) or ()
+
     def behind(self, header: Header, plan: Plan) -> Iterator[ServicePlan]:
         """Yield the Service ports that have an endpoint that receives packets with this header."""
         for names in self._places[_Place.ENDPOINT].chosen(header[0]):

@@ -34,7 +34,7 @@ from narthex.netfilter.sets.values import EMPTY, ValueSet, union, values
 from narthex.netfilter.sets.walk import SetWalk, space_of
 from narthex.netfilter.walk.walk import walk
 from narthex.proxy.backends.userspace.backend import UserspaceBackend
-from narthex.proxy.plan.ir import Deviation, Plan
+from narthex.proxy.plan.ir import Deviation, OwnEndpoint, Plan
 from narthex.trace.evaluate import evaluate
 from narthex.trace.proof.describe import ClassDescriber, sample_point
 from narthex.trace.proof.plan_ends import INTERPRETED, PlanEnds
@@ -177,9 +177,13 @@ def partitions(
     service: NamespacedName | None = None,
     referred: ReferredObjects = ReferredObjects(),  # noqa: B008  # immutable
     regions: Sequence[Header] | None = None,
+    elsewhere: Iterable[OwnEndpoint] = (),
 ) -> Partitions:
-    """Return what rules and plan do with all packets, with those for one Service, or with those of disjoint regions."""
-    partitioner = _Partitioner(plan, ruleset, host, deviations, referred)
+    """Return what rules and plan do with all packets, with those for one Service, or with those of disjoint regions.
+
+    `elsewhere` are endpoints of this node by Service ports that a part of a plan does not have.
+    """
+    partitioner = _Partitioner(plan, ruleset, host, deviations, referred, elsewhere)
     possible = partitioner.space.possible
     if regions is not None:
         return partitioner.of([(*each, *possible[SPORT:]) for each in regions])
@@ -190,12 +194,18 @@ class _Partitioner:
     """Partitions packets by rules and by a plan, all at once or a portion at a time."""
 
     def __init__(
-        self, plan: Plan, ruleset: ast.Ruleset, host: Host, deviations: frozenset[Deviation], referred: ReferredObjects
+        self,
+        plan: Plan,
+        ruleset: ast.Ruleset,
+        host: Host,
+        deviations: frozenset[Deviation],
+        referred: ReferredObjects,
+        elsewhere: Iterable[OwnEndpoint] = (),
     ) -> None:
         pods = plan.pods
         links = (pods.interface, f"{pods.interface_prefix}*" if pods.interface_prefix else "")
         self.space = space_of(ruleset, plan.family, host, links, referred.objects)
-        self.ends = PlanEnds(plan, self.space, deviations)
+        self.ends = PlanEnds(plan, self.space, deviations, elsewhere)
         self._listeners = referred.listeners
         self._walk = SetWalk(ruleset, self.space, referred.objects)
         self._names = _ListNames(self.ends)

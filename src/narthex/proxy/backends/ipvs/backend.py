@@ -75,6 +75,7 @@ class IpvsBackend(Backend[IpvsRules, IpvsChanges]):
             Deviation.CLUSTER_IP_SOURCE,
             Deviation.AFFINITY_PER_ADDRESS,
             Deviation.HAIRPIN_LOCAL_ONLY,
+            Deviation.HAIRPIN_PER_PORT,
             Deviation.HASH_OF_THE_KERNEL,
         }
     )
