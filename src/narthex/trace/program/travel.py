@@ -38,8 +38,8 @@ from narthex.trace.model import (
     branch_tree,
 )
 from narthex.trace.names import AddressName, AddressNames, service_of_steps
-from narthex.trace.node.layout import CNI_FILE, OBJECTS, PARTS
-from narthex.trace.node.view import NOT_WALKED, view_of_bundle, view_of_files
+from narthex.trace.node.layout import OBJECTS
+from narthex.trace.node.view import NOT_WALKED, UNUSED, view_of_bundle, view_of_files
 from narthex.trace.program.bundle import CHANGED, Bundle, BundleError, attached_namespaces, read_bundle
 from narthex.trace.program.inputs import ClusterObjects
 from narthex.trace.program.issue_files import bundles_of, read_issue
@@ -226,12 +226,7 @@ def live(node: str, namespace: str | None = None) -> NodeView:
     """Return the current view of this node, or of a named network namespace."""
     from narthex.trace.program.bundle import gather
 
-    unused = (
-        "rules/nft.json",
-        "rules/ipvs-stats.txt",
-        *(part.path for part in PARTS if part.path.startswith("about/")),
-    )
-    gathered = gather(node, namespace, without=frozenset((*unused, CNI_FILE)))
+    gathered = gather(node, namespace, without=UNUSED)
     return view_of_bundle(gathered.parts, gathered.table, "live")
 
 
