@@ -38,7 +38,13 @@ def left(cluster):
     spaces = namespace_names()
     mine = [each for each in spaces if cluster.name in each]
     files = {each.name for each in Path(tempfile.gettempdir()).glob("kubectl-narthex-*")}
-    return pods, set(cluster.kubectl("get", "namespaces", "-o", "name").split()), set(mine), files, len(processes_inside(mine))
+    return (
+        pods,
+        set(cluster.kubectl("get", "namespaces", "-o", "name").split()),
+        set(mine),
+        files,
+        len(processes_inside(mine)),
+    )
 
 
 @pytest.fixture

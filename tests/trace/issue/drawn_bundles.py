@@ -2,6 +2,7 @@
 
 import json
 
+from narthex.lab.encode import encode
 from narthex.model import IPFamily, Snapshot
 from narthex.proxy.backends import BACKENDS
 from narthex.proxy.plan.planner import NodeConfig, plan_once
@@ -88,3 +89,21 @@ def facts() -> dict[str, str]:
                      "net.ipv6.conf.all.forwarding", *(f"net.ipv4.conf.veth{n:08x}.rp_filter" for n in range(30)))
     )  # fmt: skip
     return parts
+
+
+def objects(snapshot: Snapshot) -> dict[str, str]:
+    """Return the lists of objects of a bundle."""
+    slices = []
+    for each in (each for held in snapshot.slices.values() for each in held.values()):
+        item = encode(each)
+        item["metadata"]["labels"] = {"kubernetes.io/service-name": each.service_name}
+        slices.append(item)
+    lists = {
+        "services": [*map(encode, snapshot.services.values())],
+        "nodes": [*map(encode, snapshot.nodes.values())],
+        "endpointslices": slices,
+    }
+    return {
+        f"objects/{name}.json": json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+        for name, items in lists.items()
+    }

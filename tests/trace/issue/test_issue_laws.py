@@ -1,13 +1,10 @@
 """Whatever a cluster is, the issue text of a question gives the same answer as the bundle that it is made of."""
 
-import json
-
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tests.trace.issue.drawn_bundles import bundle
+from tests.trace.issue.drawn_bundles import bundle, objects
 
-from narthex.lab.encode import encode
 from narthex.model import IPFamily, Store, Synced, join_port
 from narthex.testing import strategies as drawn
 from narthex.testing.build import NODE, node
@@ -16,16 +13,6 @@ from narthex.trace.program.issue import make_issue
 from narthex.trace.program.places import TraceError
 
 MODES = ("nftables", "iptables", "ipvs", "userspace")
-
-
-def objects(snapshot):
-    """The lists of objects of a bundle."""
-    slices = [each for held in snapshot.slices.values() for each in held.values()]
-    lists = {"services": snapshot.services.values(), "nodes": snapshot.nodes.values(), "endpointslices": slices}
-    return {
-        f"objects/{name}.json": json.dumps({"apiVersion": "v1", "kind": "List", "items": [*map(encode, held)]})
-        for name, held in lists.items()
-    }
 
 
 def snapshot_of(events):

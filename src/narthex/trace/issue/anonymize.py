@@ -40,6 +40,7 @@ _KEPT_WORDS_TEXT = (
     "range and destinations destination affinity services cluster ips nat filter mangle raw prerouting input forward output access dst src "
     "clusterIP externalIP nodePort loadBalancer p with any of flannel flanneld masq name hostport DNAT dnat snat route LOCAL redirect "
     "sticky maglev send stick pick reject drop accept ipvs purpose solving TCP UDP SCTP hash c cm d r m l n cidrs addresses restricted "  # codespell:ignore sticky
+    "relay handed over by its handle ClusterIPs before NodePort Ensure that non can flow itself is reached "
     "allowed sources ranges only all other guard jump own probe access"
 )
 KEPT_WORDS = frozenset(_KEPT_WORDS_TEXT.split())
@@ -197,6 +198,8 @@ class Anonymizer:
     def _saved_line(self, line: str) -> str:
         """Return a line of iptables-save or ipset."""
         line = self.addresses(line)
+        if line.startswith("# relay "):
+            return self._labels(line)
         line = _SAVED_COMMENT.sub(lambda found: self._labels(found[0].replace("\\", "")), line)
         line = _SAVED_NAME.sub(lambda found: found[0] if found[0] in _TARGETS else self.chain(found[0]), line)
         return _SAVED_LINK.sub(lambda found: self.link(found[0]), line)
