@@ -218,7 +218,7 @@ def _run(
     click.echo(text, nl=False, err=True)
     if not given["yes"]:
         if not sys.stdin.isatty():
-            raise click.UsageError("standard input is no terminal, so nobody can be asked: add --yes, or --dry-run")
+            raise click.UsageError("standard input is no terminal, so the command cannot ask: add --yes, or --dry-run")
         click.confirm("Run it?", abort=True, err=True)
     # The counters of IPVS are a part that no other command reads.
     without = frozenset[str]() if name == "top" else UNUSED

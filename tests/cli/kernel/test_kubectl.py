@@ -102,7 +102,7 @@ def test_a_dry_run_runs_nothing_on_nodes(cluster, tmp_path):
 
 
 @pytest.mark.usefixtures("unchanged")
-def test_nobody_can_be_asked_without_a_terminal(cluster):
+def test_without_a_terminal_it_does_not_ask(cluster):
     done = ask(cluster, "trace", "client", "web", status=2, stdin=subprocess.DEVNULL)
     assert "add --yes, or --dry-run" in done.stderr
 

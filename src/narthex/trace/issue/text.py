@@ -1,7 +1,7 @@
 """The form of an issue text: one fenced block with a question and parts of bundles, that survives being pasted.
 
 Trackers and mails add quote marks or indentation, change the ends of lines, and put other text around the block. The first line of
-the text, wherever it stands in its line, tells what precedes each line. docs/reference/issue-text.md describes the form.
+the text, wherever it stands in its line, shows what precedes each line. docs/reference/issue-text.md describes the form.
 """
 
 from __future__ import annotations

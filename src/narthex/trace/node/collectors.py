@@ -16,7 +16,7 @@ RUN_LABEL = "narthex.dev/run"
 """Has the same value on all pods of one command."""
 _OWN_IMAGE = "narthex"
 _SECONDS = 180
-"""After this time, the cluster ends a collector's pod even if nobody deletes it."""
+"""After this time, the cluster ends a collector's pod that was not deleted."""
 
 
 class NodeCollector(msgspec.Struct, frozen=True, kw_only=True):
