@@ -132,7 +132,7 @@ bench: setup  ## Measure everything beside its floor, print ratios, save tables 
 
 release-check: $(BIN)/.installed-tests  ## Build wheel and sdist, install each into an empty environment, and check them
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[release]'
-	$(BIN)/python scripts/release_check.py
+	PYTHONPATH=. $(BIN)/python scripts/release_check.py
 
 clean:  ## Remove what `setup` made in this folder
 	rm -rf $(VENV) playground/build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -56,6 +56,7 @@ BENCHMARKS = (
     Benchmark("repair", "Services answer again after others removed the rules", ("nft", "iptables-restore")),
     Benchmark("failover", "a load balancer's address moves to another node"),
     Benchmark("trace_dump", "a dump of 200,000 rules read, and a packet traced through it"),
+    Benchmark("kubectl_trace", "kubectl narthex trace to a broken Service, beside its calls of kubectl", ("kubectl",)),
     Benchmark("check", "5,000 Services compared with the rules of a node"),
     Benchmark("proof", "the rules of 5,000 and 44,000 Services proved for all packets"),
     Benchmark("proof_change", "one change of 5,000 Services proved before it is written"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from narthex.cli import main
+from narthex.cli import kubectl, main
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "commands.md"
 HEAD = """# Commands
@@ -22,7 +22,10 @@ Made from the commands' own help by `scripts/commands_page.py`; a test holds it 
 def text() -> str:
     """Return the page as text."""
     context = click.Context(main, info_name="narthex", terminal_width=100, **main.context_settings)
-    return HEAD + "".join(_section(main, context))
+    plugin = click.Context(
+        kubectl.main, info_name="kubectl narthex", terminal_width=100, **kubectl.main.context_settings
+    )
+    return HEAD + "".join((*_section(main, context), *_section(kubectl.main, plugin)))
 
 
 def _section(command: click.Command, context: click.Context) -> list[str]:

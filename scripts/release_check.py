@@ -1,23 +1,31 @@
 """Check a release without a network beyond the package index: `make release-check`.
 
-Builds the wheel and the sdist, checks their metadata, installs each into an empty environment, and explains a bug report there.
+Builds the wheel and the sdist, checks their metadata, installs each into an empty environment, and explains a bug report there. Builds
+the archives of `kubectl narthex` and Krew's manifest, too, and runs the plugin from its archive. RELEASE_URL is the folder on the web
+that the manifest names.
 Prints a line for each check; the exit status is 1 if one fails.
 """
 
 from __future__ import annotations
 
 import email
+import os
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from email.message import Message
 from pathlib import Path
 
+from scripts import krew
+
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
+PLUGIN = ROOT / "dist-kubectl"
+RELEASE_URL = "https://narthex.dev/releases/v{version}"
 EXAMPLE = ROOT / "examples" / "bug-report"
 TRACE = [
     "trace", "outside", "10.0.0.5:30001", "--rules", str(EXAMPLE / "iptables-save.txt"), "--rules",
@@ -61,6 +69,7 @@ def _checks(wheel: Path, sdist: Path, metadata: Message) -> Iterator[tuple[str, 
     yield "wheel contains LICENSE and py.typed", lambda: check_content(wheel)
     for package in (wheel, sdist):
         yield f"{package.name} in an empty environment", lambda package=package: _install(package, version)
+    yield "kubectl plugin from its archive", lambda: _plugin(wheel, version)
 
 
 def run(argv: list[str]) -> str:
@@ -149,6 +158,23 @@ def _install(package: Path, version: str) -> str:
         if "10.0.0.5:30001" not in done.stdout or done.returncode not in (0, 1):
             raise CheckFailure(f"`narthex trace` ended with status {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout.splitlines()[0].strip()
+
+
+def _plugin(wheel: Path, version: str) -> str:
+    """Build the archives and the manifest of the plugin, and run it from the archive of this platform."""
+    url = os.environ.get("RELEASE_URL", RELEASE_URL.format(version=version))
+    try:
+        krew.build(wheel, url, PLUGIN, tuple(krew.PLATFORMS), krew.PYTHONS)
+    except subprocess.CalledProcessError as error:
+        raise CheckFailure(str(error)) from error
+    own = PLUGIN / krew.archive_name(krew.own_platform())
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(own) as tar:
+            tar.extractall(folder, filter="data")
+        shown = run([str(Path(folder) / krew.NAME), "--version"])
+    if version not in shown:
+        raise CheckFailure(f"`kubectl narthex --version` prints {shown!r}")
+    return f"{own.name}, {own.stat().st_size / 1e6:.1f} MB"
 
 
 if __name__ == "__main__":

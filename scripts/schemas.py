@@ -29,6 +29,7 @@ from narthex.lb.why import ServiceExplanation
 from narthex.proxy.plan.document import PlanDocument
 from narthex.trace.document import TraceDocument
 from narthex.trace.node.layout import BundleDocument
+from narthex.trace.program.issue import IssueDocument
 from narthex.trace.proof.changes import ChangesDocument
 from narthex.trace.proof.prove import ProofDocument
 from narthex.trace.query.answer import QueryDocument
@@ -52,6 +53,7 @@ DOCUMENTS = (
     PlanDocument,
     ServiceExplanation,
     BundleDocument,
+    IssueDocument,
     RenderDocument,
     CleanupDocument,
     CniGcDocument,

@@ -5,6 +5,7 @@ The words of `WORDS` are tried behind each head, in one line and in many.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from narthex.overlay import net_conf
 from narthex.proxy.backends import leftovers
 from narthex.runtime.configuration import file as configuration
 from narthex.runtime.configuration.values import ClientConnection
+from narthex.trace.issue.text import IssueTextError, is_issue_text, read_issue_text
 from narthex.trace.node.layout import BundleManifest, read_table
 from narthex.trace.node.network import ConntrackListing, listeners_of
 from narthex.trace.node.routes import policy_lines, route_lines
@@ -89,6 +91,15 @@ def _bundle(path: str) -> Callable[[str], None]:
                 pass
 
     return parse
+
+
+_ISSUE = "narthex-issue 1: narthex trace a b\n=== node n\n"
+
+
+def _issue(text: str) -> None:
+    if is_issue_text(text):
+        with contextlib.suppress(IssueTextError):
+            read_issue_text(text)
 
 
 def _connections(text: str) -> None:
@@ -260,6 +271,22 @@ PARSERS: dict[str, ForeignParser] = {
         (
             HostileText("create a hash:ip family inet\n", "add a 10.0.0.1\n"),
             HostileText("", "create a hash:ip family inet\n"),
+        ),
+    ),
+    "issue texts": ForeignParser(
+        _issue,
+        (
+            "narthex-issue 1: narthex trace a b",
+            f"{_ISSUE}=== part rules/nft.txt\n",
+            f"{_ISSUE}=== failed rules/nft.txt ",
+            "> > ",
+        ),
+        (
+            HostileText(_ISSUE, "=== node n\n"),
+            HostileText(f"{_ISSUE}=== part rules/nft.txt\n", " === end\n"),
+            HostileText("", "narthex-issue "),
+            HostileText("", "> "),
+            HostileText("narthex-issue 1: narthex trace a b ", "--node-ip 10.0.0.1 "),
         ),
     ),
     "ipvsadm -S": ForeignParser(

@@ -132,6 +132,7 @@ PAGES = {
         words={"hello-world-deployment": "recorded"},
         before={"narthex lab record": "kubectl create deployment recorded --image=web"},
     ),
+    "report-a-service-problem": HowTo(words=_NODE),
     "run-cluster-dns": HowTo(
         words={"dig": "dig +tries=1"},
         before={"narthex dns --conf": "printf '.:5301 {\\n}\\n' > Corefile"},
@@ -162,6 +163,7 @@ PAGES = {
             "narthex diff": "cp node-1.tgz yesterday.tgz && cp node-1.tgz today.tgz",
         },
     ),
+    "trace-with-kubectl": HowTo(),
     "trace-a-path": HowTo(
         words=_NODE | {"10.244.1.7": "$(kubectl get pod web-1 -n shop -o jsonpath='{.status.podIP}')"},
         before={"narthex trace shop/client": _BUNDLE.format("node-1")},
@@ -247,6 +249,7 @@ class PageRun:
             '[ "$1" = apply ] && shift && set -- apply --validate=false "$@"\n' if len(CONTROL_PLANES) > 1 else ""
         )
         self._program("kubectl", f'{unchecked}exec {kubectl} "$@"')
+        self._program("kubectl-narthex", f'exec {python} -c "from narthex.cli.kubectl import main; main()" "$@"')
         self._program("ssh", 'shift\nexec "$@"')
 
     def _program(self, name: str, script: str) -> None:

@@ -229,6 +229,16 @@ def bundle_source_of_lab(name: str, node: str) -> tuple[str, str, str]:
     return next(each.name for each in lab.nodes if each.namespace == namespace), namespace, str(lab.kubeconfig)
 
 
+def nodes_of_lab(name: str) -> list[str]:
+    """Return the names of the nodes of a lab. Ends the command on errors."""
+    from narthex.lab.program.trace import running_lab
+
+    try:
+        return [node.name for node in running_lab(name).nodes]
+    except InputError as error:
+        raise click.ClickException(str(error)) from error
+
+
 def node_of_lab(name: str, node: str) -> tuple[str, ClusterObjects]:
     """Return the network namespace of a node of a lab, and the lab's objects. Ends the command on errors."""
     from narthex.lab.program.trace import cluster_of as objects_of_lab

@@ -45,13 +45,14 @@ class _LabOption(click.Option):
         """Let the parser try again without a name if the first try leaves an argument without a value."""
         super().add_to_parser(parser, ctx)
         parse = parser.parse_args
-        required = [each.name for each in ctx.command.params if isinstance(each, click.Argument) and each.required]
+        arguments = [each for each in ctx.command.params if isinstance(each, click.Argument)]
+        expected = [each.name for each in arguments if each.nargs == 1]
 
         def parse_args(args: list[str]) -> Any:
-            """Parse again without the word after `--lab` if a required argument is missing otherwise."""
+            """Parse again without the word after `--lab` if an argument is missing otherwise."""
             given = list(args)
             found = parse(list(given))
-            if all(isinstance(found[0].get(name), str) for name in required):
+            if all(isinstance(found[0].get(name), str) for name in expected):
                 return found
             return parse(list(_without_name(given)))
 

@@ -52,8 +52,8 @@ output_option = click.option(
 
 
 @click.command()
-@click.argument("source", metavar="SRC")
-@click.argument("destination", metavar="DST[:PORT][/PROTO]")
+@click.argument("source", metavar="SRC", required=False, default="")
+@click.argument("destination", metavar="DST[:PORT][/PROTO]", required=False, default="")
 @source_options
 @lab_option
 @options
@@ -91,7 +91,8 @@ def command(
     """Explain the path of the first packet of a new connection from SRC to DST, step by step.
 
     SRC is an address, a pod (pod/NAMESPACE/NAME or NAMESPACE/NAME), a node, or `outside`. DST is one of these, a Service, or from a pod a
-    name with a dot, for the cluster's DNS; without PORT it is the Service's only one. PROTO is tcp, udp, sctp or icmp.
+    name with a dot, for the cluster's DNS; without PORT it is the Service's only one. PROTO is tcp, udp, sctp or icmp. A text of
+    `narthex bundle --for-issue` names both, so that --bundle FILE is enough.
 
     Without a bundle, --live or --lab, the rules are those that the objects become, or those of --rules. With them, the packet is followed
     over links, routes and nodes, and --manifests or --kubeconfig provide the names.
@@ -105,6 +106,7 @@ def command(
 
     \b
         narthex trace outside 192.168.49.11:30001 --bundle node-1.tgz --bundle node-2.tgz
+        narthex trace --bundle issue.md
         narthex trace 10.244.1.7 10.96.0.10:53/udp --rules iptables-save.txt --rules ip-route.txt
         narthex trace 10.244.1.7 10.96.0.10:53/udp --live --probe
         narthex trace shop/client shop/web --manifests DIR --node worker-a
@@ -125,6 +127,7 @@ def trace_result(
 ) -> TraceResult:
     """Trace a packet as the command does; `given` are the values of its other options. Raises ClickException."""
     given["live"] = given["live"] or given["netns"] is not None
+    source, destination = _asked(source, destination, given)
     objects = _check_sources(given, lab, probe=probe)
     request = TraceRequest(
         source=source,
@@ -139,6 +142,35 @@ def trace_result(
         return _traced(request, given, lab, objects=objects, probe=probe)
     except InputError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _asked(source: str, destination: str, given: dict[str, Any]) -> tuple[str, str]:
+    """Return SRC and DST, if they are missing those of an issue text; its options complete those in `given`.
+
+    An issue text among --rules counts as a bundle. Raises UsageError if nothing names SRC and DST.
+    """
+    from narthex.trace.program.issue_files import first_issue, read_issue
+
+    try:
+        texts = tuple(path for path in given["dumps"] if read_issue(path) is not None)
+        given["bundles"] = (*given["bundles"], *texts)
+        given["dumps"] = tuple(path for path in given["dumps"] if path not in texts)
+        issue = first_issue(given["bundles"])
+    except InputError as error:
+        raise click.ClickException(str(error)) from error
+    if source and destination:
+        return source, destination
+    if source or issue is None:
+        raise click.UsageError("name SRC and DST, or give a text of `narthex bundle --for-issue` with --bundle FILE")
+    asked = issue.question
+    given["node"] = given["node"] or asked.node
+    given["iif"] = given["iif"] or asked.iif
+    given["source_port"] = given["source_port"] or asked.source_port
+    given["size"] = given["size"] or asked.size
+    given["node_ips"] = given["node_ips"] or asked.node_ips
+    if given["domain"] == CLUSTER_DOMAIN:
+        given["domain"] = asked.domain or CLUSTER_DOMAIN
+    return asked.source, asked.destination
 
 
 def _check_sources(given: dict[str, Any], lab: str | None, *, probe: bool) -> bool:

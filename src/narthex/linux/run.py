@@ -115,6 +115,15 @@ def run(argv: Sequence[str], *, stdin: str = "", namespace: str | None = None, t
     return done.stdout
 
 
+def run_bytes(argv: Sequence[str], *, stdin: str = "", timeout: float = 300) -> bytes:
+    """Run a program whose output is no text; otherwise as `run`."""
+    with _file_of(stdin) as file:
+        done = subprocess.run(argv, stdin=file, capture_output=True, timeout=timeout, check=False)
+    if done.returncode != 0:
+        raise CommandError(argv, done.returncode, (done.stderr or done.stdout).decode(errors="replace"))
+    return done.stdout
+
+
 def feed(argv: Sequence[str], blocks: Iterable[str], *, namespace: str | None = None, timeout: float = 300) -> str:
     """Run a program with a long input, whose blocks are computed while it reads; return its output.
 

@@ -6,6 +6,7 @@ docs/reference/bundle.md describes it.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Literal
 
 import msgspec
@@ -191,14 +192,10 @@ take() {
 }
 """
 _SETTINGS = """
-# Settings: of /proc/sys/net those that decide about packets.
-find /proc/sys/net -type f 2> /dev/null | sed 's,^/proc/sys/,,' | tr './' '/.' | grep -E '@SETTINGS@' |
-    while read -r name; do
-        file=/proc/sys/$(printf '%s' "$name" | tr './' '/.')
-        # No `read`: some shells take byte by byte, and these files give only one that way.
-        value=$(cat "$file" 2> /dev/null) || continue
-        printf '%s = %s\\n' "$name" "$(printf '%s' "$value" | tr '\\t' ' ')"
-    done | sort > "$top/net/sysctls.txt"
+# Settings: of /proc/sys/net those that decide about packets, in few processes. The dots of a name are slashes in its path.
+(cd /proc/sys && find net -type f 2> /dev/null | tr './' '/.' | grep -E '@SETTINGS@' | tr './' '/.' |
+    xargs grep '' /dev/null 2> /dev/null) |
+    sed -e h -e 's/:.*//' -e 'y,./,/.,' -e G -e 's/\\n[^:]*:/ = /' | tr '\\t' ' ' | sort > "$top/net/sysctls.txt"
 row taken net/sysctls.txt /proc/sys/net ""
 """
 _CNI = """
@@ -229,10 +226,10 @@ exit
 """
 
 
-def script() -> str:
-    """Return a script for any POSIX shell that takes a bundle."""
+def script(without: Container[str] = ()) -> str:
+    """Return a script for any POSIX shell that takes a bundle; `without` has the paths of parts to leave out."""
     lines = [_HEAD]
-    for part in PARTS:
+    for part in (each for each in PARTS if each.path not in without):
         if part.path == "net/sysctls.txt":
             lines.append(_SETTINGS.lstrip("\n"))
             continue
@@ -245,7 +242,7 @@ def script() -> str:
             lines.append(f"if {' && '.join(conditions)}; then {take}; else {absent}; fi\n")
         else:
             lines.append(f"{' && '.join([*conditions, take])}\n")
-    lines += [_CNI, _SOCKETS, _TAIL]
+    lines += [*([] if CNI_FILE in without else [_CNI]), _SOCKETS, _TAIL]
     text = "".join(lines)
     for name, value in (
         ("@ROOT@", ROOT),

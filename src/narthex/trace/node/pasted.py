@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from narthex.trace.issue.text import is_issue_text
+
 
 class PastedKind(enum.Enum):
     """What a pasted file is."""
@@ -59,6 +61,9 @@ def _parts(name: str, content: str | bytes) -> Iterator[tuple[PastedKind, str, b
         yield PastedKind.BUNDLE, name, data
         return
     text = data.decode(errors="replace")
+    if is_issue_text(text):
+        yield PastedKind.BUNDLE, name, data
+        return
     if is_manifest(text):
         suffix = "" if name.endswith((".yaml", ".yml", ".json")) else (".json" if _JSON.match(text) else ".yaml")
         yield PastedKind.MANIFESTS, name + suffix, data

@@ -21,7 +21,7 @@ from narthex.proxy.backends.sockets.document import SocketDocument
 from narthex.trace.follow.views import DEFAULT, LOCAL, MAIN, NodeView, PolicyRule
 from narthex.trace.node import network as links
 from narthex.trace.node import routes
-from narthex.trace.node.layout import FAILED, SOCKETS_FILE, TAKEN, BundleManifest
+from narthex.trace.node.layout import CNI_FILE, FAILED, PARTS, SOCKETS_FILE, TAKEN, BundleManifest
 from narthex.trace.node.network import LINE, ConntrackListing, listeners_of
 from narthex.trace.node.socket_maps import foreign_maps_message, foreign_socket_maps
 
@@ -31,6 +31,8 @@ _SOCKETS = msgspec.json.Decoder(SocketDocument)
 _RULES = "rules/"
 NOT_WALKED = ("rules/nft.json", "rules/ipvs-stats.txt")
 """Parts of a bundle that another part has in a form that is walked."""
+UNUSED = frozenset((*NOT_WALKED, CNI_FILE, *(part.path for part in PARTS if part.path.startswith("about/"))))
+"""Parts of a bundle that no view has."""
 
 
 _READERS: dict[str, Callable[[Any], tuple[Any, ...]]] = {

@@ -38,10 +38,11 @@ from narthex.trace.model import (
     branch_tree,
 )
 from narthex.trace.names import AddressName, AddressNames, service_of_steps
-from narthex.trace.node.layout import CNI_FILE, OBJECTS, PARTS
-from narthex.trace.node.view import NOT_WALKED, view_of_bundle, view_of_files
-from narthex.trace.program.bundle import CHANGED, BundleError, attached_namespaces, read_bundle
+from narthex.trace.node.layout import OBJECTS
+from narthex.trace.node.view import NOT_WALKED, UNUSED, view_of_bundle, view_of_files
+from narthex.trace.program.bundle import CHANGED, Bundle, BundleError, attached_namespaces, read_bundle
 from narthex.trace.program.inputs import ClusterObjects
+from narthex.trace.program.issue_files import bundles_of, read_issue
 from narthex.trace.program.places import CLUSTER_DOMAIN, OUTSIDE, AddressOwner, OwnerIndex, TraceError, ask, flow_of
 
 
@@ -149,8 +150,7 @@ def from_bundles(paths: Sequence[Path]) -> tuple[tuple[NodeView, ...], ClusterOb
     """Return the views, and the objects of the first bundle that has any. Raises BundleError."""
     views: list[NodeView] = []
     cluster: ClusterObjects | None = None
-    for path in paths:
-        bundle = read_bundle(path)
+    for bundle in (each for path in paths for each in _bundles_in(path)):
         view = view_of_bundle(bundle.parts, bundle.table, f"bundle {bundle.origin}")
         late = (f"{part.path}: {CHANGED}" for part in bundle.table.parts if part.remark == CHANGED)
         view.partial = (*view.partial, *late)
@@ -159,6 +159,12 @@ def from_bundles(paths: Sequence[Path]) -> tuple[tuple[NodeView, ...], ClusterOb
         if cluster is None and held:
             cluster = objects_of(held, bundle.origin)
     return tuple(views), cluster
+
+
+def _bundles_in(path: Path) -> tuple[Bundle, ...]:
+    """Return the bundle in a file, or those of the issue text in it. Raises BundleError."""
+    issue = read_issue(path)
+    return (read_bundle(path),) if issue is None else bundles_of(issue, path.name)
 
 
 def objects_of(texts: dict[str, str], origin: str) -> ClusterObjects:
@@ -220,12 +226,7 @@ def live(node: str, namespace: str | None = None) -> NodeView:
     """Return the current view of this node, or of a named network namespace."""
     from narthex.trace.program.bundle import gather
 
-    unused = (
-        "rules/nft.json",
-        "rules/ipvs-stats.txt",
-        *(part.path for part in PARTS if part.path.startswith("about/")),
-    )
-    gathered = gather(node, namespace, without=frozenset((*unused, CNI_FILE)))
+    gathered = gather(node, namespace, without=UNUSED)
     return view_of_bundle(gathered.parts, gathered.table, "live")
 
 
