@@ -140,7 +140,7 @@ PAGES = {
         installs=True,
     ),
     "run-ipvs": HowTo(
-        elsewhere=dict.fromkeys(("narthex proxy", "ipvsadm", "ipset", "ip address"), "tests/uml/test_ipvs_proxy.py")
+        elsewhere=dict.fromkeys(("narthex proxy", "ipvsadm", "ipset", "ip address"), "tests/uml/test_how_to.py")
     ),
     "run-the-overlay": HowTo(
         words=_NODE,
@@ -200,9 +200,10 @@ def yaml_blocks(page: Path) -> list[str]:
 class PageRun:
     """One page's commands in a directory of its own."""
 
-    def __init__(self, cluster: LabCluster, page: str, directory: Path) -> None:
+    def __init__(self, cluster: LabCluster, page: str, directory: Path, settings: HowTo | None = None) -> None:
+        """Prepare a directory. `settings` replace those of PAGES where more lines can run."""
         self._cluster = cluster
-        self._settings = PAGES[page]
+        self._settings = settings or PAGES[page]
         self._page = page
         self._directory = directory
         self._servers: list[tuple[str, subprocess.Popen[bytes]]] = []
@@ -372,7 +373,7 @@ def cluster_for(*, installs: bool, control_plane: tuple[str, ...], directory: Pa
     if installs:
         image, proxy = directory / "image", directory / "proxy"
         build_image(image)
-        _write_stand_in(proxy, directory / "gone")
+        write_stand_in(proxy, directory / "gone")
         options += ["--image", f"narthex={image}", "--kube-proxy", str(proxy)]
     with running("howto", *options, directory=manifests) as made:
         if installs:
@@ -381,7 +382,7 @@ def cluster_for(*, installs: bool, control_plane: tuple[str, ...], directory: Pa
         yield made
 
 
-def _write_stand_in(path: Path, gone: Path) -> None:
+def write_stand_in(path: Path, gone: Path) -> None:
     """Write a program that a lab takes for a kube-proxy until a file exists."""
     path.write_text(
         f"#!{sys.executable}\nimport http.server, os, threading, time\n"

@@ -70,7 +70,7 @@ def kubelet_configuration(dns_address: str) -> dict[str, Any]:
         "enforceNodeAllocatable": [],
         "failSwapOn": False,
         "makeIPTablesUtilChains": False,
-        "localStorageCapacityIsolation": False,
+        "localStorageCapacityIsolation": True,
         "evictionHard": {
             "memory.available": "100Mi",
             "nodefs.available": _LEAST_FREE,

@@ -204,7 +204,7 @@ POD = portmap.PortmapTarget(
 
 def test_elements_of_a_host_port():
     names = [one.set for one in portmap.elements(ports(WEB), POD)]
-    assert names == ["ports4", "loopback4", "hairpin4", "hairpin4", "ports6", "hairpin6", "hairpin6"]
+    assert names == ["ports4", "loopback4", "hairpin4", "self4", "ports6", "hairpin6", "self6"]
     assert [one.set for one in portmap.elements(ports(WEB, snat=False), POD)] == ["ports4", "ports6"]
     assert [one.set for one in portmap.elements(ports(WEB, masqAll=True), POD)] == ["ports4", "all4", "ports6", "all6"]
     first = portmap.elements(ports(WEB), POD)[0]

@@ -221,9 +221,35 @@ def test_host_ports_keep_the_source(either):
     assert either.ask("", "127.0.0.1", 8080) == "a 10.77.0.1"
     assert either.ask("", "127.0.0.1", 8081, patience=0.5) is None
     assert either.ask("", "10.77.0.1", 8081, patience=0.5) is None
-    for who in "ab":
-        assert either.ask(who, NODE4, 8080) == "a 10.77.0.1"
-        assert either.ask(who, NODE6, 8080) == "a fd77::1"
+    for seen, by_rules in ((("10.77.0.1", "fd77::1"), 0), (("10.77.0.3", "fd77::3"), 1)):
+        bridges_use_rules(either, by_rules)
+        assert either.ask("a", NODE4, 8080) == "a 10.77.0.1"
+        assert either.ask("a", NODE6, 8080) == "a fd77::1"
+        assert either.ask("b", NODE4, 8080) == f"a {seen[0]}"
+        assert either.ask("b", NODE6, 8080) == f"a {seen[1]}"
+
+
+def bridges_use_rules(place, on):
+    """Say whether packets within a bridge pass the rules of the node: then replies to other pods find their way back."""
+    with in_namespace(place.name):
+        for family in ("", "6"):
+            Path(f"/proc/sys/net/bridge/bridge-nf-call-ip{family}tables").write_text(str(on))
+
+
+def test_an_older_table_is_completed(place):
+    """The next host port adds what an older version's table lacks. Host ports of other pods stay."""
+    place.add("a", (8080, 80, "tcp"))
+    place.serve("a", 80)
+    table = ("inet", "narthex-hostport")
+    run(["nft", "flush", "chain", *table, "masquerade-answers"], namespace=place.name)
+    run(["nft", "delete", "set", *table, "self4"], namespace=place.name)
+    place.add("b", (8081, 80, "tcp"))
+    place.serve("b", 80)
+    for number, name in enumerate("ab"):
+        assert place.ask(place.outside, NODE4, 8080 + number) == f"{name} {OUTSIDE4}"
+    bridges_use_rules(place, 1)
+    assert place.ask("a", NODE4, 8081) == "b 10.77.0.2"
+    assert place.ask("b", NODE4, 8081) == "b 10.77.0.1"
 
 
 def test_others_cannot_reach_loopback_by_the_bridge(place):

@@ -89,24 +89,37 @@ class PodTable:
         failpoint(CNI_ELEMENTS)
 
     def _make(self) -> None:
-        """Create the missing or incomplete table."""
+        """Create the missing table, or complete one of an older version, whose elements stay."""
         from narthex.linux.libnftables import NftError, NftMissingError, run_nft
 
         files.make_directory(self._lock.rpartition("/")[0])
         with files.Lock(self._lock):
             if self.is_whole():
                 return
+            # nft 1.0.6 accepts rules with a map only in the transaction that declares the map.
+            before = [each for name in self._names("set", "map") for each in self.held([name])]
             try:
                 run_nft(f"table inet {self._name}\ndelete table inet {self._name}\n{self._frame()}")
             except (NftError, NftMissingError) as error:
                 raise OSError(errno.EOPNOTSUPP, f"table {self._name} cannot be made: {error}") from None
+            if before:
+                self._netlink.commit(
+                    INET, [(NEW_ELEMENTS, self._payload([each.element], each.owner)) for each in before]
+                )
             failpoint(CNI_TABLE)
 
     def is_whole(self) -> bool:
-        """Return True if the table exists with all its chains. Raises OSError."""
+        """Return True if the table exists with all its chains and sets. Raises OSError."""
         there = {chain for table, chain in self._netlink.chains(INET) if table == self._name}
-        expected = [line.split()[1] for line in self._frame().splitlines() if line.startswith("\tchain ")]
-        return there.issuperset(expected)
+        sets = self._names("set", "map")
+        return there.issuperset(self._names("chain")) and all(
+            self._netlink.has_set(INET, self._name, each) for each in sets
+        )
+
+    def _names(self, *kinds: str) -> list[str]:
+        """Return the names of the frame's objects of some kinds."""
+        lines = [line.split() for line in self._frame().splitlines() if line.startswith("\t")]
+        return [words[1] for words in lines if words[0] in kinds]
 
     def restore(self) -> bool:
         """Create the table if it is missing or incomplete; return True if it was. Raises OSError."""

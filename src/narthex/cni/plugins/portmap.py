@@ -176,10 +176,11 @@ def _elements(config: PortmapConfig, pod: PortmapTarget, mapping: PortMapping, i
     elif config.snat:
         if family == 4:
             held.append(SetElement("loopback4", connection))
-        # In and out through the same link: the reply would bypass the node. With br_netfilter, a packet that is sent back
-        # into its own bridge is bridged and has no incoming interface.
-        pairs = [first + _name(link) for link in pod.links for first in (_name(link), _name(""))]
-        held += [SetElement(f"hairpin{family}", pair + connection) for pair in pairs]
+        # In and out through the same link, as the node routes it: the reply would bypass the node.
+        held += [SetElement(f"hairpin{family}", _name(link) + _name(link) + connection) for link in pod.links]
+        # With br_netfilter, such a packet is bridged and has no incoming interface, and the reply passes the node's rules,
+        # unless the pod itself has sent it: that one never leaves the pod.
+        held.append(SetElement(f"self{family}", ip + connection))
     return held
 
 
@@ -205,6 +206,7 @@ _SETS = """\
 \tmap ports{v} {{ typeof meta l4proto . th dport : {ip} daddr . th dport; }}
 \tmap bound{v} {{ typeof {ip} daddr . meta l4proto . th dport : {ip} daddr . th dport; }}
 \tset hairpin{v} {{ typeof iifname . oifname . {ip} daddr . meta l4proto . th dport; }}
+\tset self{v} {{ typeof {ip} saddr . {ip} daddr . meta l4proto . th dport; }}
 \tset all{v} {{ typeof {ip} daddr . meta l4proto . th dport; }}
 """
 _LOOPBACK_SETS = """\
@@ -220,8 +222,9 @@ _SEND = "".join(
 )
 _ALL = "".join(f"\t\tmeta nfproto {name} {_CONNECTION.format(ip=ip)} @all{v} masquerade\n" for v, ip, name in _BOTH)
 _HAIRPIN = "".join(
-    f"\t\tmeta nfproto {name} iifname . oifname . {_CONNECTION.format(ip=ip)} @hairpin{v} masquerade\n"
+    f"\t\tmeta nfproto {name} {key} . {_CONNECTION.format(ip=ip)} @{kind}{v} masquerade\n"
     for v, ip, name in _BOTH
+    for kind, key in (("hairpin", "iifname . oifname"), ("self", f"{ip} saddr"))
 )
 _CHAINS = f"""\
 \tchain prerouting {{

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from narthex.cni.program.node import NodeContext
     from narthex.cni.request import CniRequest
 
-_SETS = ("ports4", "ports6", "bound4", "bound6", "hairpin4", "hairpin6", "loopback4", "all4", "all6")
+_SETS = ("ports4", "ports6", "bound4", "bound6", "hairpin4", "hairpin6", "self4", "self6", "loopback4", "all4", "all6")
 
 
 def add(node: NodeContext, request: CniRequest) -> None:

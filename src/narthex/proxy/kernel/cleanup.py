@@ -35,10 +35,10 @@ from narthex.proxy.backends.leftovers import (
     save_chains,
     set_family,
 )
+from narthex.proxy.backends.sockets import PIN_DIRECTORY
 from narthex.proxy.kernel import ipvs_link
 from narthex.proxy.kernel.dataplanes import DATAPLANES, OwnedObjects
 from narthex.proxy.kernel.ipset import destroy_ipsets, read_ipsets
-from narthex.proxy.kernel.sockets import remove_pins
 from narthex.proxy.kernel.virtual_servers import IpvsServers
 
 _LOCK_SECONDS = "5"
@@ -237,6 +237,10 @@ class Cleanup:
             self._add("link", (LINK,))
 
     def _clean_sockets(self, family: IPFamily) -> None:
+        if not Path(PIN_DIRECTORY).exists():
+            return
+        from narthex.proxy.kernel.sockets import remove_pins
+
         with in_namespace(self._namespace):
             self._add("BPF pin", remove_pins(family))
 

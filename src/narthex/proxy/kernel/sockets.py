@@ -31,11 +31,11 @@ from narthex.linux.socket_diag import ConnectedSocket
 from narthex.model import IPFamily
 from narthex.proxy.backends.base import ApplyError
 from narthex.proxy.backends.counters import ConnectionCount
+from narthex.proxy.backends.sockets import PIN_DIRECTORY
 from narthex.proxy.backends.sockets.document import PinnedSockets
 from narthex.proxy.backends.sockets.layout import (
     COUNT,
     OPEN_COUNT,
-    PIN_DIRECTORY,
     WATCHED,
     Capacity,
     FamilyMaps,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from narthex.linux.addresses import usable_families
@@ -11,12 +12,11 @@ from narthex.linux.privileges import may_change_network, missing_tools
 from narthex.model import IPFamily
 from narthex.netfilter.ast import TouchedPart
 from narthex.proxy.backends.base import Target
+from narthex.proxy.backends.sockets import PIN_DIRECTORY
 from narthex.proxy.kernel.dataplanes import DATAPLANES, Dataplane, DataplaneOptions, dataplane
 from narthex.proxy.kernel.localhost import LocalhostRelay
-from narthex.proxy.kernel.sockets import remove_pins
 from narthex.proxy.plan.ir import Deviation
 from narthex.proxy.program.settings import ProxySettings
-from narthex.proxy.program.sockets import SocketAccelerator
 from narthex.proxy.program.sync import SyncResult
 from narthex.runtime.logs import LOGGER
 from narthex.runtime.metrics import counter, gauge
@@ -24,6 +24,8 @@ from narthex.runtime.process import StartError
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+    from narthex.proxy.program.sockets import SocketAccelerator
 
 R = TypeVar("R")
 C = TypeVar("C")
@@ -54,7 +56,7 @@ class RunningDataplane:
             for family in families
             if plane.relays_localhost
         }
-        self.sockets = SocketAccelerator(plane.options.socket_cgroup) if plane.options.sockets else None
+        self.sockets = _accelerator(plane.options)
         self.targets: dict[IPFamily, Target[Any, Any]] = {
             family: AnnouncedTarget(plane.target(family), self.foreign, plane.transactions, self.localhost.get(family))
             for family in families
@@ -84,9 +86,22 @@ class RunningDataplane:
             self.sockets.close()
 
 
+def _accelerator(options: DataplaneOptions) -> SocketAccelerator | None:
+    if not options.sockets:
+        return None
+    # Most nodes do without it, and it takes 3 MB of memory.
+    from narthex.proxy.program.sockets import SocketAccelerator
+
+    return SocketAccelerator(options.socket_cgroup)
+
+
 def _remove_socket_programs(family: IPFamily) -> None:
     """Remove what an earlier process with socket load balancing has left: no process would update its maps."""
     try:
+        if not Path(PIN_DIRECTORY).exists():
+            return
+        from narthex.proxy.kernel.sockets import remove_pins
+
         removed = remove_pins(family)
     except OSError as error:
         LOGGER.error("the programs of socket load balancing could not be removed: %s", error)

@@ -34,13 +34,11 @@ from narthex.proxy.backends.base import Backend
 from narthex.proxy.backends.iptables.frame import ROUTE_LOCALNET
 from narthex.proxy.kernel.dataplanes import CounterReader
 from narthex.proxy.plan.balancing import balancing_problem
-from narthex.proxy.plan.ejection import EjectionPolicy
 from narthex.proxy.plan.ir import Deviation
 from narthex.proxy.plan.planner import Planner, plan_once
 from narthex.proxy.program.cleanup import LeftoverRemover
 from narthex.proxy.program.connections import ConnectionCollector, DroppedPacketCollector
 from narthex.proxy.program.dataplane import LocalhostCollector, RunningDataplane, check_machine, dataplane_of
-from narthex.proxy.program.ejection import EjectionReporter, PassiveEjection
 from narthex.proxy.program.explain_service import ServiceExplainer
 from narthex.proxy.program.flows import StaleFlowRemover
 from narthex.proxy.program.health import ProxyHealth
@@ -98,6 +96,9 @@ def assemble(
     plane, foreign = running.dataplane, running.foreign
     sockets = running.sockets
     if sockets is not None and settings.own.endpoint_ejection:
+        from narthex.proxy.plan.ejection import EjectionPolicy
+        from narthex.proxy.program.ejection import EjectionReporter, PassiveEjection
+
         reporter = EjectionReporter(events.record, lambda: proxy.snapshot)
         sockets.ejection = PassiveEjection(reporter, clock.watch_files, EjectionPolicy())
     connections = ConnectionCollector(_counter_readers(running, families), lambda: proxy.plans, clock, settings.own)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from narthex.proxy.backends.sockets.layout import PIN_DIRECTORY
+from narthex.proxy.backends.sockets import PIN_DIRECTORY
 
 FORMAT = 1
 """Version of the layout; additional parts don't change it."""

@@ -38,9 +38,6 @@ from narthex.model import IPFamily, Protocol
 from narthex.proxy.plan.ir import Reject, Scope
 from narthex.proxy.plan.sockets import LeftToRules, SocketDecision, SocketForward
 
-PIN_DIRECTORY = "/sys/fs/bpf/narthex"
-"""Where maps, programs, and links are pinned, in a directory for each network namespace."""
-
 
 class Action(enum.IntEnum):
     """What a program does for one class of senders."""
