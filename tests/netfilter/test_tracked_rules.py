@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from narthex.model import Host, IPFamily
 from narthex.netfilter import ast
 from narthex.netfilter.edit import TableEdit, UnfitEdit
+from narthex.netfilter.sets.long_chain import LongChain
 from narthex.netfilter.sets.numbered import NumberedItems
+from narthex.netfilter.sets.rule_difference import rule_difference
 from narthex.netfilter.sets.space import PacketSpace
 from narthex.netfilter.sets.touched import RuleReach
-from narthex.netfilter.sets.tracked import LongChain, TrackedTable, rule_difference
+from narthex.netfilter.sets.tracked import TrackedTable
 from narthex.netfilter.sets.values import ValueSet
 
 V4 = IPFamily.IPV4

@@ -11,10 +11,10 @@ from narthex.netfilter import ast
 from narthex.netfilter.describe import describe
 from narthex.netfilter.sets.asked import LINKS, AskedByChains
 from narthex.netfilter.sets.branch import Continuation, PacketEnd, SetBranch, WalkPoint
+from narthex.netfilter.sets.conditions import conditions
 from narthex.netfilter.sets.matches import SetMatcher, list_name
 from narthex.netfilter.sets.probabilities import read_probability, share
 from narthex.netfilter.sets.space import DADDR, DPORT, LINK, SADDR, NotInterpreted, PacketSpace
-from narthex.netfilter.sets.tracked import conditions
 from narthex.netfilter.sets.values import ValueSet, span, values
 from narthex.netfilter.walk.lookup import RulesetIndex
 from narthex.netfilter.walk.state import KernelObjects

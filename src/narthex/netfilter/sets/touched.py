@@ -13,8 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from narthex.netfilter import ast
+from narthex.netfilter.sets.conditions import conditions, named_by
 from narthex.netfilter.sets.space import DADDR, DPORT, PROTOCOL, NotInterpreted, PacketSpace
-from narthex.netfilter.sets.tracked import Elements, TouchedRules, TrackedSet, TrackedTable, conditions, named_by
+from narthex.netfilter.sets.tracked import TouchedRules, TrackedTable
+from narthex.netfilter.sets.tracked_set import Elements, TrackedSet
 from narthex.netfilter.sets.values import EMPTY, ValueSet, union, values
 
 Header = tuple[ValueSet, ValueSet, ValueSet]
