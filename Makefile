@@ -13,7 +13,7 @@ PACKAGES := nft:nftables openssl:openssl iptables-restore:iptables iptables-lega
 UML_PACKAGES := linux.uml:user-mode-linux tcc:tcc modprobe:kmod setpriv:util-linux ipvsadm:ipvsadm ipset:ipset
 
 # Programs of others that tests hold ours against.
-WITNESS_PACKAGES := chromedriver:chromium-driver chromium:chromium kubectl:kubernetes-client dig:bind9-dnsutils netstat:net-tools jq:jq column:bsdextrautils node:nodejs npm:npm kdig:knot-dnsutils drill:ldnsutils \
+WITNESS_PACKAGES := chromedriver:chromium-driver chromium:chromium kubectl:kubernetes-client dig:bind9-dnsutils netstat:net-tools jq:jq column:bsdextrautils node:nodejs npm:npm kdig:knot-dnsutils drill:ldnsutils promtool:prometheus \
   $(shell uname -m)-linux-musl-gcc:musl-dev tcc:tcc
 
 # The reference plugins and a container runtime, which the tests of our CNI plugins stand beside.
