@@ -13,7 +13,7 @@ PACKAGES := nft:nftables openssl:openssl iptables-restore:iptables iptables-lega
 UML_PACKAGES := linux.uml:user-mode-linux tcc:tcc modprobe:kmod setpriv:util-linux ipvsadm:ipvsadm ipset:ipset
 
 # Programs of others that tests hold ours against.
-WITNESS_PACKAGES := chromedriver:chromium-driver chromium:chromium kubectl:kubernetes-client dig:bind9-dnsutils netstat:net-tools jq:jq column:bsdextrautils node:nodejs npm:npm kdig:knot-dnsutils drill:ldnsutils promtool:prometheus \
+WITNESS_PACKAGES := chromedriver:chromium-driver chromium:chromium kubectl:kubernetes-client dig:bind9-dnsutils netstat:net-tools jq:jq column:bsdextrautils node:nodejs npm:npm kdig:knot-dnsutils drill:ldnsutils promtool:prometheus groff:groff-base \
   $(shell uname -m)-linux-musl-gcc:musl-dev tcc:tcc
 
 # The reference plugins and a container runtime, which the tests of our CNI plugins stand beside.
@@ -25,7 +25,7 @@ SPREAD := -n 5 --dist worksteal
 PLAYGROUND := playground/build/site/built.js
 PLAYGROUND_PACKAGES := node:nodejs npm:npm
 
-.PHONY: help setup system demo playground playground-tests test fuzz soak cnifaults howtos cluster cluster-programs lint unit kernel bench release-check clean
+.PHONY: help setup system demo playground playground-tests test fuzz soak cnifaults howtos cluster cluster-programs lint unit kernel bench release-check docs man clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -134,5 +134,9 @@ release-check: $(BIN)/.installed-tests  ## Build wheel and sdist, install each i
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[release]'
 	$(BIN)/python scripts/release_check.py
 
+man: MAN ?= build/man
+man: $(BIN)/.installed-tests  ## Write a manual page for each command, into build/man; MAN=DIRECTORY changes that
+	$(BIN)/python scripts/man_pages.py $(MAN)
+
 clean:  ## Remove what `setup` made in this folder
-	rm -rf $(VENV) playground/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build playground/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
