@@ -134,6 +134,11 @@ release-check: $(BIN)/.installed-tests  ## Build wheel and sdist, install each i
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[release]'
 	$(BIN)/python scripts/release_check.py
 
+# With the playground if `make playground` built it.
+docs: $(BIN)/.installed-tests  ## Build the site from the documents, into build/site, in strict mode
+	$(BIN)/python scripts/docs_site.py
+	@echo "To read it: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1"
+
 man: MAN ?= build/man
 man: $(BIN)/.installed-tests  ## Write a manual page for each command, into build/man; MAN=DIRECTORY changes that
 	$(BIN)/python scripts/man_pages.py $(MAN)
