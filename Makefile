@@ -119,8 +119,9 @@ lint: $(BIN)/.installed-tests  ## Check style, types, imports, and terms
 	PYTHONPATH=src:. $(BIN)/lint-imports --no-cache > $(BIN)/.imports.log || { cat $(BIN)/.imports.log; exit 1; }
 	$(BIN)/codespell --builtin clear --dictionary scripts/terms.txt --regex '[A-Za-z][a-z]+' src/narthex README.md ARCHITECTURE.md CONTRIBUTING.md
 
-unit: $(BIN)/.installed-tests  ## Run the tests that need no root
-	$(BIN)/python -m pytest -n 2 -m 'not kernel'
+unit: TESTS ?= tests
+unit: $(BIN)/.installed-tests  ## Run the tests that need no root; TESTS=tests/dns names a folder or file
+	$(BIN)/python -m pytest -n 2 -m 'not kernel' $(TESTS)
 
 kernel: PACKAGES += $(UML_PACKAGES) $(CNI_PACKAGES) $(WITNESS_PACKAGES)
 kernel: setup $(PLAYGROUND)  ## Run the tests that need root
