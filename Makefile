@@ -13,7 +13,7 @@ PACKAGES := nft:nftables openssl:openssl iptables-restore:iptables iptables-lega
 UML_PACKAGES := linux.uml:user-mode-linux tcc:tcc modprobe:kmod setpriv:util-linux ipvsadm:ipvsadm ipset:ipset
 
 # Programs of others that tests hold ours against.
-WITNESS_PACKAGES := chromedriver:chromium-driver chromium:chromium kubectl:kubernetes-client dig:bind9-dnsutils netstat:net-tools jq:jq column:bsdextrautils node:nodejs npm:npm kdig:knot-dnsutils drill:ldnsutils \
+WITNESS_PACKAGES := chromedriver:chromium-driver chromium:chromium kubectl:kubernetes-client dig:bind9-dnsutils netstat:net-tools jq:jq column:bsdextrautils node:nodejs npm:npm kdig:knot-dnsutils drill:ldnsutils promtool:prometheus groff:groff-base \
   $(shell uname -m)-linux-musl-gcc:musl-dev tcc:tcc
 
 # The reference plugins and a container runtime, which the tests of our CNI plugins stand beside.
@@ -25,7 +25,7 @@ SPREAD := -n 5 --dist worksteal
 PLAYGROUND := playground/build/site/built.js
 PLAYGROUND_PACKAGES := node:nodejs npm:npm
 
-.PHONY: help setup system demo playground playground-tests test fuzz soak cnifaults howtos cluster cluster-programs lint unit kernel bench release-check clean
+.PHONY: help setup system demo playground playground-tests test fuzz soak cnifaults howtos cluster cluster-programs lint unit kernel bench release-check docs man clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -119,8 +119,9 @@ lint: $(BIN)/.installed-tests  ## Check style, types, imports, and terms
 	PYTHONPATH=src:. $(BIN)/lint-imports --no-cache > $(BIN)/.imports.log || { cat $(BIN)/.imports.log; exit 1; }
 	$(BIN)/codespell --builtin clear --dictionary scripts/terms.txt --regex '[A-Za-z][a-z]+' src/narthex README.md ARCHITECTURE.md CONTRIBUTING.md
 
-unit: $(BIN)/.installed-tests  ## Run the tests that need no root
-	$(BIN)/python -m pytest -n 2 -m 'not kernel'
+unit: TESTS ?= tests
+unit: $(BIN)/.installed-tests  ## Run the tests that need no root; TESTS=tests/dns names a folder or file
+	$(BIN)/python -m pytest -n 2 -m 'not kernel' $(TESTS)
 
 kernel: PACKAGES += $(UML_PACKAGES) $(CNI_PACKAGES) $(WITNESS_PACKAGES)
 kernel: setup $(PLAYGROUND)  ## Run the tests that need root
@@ -134,5 +135,14 @@ release-check: $(BIN)/.installed-tests  ## Build wheel and sdist, install each i
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[release]'
 	PYTHONPATH=. $(BIN)/python scripts/release_check.py
 
+# With the playground if `make playground` built it.
+docs: $(BIN)/.installed-tests  ## Build the site from the documents, into build/site, in strict mode
+	$(BIN)/python scripts/docs_site.py
+	@echo "To read it: $(BIN)/python -m http.server --directory build/site --bind 127.0.0.1"
+
+man: MAN ?= build/man
+man: $(BIN)/.installed-tests  ## Write a manual page for each command, into build/man; MAN=DIRECTORY changes that
+	$(BIN)/python scripts/man_pages.py $(MAN)
+
 clean:  ## Remove what `setup` made in this folder
-	rm -rf $(VENV) playground/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build playground/build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -44,6 +44,7 @@ BENCHMARKS = (
     Benchmark("one_change", "one endpoint of a big cluster, beside the bare tools", ("nft", "iptables-restore")),
     Benchmark("api_list", "lists, decode and first sync from an API server", ("nft",)),
     Benchmark("kube_proxy", "start, one change, processor, and memory beside a real kube-proxy", ("nft", "kube-proxy")),
+    Benchmark("capacity", "a node's start, processor time, and memory for 1,000 to 50,000 Services", ("nft",)),
     Benchmark("connect", "connect latency through a Service by size", ("nft",)),
     Benchmark("throughput", "bytes through a Service beside the direct path", ("nft",)),
     Benchmark("churn", "an hour of changes, sped up: processor and memory", ("nft",)),

@@ -1,24 +1,29 @@
 """Check a release without a network beyond the package index: `make release-check`.
 
-Builds the wheel and the sdist, checks their metadata, installs each into an empty environment, and explains a bug report there. Builds
-the archives of `kubectl narthex` and Krew's manifest, too, and runs the plugin from its archive. RELEASE_URL is the folder on the web
-that the manifest names.
-Prints a line for each check; the exit status is 1 if one fails.
+Builds the wheel and the sdist, checks their metadata, installs each into an empty environment of each supported Python that this machine
+has, and explains a bug report there. Builds the archives of `kubectl narthex` and Krew's manifest, and runs the plugin from its archive;
+RELEASE_URL is the folder on the web that the manifest names. Writes a bill of materials (CycloneDX) of the wheel and all packages that it
+needs. Prints a line for each check; the exit status is 1 if one fails.
 """
 
 from __future__ import annotations
 
+import contextlib
 import email
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from email.message import Message
 from pathlib import Path
+from typing import Any
 
 from scripts import krew
 
@@ -26,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 PLUGIN = ROOT / "dist-kubectl"
 RELEASE_URL = "https://narthex.dev/releases/v{version}"
+BUILD = ROOT / "build"
 EXAMPLE = ROOT / "examples" / "bug-report"
 TRACE = [
     "trace", "outside", "10.0.0.5:30001", "--rules", str(EXAMPLE / "iptables-save.txt"), "--rules",
@@ -67,9 +73,15 @@ def _checks(wheel: Path, sdist: Path, metadata: Message) -> Iterator[tuple[str, 
     yield "changelog", lambda: check_changelog((ROOT / "CHANGELOG.md").read_text(), version)
     yield "release notes", lambda: check_notes(version)
     yield "wheel contains LICENSE and py.typed", lambda: check_content(wheel)
-    for package in (wheel, sdist):
-        yield f"{package.name} in an empty environment", lambda package=package: _install(package, version)
+    yield "Helm chart", lambda: check_chart((ROOT / "deploy" / "helm" / "narthex" / "Chart.yaml").read_text(), version)
+    pythons = available_pythons()
+    for python, package in ((python, package) for python in pythons for package in (wheel, sdist)):
+        title = f"{package.name} in an empty environment of Python {python}"
+        yield title, lambda python=python, package=package: _install(package, version, pythons[python])
     yield "kubectl plugin from its archive", lambda: _plugin(wheel, version)
+    missing = [each for each in PYTHONS if each not in pythons]
+    yield "supported versions of Python", lambda: f"not on this machine: {', '.join(missing)}" if missing else "all"
+    yield "bill of materials", lambda: _bill_of_materials(wheel)
 
 
 def run(argv: list[str]) -> str:
@@ -146,11 +158,30 @@ def check_content(wheel: Path) -> str:
     return f"{len(names)} files, {wheel.stat().st_size / 1e6:.1f} MB"
 
 
-def _install(package: Path, version: str) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        run([sys.executable, "-m", "venv", folder])
-        programs = Path(folder) / "bin"
-        run([str(programs / "pip"), "install", "--quiet", "--disable-pip-version-check", str(package)])
+def check_chart(text: str, version: str) -> str:
+    """Check that the Helm chart has the version of the program."""
+    found = dict(re.findall(r"(?m)^(version|appVersion): (\S+)$", text))
+    if found != {"version": version, "appVersion": version}:
+        raise CheckFailure(f"deploy/helm/narthex/Chart.yaml has {found}, not {version} twice")
+    return ""
+
+
+def available_pythons() -> dict[str, str]:
+    """Return the interpreters of this machine that can make environments, by supported version."""
+    found = {}
+    for version in PYTHONS:
+        for name in (f"python{version}", sys.executable):
+            program = shutil.which(name)
+            code = "import sys, ensurepip, venv; print('{}.{}'.format(*sys.version_info))"
+            done = program and subprocess.run([program, "-c", code], capture_output=True, text=True, check=False)
+            if done and done.stdout.strip() == version:
+                found[version] = str(program)
+                break
+    return found
+
+
+def _install(package: Path, version: str, python: str) -> str:
+    with _environment(python, str(package)) as programs:
         shown = run([str(programs / "narthex"), "--version"])
         if version not in shown:
             raise CheckFailure(f"`narthex --version` prints {shown!r}")
@@ -175,6 +206,47 @@ def _plugin(wheel: Path, version: str) -> str:
     if version not in shown:
         raise CheckFailure(f"`kubectl narthex --version` prints {shown!r}")
     return f"{own.name}, {own.stat().st_size / 1e6:.1f} MB"
+
+
+@contextlib.contextmanager
+def _environment(python: str, *packages: str) -> Iterator[Path]:
+    """Yield the folder of programs of a new environment with packages."""
+    with tempfile.TemporaryDirectory() as folder:
+        run([python, "-m", "venv", folder])
+        programs = Path(folder) / "bin"
+        run([str(programs / "pip"), "install", "--quiet", "--disable-pip-version-check", *packages])
+        yield programs
+
+
+def _bill_of_materials(wheel: Path) -> str:
+    file = BUILD / "narthex.cdx.json"
+    file.parent.mkdir(exist_ok=True)
+    with _environment(sys.executable, f"{wheel}[all]") as programs:
+        run([str(programs / "pip"), "uninstall", "--quiet", "--yes", "pip", "setuptools"])
+        make = [sys.executable, "-m", "cyclonedx_py", "environment", str(programs / "python")]
+        run([*make, "--pyproject", str(ROOT / "pyproject.toml"), "--output-reproducible", "--output-file", str(file)])
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = declared["optional-dependencies"]
+    names = [*declared["dependencies"], *extras["dns"], *extras["lab"], *extras["ui"]]
+    return check_bill(json.loads(file.read_text()), names)
+
+
+def check_bill(bill: dict[str, Any], requirements: Iterable[str]) -> str:
+    """Check that a bill of materials in CycloneDX names each required package with its version."""
+    if bill.get("bomFormat") != "CycloneDX" or bill["metadata"]["component"]["name"] != "narthex":
+        raise CheckFailure("it is not a CycloneDX bill of narthex")
+    have = {_plain_name(each["name"]): each.get("version") for each in bill["components"]}
+    missing = [name for each in requirements if not have.get(name := _plain_name(re.split(r"[^\w.-]", each)[0]))]
+    if missing:
+        raise CheckFailure(f"it lacks {', '.join(missing)}")
+    without = [each["name"] for each in bill["components"] if not each.get("purl")]
+    if without:
+        raise CheckFailure(f"no package URL: {', '.join(without)}")
+    return f"{len(have)} packages"
+
+
+def _plain_name(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 if __name__ == "__main__":

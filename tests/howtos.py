@@ -116,6 +116,16 @@ PAGES = {
         },
     ),
     "complete-commands": HowTo(),
+    "deploy-to-a-cluster": HowTo(
+        words=_NODE,
+        before={"kubectl -n kube-system rollout status": _DEPLOYED},
+        elsewhere={
+            "helm upgrade": "tests/deploy/test_helm_chart.py",
+            # Its exit status tells that something changes.
+            "narthex migrate": "tests/cli/test_migrate.py",
+        },
+        installs=True,
+    ),
     "give-services-addresses": HowTo(
         words=_NODE,
         files={"pools.yaml": "apiVersion: metallb.io/v1beta1"},
@@ -306,7 +316,7 @@ class PageRun:
 
     def _translated(self, line: str) -> str:
         # Paths inside of a pod stay as they are.
-        command, of_pod, rest = line.partition(" -- ") if "exec POD" in line else (line, "", "")
+        command, of_pod, rest = line.partition(" -- ") if re.search(r"exec (POD|\$pod) ", line) else (line, "", "")
         command = _MACHINE.sub(
             lambda found: f"{self._directory}/{'home' if found[1] == '~' else found[1][1:]}", command
         )

@@ -6,7 +6,7 @@ import importlib
 
 import click
 
-import narthex
+from narthex.cli.version import version_option
 
 _COMMANDS = {
     "bundle": ("narthex.cli.bundle", "Collect everything that a node knows about packet paths in one file."),
@@ -80,6 +80,6 @@ class _LazyGroup(click.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(narthex.__version__, prog_name="narthex")
+@version_option
 def main() -> None:
     """Plan, program, and explain the Kubernetes Service network."""

@@ -13,12 +13,14 @@ from msgspec.structs import replace
 from narthex.cli.inputs import node_options, node_options_of, options, source_options, views_of
 from narthex.cli.options import lab_option, output_option
 from narthex.cli.output import CANNOT_TELL, AnswersByStatus, json_text, working
+from narthex.cli.terminal import color_option, print_labelled
 from narthex.model import InputError, NamespacedName, visible
 from narthex.trace.follow.views import NodeView
 from narthex.trace.program.inputs import ClusterObjects, NodeOptions
 from narthex.trace.program.reports import check_reports, proof_reports, status
 from narthex.trace.proof.prove import ProofDocument, ProofReport
 from narthex.trace.proof.text import proof_lines
+from narthex.trace.render.styled import Style
 from narthex.trace.reports.check import CheckDocument, CheckReport, Discrepancy
 
 
@@ -42,8 +44,16 @@ from narthex.trace.reports.check import CheckDocument, CheckReport, Discrepancy
 )
 @click.option("--service", metavar="NAMESPACE/NAME", help="For --prove: only packets to this Service.")
 @output_option
+@color_option
 def command(
-    watch: bool, interval: float, timeout: float | None, proving: bool, service: str | None, output: str, **given: Any
+    watch: bool,
+    interval: float,
+    timeout: float | None,
+    proving: bool,
+    service: str | None,
+    output: str,
+    color: str,
+    **given: Any,
 ) -> None:
     """Compare a cluster's objects with what a node's kernel does, for each frontend of each Service.
 
@@ -82,7 +92,7 @@ def command(
     reports, problems = _settled(given)
     for problem in problems:
         click.echo(visible(problem), err=True)
-    click.echo(_shown(reports, output), nl=False)
+    _print(reports, output, color)
     if watch:
         _watch(lambda: _compared(given)[0], reports, output, interval, timeout)
     else:
@@ -175,7 +185,7 @@ def _watch(
     """Repeat a comparison and print changes, until stopped or as `timeout` says; then end with the last status."""
     begin = time.monotonic()
     since = dict.fromkeys(_differences(reports), begin)
-    shown = _shown(reports, output)
+    shown = _document(reports)
     answer = status(reports)
     try:
         while timeout is None or (answer and time.monotonic() - begin < timeout):
@@ -191,7 +201,7 @@ def _watch(
                 continue
             answer = status(reports)
             if output == "json":
-                before, shown = shown, _shown(reports, output)
+                before, shown = shown, _document(reports)
                 click.echo(shown if shown != before else "", nl=False)
             else:
                 _show_changes(reports, since)
@@ -216,17 +226,28 @@ def _show_changes(reports: Reports, since: dict[str, float]) -> None:
         click.echo(f"{clock} {line}")
 
 
-def _shown(reports: Reports, output: str) -> str:
+def _print(reports: Reports, output: str, color: str) -> None:
     if output == "json":
-        return json_text(CheckDocument(status=status(reports), reports=reports))
-    lines = [line for report in reports for line in (*_differences((report,)), *_verdicts((report,)))]
-    return "".join(f"{line}\n" for line in lines)
+        click.echo(_document(reports), nl=False)
+        return
+    lines: list[tuple[str, Style]] = []
+    for report in reports:
+        lines += [(line, Style.DOUBT if line.startswith(_UNKNOWN) else Style.BAD) for line in _differences((report,))]
+        lines += [(line, Style.STRONG if report.status else Style.GOOD) for line in _verdicts((report,))]
+    print_labelled(lines, color)
+
+
+def _document(reports: Reports) -> str:
+    return json_text(CheckDocument(status=status(reports), reports=reports))
 
 
 def _shown_proofs(reports: tuple[ProofReport, ...], output: str) -> str:
     if output == "json":
         return json_text(ProofDocument(status=status(reports), reports=reports))
     return "".join(f"{visible(line)}\n" for report in reports for line in proof_lines(report))
+
+
+_UNKNOWN = "cannot tell: "
 
 
 def _differences(reports: Reports) -> list[str]:
@@ -236,7 +257,7 @@ def _differences(reports: Reports) -> list[str]:
             place = f" [{finding.place}]" if finding.place else ""
             sender = f" (asked as {finding.sender})" if finding.sender else ""
             lines.append(f"{finding.kind.value}: {finding.said}{place}{sender}")
-        lines += [f"cannot tell: {text}" for text in report.unknown]
+        lines += [f"{_UNKNOWN}{text}" for text in report.unknown]
     return [visible(line) for line in lines]
 
 

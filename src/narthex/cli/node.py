@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-import narthex
 from narthex.cli.options import with_options
 from narthex.cli.output import reported_errors
 from narthex.cli.proxy import begin, source, with_source
 from narthex.cli.proxy_flags import CONTEXT, fields, with_ports
+from narthex.cli.version import version_option
 
 PARTS = {
     "proxy": "Run the node proxy. Default: yes.",
@@ -30,7 +30,7 @@ PARTS = {
     help="File with the key that the announcers of all nodes share: one line of at least 16 characters.",
 )
 @with_source
-@click.version_option(narthex.__version__, prog_name="narthex")
+@version_option
 def command(
     manifests: Path | None,
     master: str,

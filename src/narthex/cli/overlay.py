@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-import narthex
 from narthex.cli.options import require_followed_source
 from narthex.cli.proxy_flags import CONTEXT
+from narthex.cli.version import version_option
 
 if TYPE_CHECKING:
     from narthex.model import IPFamily
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Port of these endpoints; 0: none.",
 )
-@click.version_option(narthex.__version__, prog_name="narthex")
+@version_option
 def command(
     kubeconfig: str, master: str, manifests: Path | None, healthz_ip: str, healthz_port: int, **flags: Any
 ) -> None:

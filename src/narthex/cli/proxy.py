@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-import narthex
 from narthex.cli.options import master_option, require_followed_source, with_options
 from narthex.cli.output import reported_errors
 from narthex.cli.proxy_flags import CONTEXT, FLAGS, fields, with_ports
+from narthex.cli.version import version_option
 
 if TYPE_CHECKING:
     from narthex.kube.source import Origin
@@ -91,7 +91,7 @@ def _api_server(configured: ProxySettings, master: str) -> Origin:
 @click.option(
     "--write-config-to", type=click.Path(path_type=Path), help="Write the configuration with all defaults, and exit."
 )
-@click.version_option(narthex.__version__, prog_name="narthex")
+@version_option
 @click.pass_context
 def command(
     context: click.Context,

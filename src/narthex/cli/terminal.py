@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from narthex.trace.render.styled import Span, Style, StyledLine, plain
+from narthex.trace.render.styled import Span, Style, StyledLine, paragraph, plain
 from narthex.trace.render.text import WIDTH
 
 _LOOKS: dict[Style, dict[str, Any]] = {
@@ -47,6 +47,20 @@ def print_lines(lines: Iterable[StyledLine], color: str) -> None:
         return
     for line in lines:
         click.echo("".join(map(_colored, line)), color=True)
+
+
+def print_labelled(lines: Iterable[tuple[str, Style]], color: str) -> None:
+    """Print lines of the form `label: text`, whose labels have a style.
+
+    On a terminal, long lines wrap, and continue below their text. Elsewhere each line stays one, so that programs can search them.
+    """
+    width = line_width() if sys.stdout.isatty() else sys.maxsize
+    shown: list[StyledLine] = []
+    for line, style in lines:
+        label, colon, text = line.partition(": ")
+        first = (Span(label + colon, style),) if colon else ()
+        shown += paragraph(text if colon else line, width, first=first, further="  ")
+    print_lines(shown, color)
 
 
 def _colored(span: Span) -> str:

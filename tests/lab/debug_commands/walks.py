@@ -68,11 +68,15 @@ def walks(mode: str = "") -> list[Walk]:
 
 def walk_in_lab(mode: str) -> None:
     """Start a lab of a mode, and type all commands of its walks. Raises AssertionError with the first answer that is wrong."""
-    there = walks(mode)
+    type_in_lab(mode, walks(mode), HERE)
+
+
+def type_in_lab(mode: str, there: Sequence[Walk], directory: Path) -> None:
+    """Start a lab with the `manifests` of a directory, and type the commands of walks in its directory `typed`."""
     (options,) = {each.options for each in there}
     with (
-        running(mode, "--mode", mode, *options, directory=HERE / "manifests") as cluster,
-        contextlib.closing(Places(cluster)) as places,
+        running(mode, "--mode", mode, *options, directory=directory / "manifests") as cluster,
+        contextlib.closing(Places(cluster, directory / "typed")) as places,
     ):
         for walk in there:
             known: dict[str, str] = {}
@@ -134,7 +138,9 @@ _ANY = frozenset({"age", "all", "count", "client", "rest", "tcp"})
 class Places:
     """Where commands are typed: one shell for each place, and one more for each command with a terminal."""
 
-    def __init__(self, cluster: LabCluster) -> None:
+    def __init__(self, cluster: LabCluster, directory: Path) -> None:
+        """`directory` is where commands are typed."""
+        self._directory = directory
         tools = str(kubectls.kubectl(kubectls.DEBIAN).parent)
         self._environment = {**cluster.environment, "PATH": f"{tools}:{ENVIRONMENT['PATH']}"}
         self._cluster = cluster
@@ -160,7 +166,7 @@ class Places:
         into = [sys.executable, "-m", "narthex", "lab", "exec", "--name", self._cluster.name, place, "--"]
         argv = [*(into if place != "you" else ()), "sh"]
         pipe = subprocess.PIPE
-        return subprocess.Popen(argv, env=self._environment, cwd=HERE / "typed", stdin=pipe, stdout=pipe, text=True)
+        return subprocess.Popen(argv, env=self._environment, cwd=self._directory, stdin=pipe, stdout=pipe, text=True)
 
     @staticmethod
     def _checked(line: str, place: str) -> str:
