@@ -182,8 +182,8 @@ class SetChains:
         """Return the results of a chain that a rule calls.
 
         Packets that arrive and packets of this node meet the same chains of Services. What is known for the former holds for the
-        latter, unless a rule asks for links: that is a quarter of the time. The outermost chain that packets for one destination meet
-        is remembered, and not those that it calls, which would cost a tenth.
+        latter, unless a rule asks for links: that saves a fifth of the time. The outermost chain that packets for one destination meet
+        is remembered, and not those that it calls, which packets for one destination seldom meet twice.
         """
         box = branch.box
         if at.known or branch.daddr is not None or box[DADDR].size != 1 or self.asked.of(at.table, chain) & LINKS:

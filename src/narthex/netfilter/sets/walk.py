@@ -193,8 +193,8 @@ class SetWalk:
     ) -> list[SetBranch]:
         """Walk the first hook, where all packets arrive together, so that there is nothing to look up.
 
-        But nat chains split them, and the chains behind these are looked up: that takes a quarter less time for rules like
-        kube-proxy's, which filter what they rewrite.
+        But nat chains split them, and the chains behind these are looked up: that saves up to a seventh of the time for rules
+        like those of kube-proxy's mode iptables, which filter what they rewrite.
         """
         rules = self._rules(point.hook, span)
         passed = self._walked(rules.chains[: rules.until_nat], point, branch, True, ended)
