@@ -80,7 +80,9 @@ def test_sender_and_destination_can_be_given_and_rules_are_as_good_as_a_bundle(t
     assert "10.64.1.77" in said
     done = CliRunner().invoke(main, ["trace", "10.64.1.77", "--bundle", str(tmp_path / "issue.md")])
     assert done.exit_code == 2
-    assert "name SRC and DST" in done.output
+    assert (
+        "Missing argument 'DST[:PORT][/PROTO]'. A text of `narthex bundle --for-issue` names SRC and DST" in done.output
+    )
 
 
 def test_names_of_the_clusters_dns_stay_consistent(tmp_path):

@@ -80,7 +80,7 @@ def trace(words: tuple[str, ...], **given: Any) -> None:
     with reported_errors():
         ends = [qualified(parsed[name], namespace, listing.snapshot) for name in ("source", "destination")]
         if not all(ends):
-            raise click.UsageError("name SRC and DST")
+            raise click.MissingParameter(param_hint="'SRC' or 'DST'", param_type="argument")
         nodes = nodes_of_path(listing, ends[0], ends[1], parsed["domain"], parsed["node"])
     renamed = dict(zip((parsed["source"], parsed["destination"]), ends, strict=True))
     _run(command, "trace", [renamed.get(word, word) for word in words], kubectl, listing, nodes, given)

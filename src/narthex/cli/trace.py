@@ -161,7 +161,9 @@ def _asked(source: str, destination: str, given: dict[str, Any]) -> tuple[str, s
     if source and destination:
         return source, destination
     if source or issue is None:
-        raise click.UsageError("name SRC and DST, or give a text of `narthex bundle --for-issue` with --bundle FILE")
+        missing = "'DST[:PORT][/PROTO]'" if source else "'SRC'"
+        hint = "A text of `narthex bundle --for-issue` names SRC and DST: --bundle FILE."
+        raise click.MissingParameter(hint, param_hint=missing, param_type="argument")
     asked = issue.question
     given["node"] = given["node"] or asked.node
     given["iif"] = given["iif"] or asked.iif

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.lab.kernel.lab_cluster import eventually, running
+from tests.lab.kernel.lab_cluster import eventually, narthex, running
 
 from narthex.linux.namespaces import namespace_names
 from narthex.linux.processes import processes_inside
@@ -151,3 +151,12 @@ def test_names_are_those_of_the_namespace_that_kubectl_uses(cluster):
         assert "there is no 'shop/absent'" in done.stderr
     finally:
         cluster.kubectl("delete", "namespace", "shop", "--wait=true")
+
+
+@pytest.mark.parametrize("options", [[], ["--anonymize"]], ids=["as it is", "anonymized"])
+def test_a_text_for_an_issue_of_both_nodes_names_the_same_cause(cluster, options, tmp_path):
+    text = narthex("bundle", "--for-issue", "client", "broken", "--lab", cluster.name, *options)
+    assert ("broken" in text) is not bool(options)
+    (tmp_path / "issue.md").write_text(text)
+    said = " ".join(narthex("trace", "--bundle", str(tmp_path / "issue.md")).split())
+    assert "has no endpoints: no pod in namespace default has the labels" in said

@@ -19,7 +19,7 @@ import msgspec
 
 from narthex.trace.issue.addresses import AddressReplacements
 from narthex.trace.issue.facts import json_lines
-from narthex.trace.issue.text import IssueNode, IssueQuestion, IssueText
+from narthex.trace.issue.text import IssueNode, IssueQuestion, IssueText, IssueTextError
 
 _V4 = r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?:/\d{1,2}(?!\d))?(?![\d.]*\d)"
 _V6 = r"(?<![0-9A-Fa-f:.])(?=[0-9A-Fa-f]{0,4}:)[0-9A-Fa-f:]{2,39}(?:(?<=:)(?:\d{1,3}\.){3}\d{1,3})?(?:/\d{1,3}(?!\d))?(?![0-9A-Fa-f:])"
@@ -59,7 +59,12 @@ class Anonymizer:
     """Replaces the names and addresses of one issue text."""
 
     def __init__(self, content: IssueText, key: bytes) -> None:
-        """Collect the addresses of a text; `key` decides what replaces them."""
+        """Collect the addresses of a text; `key` decides what replaces them. Raises IssueTextError for rules in JSON."""
+        for path, text in ((path, text) for node in content.nodes for path, text in node.parts.items()):
+            if path.startswith("rules/") and text.lstrip().startswith("{"):
+                raise IssueTextError(
+                    f"{path} is JSON, in which nothing can be replaced; `nft list ruleset` prints text"
+                )
         self._key = key
         self._names: dict[str, str] = {}
         self._counts: dict[str, int] = {}
