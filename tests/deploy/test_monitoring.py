@@ -126,3 +126,30 @@ def test_panels_of_the_dashboard_do_not_overlap():
     assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
     ids = [panel["id"] for panel in dashboard()["panels"]]
     assert len(ids) == len(set(ids))
+
+
+ROWS = {
+    "process start to first sync": "process start to first sync",
+    "processor time of it": "processor time of it",
+    "memory after the first sync": "resident after the first sync",
+    "memory after 200 changes": "resident after 200 changes",
+    "processor time for one change of endpoints, at 20 a second": "processor time, at 20 changes/s",
+    "`nft -f` with the same rules: time": "nft -f with the same rules",
+    "`nft -f` with the same rules: memory": "nft -f, at most",
+}
+"""Rows of the capacity table, and of the benchmark's tables."""
+
+
+def test_the_capacity_table_has_the_figures_of_the_benchmark():
+    page = (ROOT / "docs" / "explanation" / "performance.md").read_text()
+    (block,) = re.findall(r"<!-- figures: capacity: .*?<!-- end -->", page, re.DOTALL)
+    measured = {}
+    for title, rows in re.findall(
+        r"^[A-Z][\w ]*, ([\d,]+ Services x \d+) .*?:\n\n(.*?)\n\n", block, re.MULTILINE | re.DOTALL
+    ):
+        for label, value in re.findall(r"^\| ([^|]+) \| ([\d.]+) \w+ \|", rows, re.MULTILINE):
+            measured.setdefault(label, {})[title] = float(value)
+    for ours, theirs in ROWS.items():
+        (cells,) = re.findall(rf"^\| {re.escape(ours)} \| (.*) \|$", GUIDE.read_text(), re.MULTILINE)
+        shown = [float(cell.split()[0]) for cell in cells.split(" | ")]
+        assert shown == pytest.approx(list(measured[theirs].values()), rel=0.05), ours

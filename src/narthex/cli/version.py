@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -42,13 +41,13 @@ def _lines() -> Iterator[str]:
 
 
 def _tool_version(tool: str) -> str:
-    from narthex.linux.run import CommandError, run
+    from narthex.linux.run import CommandError, TimeoutExpired, run
 
     try:
         text = run([tool, "--version"], timeout=_SECONDS)
     except FileNotFoundError:
         return "not found"
-    except (CommandError, OSError, subprocess.TimeoutExpired) as error:
+    except (CommandError, OSError, TimeoutExpired) as error:
         # ipset prints its version and then fails if the user may not ask the kernel for its protocol.
         text = str(error)
     found = _VERSION.search(text)
