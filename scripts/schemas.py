@@ -29,6 +29,7 @@ from narthex.lb.why import ServiceExplanation
 from narthex.proxy.plan.document import PlanDocument
 from narthex.trace.document import TraceDocument
 from narthex.trace.node.layout import BundleDocument
+from narthex.trace.program.agent_server import TOOLS, tool
 from narthex.trace.program.issue import IssueDocument
 from narthex.trace.proof.changes import ChangesDocument
 from narthex.trace.proof.prove import ProofDocument
@@ -41,6 +42,7 @@ from narthex.trace.reports.migration.report import MigrationDocument
 VERSION = 1
 """Of all documents: their field `version`."""
 FILE = Path(__file__).parents[1] / "docs" / "reference" / "schemas" / f"narthex.v{VERSION}.json"
+TOOLS_FILE = FILE.with_name("agent-tools.v1.json")
 DOCUMENTS = (
     TraceDocument,
     CheckDocument,
@@ -129,7 +131,21 @@ def _fraction(kind: type) -> dict[str, Any]:
 
 def text() -> str:
     """Return the file's content."""
-    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+    return _indented(schema())
+
+
+def tools_text() -> str:
+    """Return the content of the file of the tools of `narthex mcp`."""
+    tools = (tool(name) for name in TOOLS)
+    described = {
+        each.name: {"description": each.description, "request": each.input_schema, "answer": each.output_schema}
+        for each in tools
+    }
+    return _indented({"title": "Tools of narthex mcp, version 1", "tools": described})
+
+
+def _indented(document: object) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
@@ -138,3 +154,4 @@ if __name__ == "__main__":
     else:
         FILE.parent.mkdir(parents=True, exist_ok=True)
         FILE.write_text(text())
+        TOOLS_FILE.write_text(tools_text())

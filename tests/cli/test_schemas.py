@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 
 from narthex.cli import main
 from narthex.trace.node.layout import BundleManifest
+from narthex.trace.program.agent_server import TOOLS, tool
 from narthex.trace.program.bundle import write_file
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +131,11 @@ def test_the_schema_is_up_to_date() -> None:
         [sys.executable, str(ROOT / "scripts" / "schemas.py"), "-"], capture_output=True, text=True, check=True,
         env={"PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
+    tools = json.loads(FILE.with_name("agent-tools.v1.json").read_text())["tools"]
     assert FILE.read_text() == done.stdout, "run `python scripts/schemas.py`"
+    published = {name: (each["request"], each["answer"]) for name, each in tools.items()}
+    served = ((name, tool(name)) for name in TOOLS)
+    assert published == {name: (each.input_schema, each.output_schema) for name, each in served}
 
 
 @pytest.mark.parametrize("page", PAGES)

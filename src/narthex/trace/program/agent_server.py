@@ -57,7 +57,7 @@ INSTRUCTIONS = (
     "Narthex explains the Kubernetes Service network of a node. Pass what the user pasted as `texts`. Begin with `trace` if a connection "
     "fails, and with `query` for questions about all packets. Answers are short; read their `evidence` if you need rules or steps."
 )
-_TOOLS: Mapping[str, tuple[type[msgspec.Struct], type[msgspec.Struct] | None]] = {
+TOOLS: Mapping[str, tuple[type[msgspec.Struct], type[msgspec.Struct] | None]] = {
     "trace": (TraceToolRequest, TraceAnswer),
     "check": (CheckToolRequest, CheckAnswer),
     "plan": (PlanToolRequest, PlanAnswer),
@@ -100,7 +100,7 @@ class AgentServer:
             await server.run(requests, answers, server.create_initialization_options())
 
     async def _list_tools(self, _context: object, _parameters: object) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[tool(name) for name in _TOOLS])
+        return types.ListToolsResult(tools=[tool(name) for name in TOOLS])
 
     async def _call_tool(self, _context: object, asked: types.CallToolRequestParams) -> types.CallToolResult:
         try:
@@ -113,9 +113,9 @@ class AgentServer:
 
     async def answer(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Return the answer of a tool. Raises RequestError."""
-        if name not in _TOOLS:
-            raise RequestError(f"there is no tool {visible(name[:80])!r}; there are {', '.join(_TOOLS)}")
-        request = read_request(_TOOLS[name][0], arguments)
+        if name not in TOOLS:
+            raise RequestError(f"there is no tool {visible(name[:80])!r}; there are {', '.join(TOOLS)}")
+        request = read_request(TOOLS[name][0], arguments)
         if isinstance(request, EvidenceToolRequest):
             return self._evidence.read(request.reference)
         if isinstance(request, CausesToolRequest):
@@ -193,7 +193,7 @@ class AgentServer:
 
 def tool(name: str) -> types.Tool:
     """Return the description of a tool, with the schemas of its request and of its answer."""
-    request, answer = _TOOLS[name]
+    request, answer = TOOLS[name]
     return types.Tool(
         name=name,
         description=(request.__doc__ or "").strip(),
