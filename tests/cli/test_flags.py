@@ -63,8 +63,8 @@ def test_a_lab_without_a_name_is_the_only_one(
         ("lb why --lab shop/web", "there is no lab 'one'"),
         ("trace outside 10.0.0.1:80 --lab other", "there is no lab 'other'"),
         ("check --lab other", "there is no lab 'other'"),
-        ("trace outside --lab one", "name SRC and DST"),
-        ("trace --lab", "name SRC and DST"),
+        ("trace outside --lab one", "Missing argument 'DST"),
+        ("trace --lab", "Missing argument 'SRC"),
     ],
 )
 def test_the_name_of_a_lab_may_be_left_out_in_any_place(

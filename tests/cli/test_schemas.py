@@ -133,9 +133,10 @@ def test_the_schema_is_up_to_date() -> None:
     )  # fmt: skip
     tools = json.loads(FILE.with_name("agent-tools.v1.json").read_text())["tools"]
     assert FILE.read_text() == done.stdout, "run `python scripts/schemas.py`"
-    published = {name: (each["request"], each["answer"]) for name, each in tools.items()}
-    served = ((name, tool(name)) for name in TOOLS)
-    assert published == {name: (each.input_schema, each.output_schema) for name, each in served}
+    served = {name: tool(name) for name in TOOLS}
+    schemas = {name: {"request": each.input_schema, "answer": each.output_schema} for name, each in served.items()}
+    described = {name: {"description": each.description} for name, each in served.items()}
+    assert tools == {name: described[name] | json.loads(json.dumps(schemas[name])) for name in TOOLS}
 
 
 @pytest.mark.parametrize("page", PAGES)
