@@ -56,6 +56,9 @@ BENCHMARKS = (
     Benchmark("lab_start", "a lab up to its first answer, and down, beside the bare network"),
     Benchmark("repair", "Services answer again after others removed the rules", ("nft", "iptables-restore")),
     Benchmark("failover", "a load balancer's address moves to another node"),
+    Benchmark(
+        "playground", "the built page in headless Chromium: ready, and a trace through 5,000 rules", ("chromedriver",)
+    ),
     Benchmark("trace_dump", "a dump of 200,000 rules read, and a packet traced through it"),
     Benchmark("kubectl_trace", "kubectl narthex trace to a broken Service, beside its calls of kubectl", ("kubectl",)),
     Benchmark("check", "5,000 Services compared with the rules of a node"),

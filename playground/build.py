@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from narthex.trace.render import html, svg
@@ -27,7 +27,8 @@ SITE = BUILD / "site"
 
 LEFT_OUT = ("cni", "lab", "node", "overlay", "testing")
 """Products that no explanation imports."""
-INTERPRETER = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
+INTERPRETER = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm")
+LIBRARY = "python_stdlib.zip"
 DARK = "@media (prefers-color-scheme: dark) {"
 OF_DOCUMENT = re.compile(r"^(?::root|body) \{[^}]*\}[ \n]?|^@media print \{ body .*\n", re.MULTILINE)
 """Rules of a whole page, which this one has itself."""
@@ -59,6 +60,7 @@ def main() -> int:
         shutil.copyfile(path, SITE / path.name)
     (SITE / "ticket.css").write_text(ticket_style())
     (SITE / "gallery.json").write_text(json.dumps(gallery(), ensure_ascii=False))
+    _write_library(package / LIBRARY, SITE / LIBRARY)
     _write_modules(SITE / "narthex.zip")
     sizes = {path.name: path.stat().st_size for path in sorted(SITE.iterdir())}
     lock = json.loads((package / "pyodide-lock.json").read_text())
@@ -128,9 +130,28 @@ def _write_modules(archive: Path) -> None:
     shutil.copytree(HERE / "python", folder, dirs_exist_ok=True)
     with zipfile.ZipFile(_wheel("msgspec", ">=0.22")) as wheel:
         wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith("msgspec/")])
-    subprocess.run(("node", str(HERE / "compile.mjs"), str(folder)), check=True)
+    _compile(folder)
+    _write_archive(archive, folder, sorted(_files(folder)))
+
+
+def _write_library(source: Path, archive: Path) -> None:
+    """Write Python's own library, compiled: the interpreter's archive has sources, which each start would compile again."""
+    folder = BUILD / "library"
+    shutil.rmtree(folder, ignore_errors=True)
+    with zipfile.ZipFile(source) as opened:
+        opened.extractall(folder)
+    _compile(folder, optimize=2)
+    _write_archive(archive, folder, sorted(path for path in folder.rglob("*") if path.is_file()))
+
+
+def _compile(folder: Path, optimize: int = 0) -> None:
+    """Replace the sources of a folder by modules that the interpreter has compiled."""
+    subprocess.run(("node", str(HERE / "compile.mjs"), str(folder), str(optimize)), check=True)
+
+
+def _write_archive(archive: Path, folder: Path, paths: Sequence[Path]) -> None:
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made:
-        for path in sorted(_files(folder)):
+        for path in paths:
             # The same input makes the same archive.
             entry = zipfile.ZipInfo(str(path.relative_to(folder)))
             made.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED, 9)
