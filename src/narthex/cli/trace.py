@@ -22,7 +22,7 @@ from narthex.cli.inputs import (
 from narthex.cli.options import lab_option
 from narthex.cli.output import json_text, working
 from narthex.cli.terminal import color_option, line_width, print_lines
-from narthex.model import InputError, IPFamily, Snapshot, address
+from narthex.model import InputError, IPFamily, Snapshot, address, visible
 from narthex.netfilter.dump.read import DumpError, WalkInput, merge_dumps, read_dump
 from narthex.trace.causes.catalogue import CauseFinding
 from narthex.trace.document import ProbeRecord, trace_document
@@ -163,6 +163,9 @@ def _asked(source: str, destination: str, given: dict[str, Any]) -> tuple[str, s
     if source or issue is None:
         missing = "'DST[:PORT][/PROTO]'" if source else "'SRC'"
         hint = "A text of `narthex bundle --for-issue` names SRC and DST: --bundle FILE."
+        if given["bundles"]:
+            files = ", ".join(visible(str(path)) for path in given["bundles"])
+            hint = f"No text of `narthex bundle --for-issue`, which would name SRC and DST, is in {files}."
         raise click.MissingParameter(hint, param_hint=missing, param_type="argument")
     asked = issue.question
     given["node"] = given["node"] or asked.node

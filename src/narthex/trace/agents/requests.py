@@ -121,6 +121,12 @@ def read_request(kind: type[msgspec.Struct], arguments: Mapping[str, Any]) -> An
     return request
 
 
+_NOTHING = (
+    "there is nothing to read: pass the output of tools (iptables-save, nft list ruleset), or Services and EndpointSlices as "
+    "YAML or JSON, in `texts`"
+)
+
+
 def command_of(request: Any, sources: Sequence[str], *, live_allowed: bool) -> list[str]:
     """Return the words of the command that answers a request.
 
@@ -131,6 +137,8 @@ def command_of(request: Any, sources: Sequence[str], *, live_allowed: bool) -> l
     """
     if request.live and not live_allowed:
         raise RequestError("live is not allowed here: the user must start `narthex mcp` with --live")
+    if not sources and not request.live:
+        raise RequestError(_NOTHING)
     words = [*sources, *_options(request), *(["--live"] if request.live else []), "--output=json"]
     match request:
         case TraceToolRequest():
