@@ -163,7 +163,7 @@ def _asked(source: str, destination: str, given: dict[str, Any]) -> tuple[str, s
     if source or issue is None:
         missing = "'DST[:PORT][/PROTO]'" if source else "'SRC'"
         hint = "A text of `narthex bundle --for-issue` names SRC and DST: --bundle FILE."
-        if given["bundles"]:
+        if given["bundles"] and issue is None:
             files = ", ".join(visible(str(path)) for path in given["bundles"])
             hint = f"No text of `narthex bundle --for-issue`, which would name SRC and DST, is in {files}."
         raise click.MissingParameter(hint, param_hint=missing, param_type="argument")
