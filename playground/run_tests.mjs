@@ -26,5 +26,5 @@ os.chdir("/repository")
 # WebAssembly has no users.
 os.geteuid = os.getuid
 import pytest
-int(pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler", "-p", "no:anyio", "-p", "no:hypothesispytest", "-q", *words]))
+int(pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler", "-p", "no:anyio", "-p", "no:hypothesispytest", "-W", "ignore::hypothesis.errors.HypothesisWarning", "-q", *words]))
 `));

@@ -13,7 +13,6 @@ HERE = Path(__file__).resolve().parent
 TESTS = ("tests/model", "tests/netfilter", "tests/trace")
 """The three folders that the page consists of."""
 LEFT_OUT = {
-    "tests/model/test_decode_fuzz.py::test_mutated_objects": "hypothesis warns of its own random numbers there",
     "tests/netfilter/kernel": "it needs a kernel",
     "tests/trace/kernel": "it needs a kernel",
     "tests/netfilter/laws": "the page proves nothing",

@@ -22,6 +22,8 @@ BUILT_LATER = {
     ("model/decode/objects.py", "_shaped"): "the shape of a kind: prepare_decoders",
     ("proxy/plan/document.py", "plan_record"): "the command `plan`, which has one thread",
     ("proxy/plan/document.py", "_service"): "the command `plan`, which has one thread",
+    ("trace/agents/requests.py", "read_request"): "the server of agents has one thread",
+    ("trace/issue/text.py", "_question"): "the commands `trace` and `bundle`, which have one thread",
     ("cli/cleanup.py", None): "a command has one thread",
     ("cli/lab/faults.py", None): "a command has one thread",
     ("testing/build.py", None): "for tests",

@@ -22,7 +22,7 @@ def pages(tmp_path_factory):
 def sections():
     """The commands of the reference, which is made from the same declarations: path and help."""
     text = (ROOT / "docs" / "reference" / "commands.md").read_text()
-    return dict(re.findall(r"^## (narthex[^\n]*)\n\n```\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    return dict(re.findall(r"^## ((?:kubectl )?narthex[^\n]*)\n\n```\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
 
 
 def read(page):

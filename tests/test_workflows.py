@@ -36,7 +36,7 @@ def test_targets_exist_and_rights_are_the_least(name):
 
 def test_a_release_is_signed_and_says_what_it_is_made_of():
     used = actions("release")
-    assert used["actions/attest-build-provenance"] == {"subject-path": "dist/*"}
+    assert used["actions/attest-build-provenance"] == {"subject-path": "dist*/*"}
     assert used["actions/attest-sbom"]["sbom-path"] == "build/narthex.cdx.json"
     image = used["docker/build-push-action"]
     assert image["platforms"] == "linux/amd64,linux/arm64"

@@ -101,7 +101,10 @@ class EvidenceToolRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """Read the evidence that an answer refers to, or a part of it."""
 
     reference: Annotated[
-        Word, msgspec.Meta(description="As answers have it, with a path if wanted: narthex://evidence/3/findings/0.")
+        Word,
+        msgspec.Meta(
+            description="As in an answer, with the path of a part if necessary: narthex://evidence/3/findings/0."
+        ),
     ]
 
 
