@@ -124,10 +124,10 @@ def _run(argv: Sequence[str], server: Server, services: int, changes: int, folde
     with _process([each.format(url=server.url, folder=folder) for each in argv], folder) as process:
         begun = time.time()
         at = _rest(netlink, process, begun)
+        # iptables-nft prepares a large load for many seconds before its transaction.
+        while last not in run(["nft", "list", "ruleset"]):
+            at = _rest(netlink, process, begun, at)
         cpu = _cpu(process.pid)
-        rules = run(["nft", "list", "ruleset"])
-        if last not in rules:
-            raise SystemExit(f"{argv[0]} rests, but its rules lack {last}")
         taken = [_change(netlink, server, process) for _ in range(changes)]
         return Figures(at - begun, cpu, _memory(process.pid), taken)
 
@@ -137,10 +137,11 @@ def server_address(number: int) -> str:
     return f"10.110.{number >> 8}.{number & 255}"
 
 
-def _rest(netlink: NfNetlink, process: subprocess.Popen[bytes], begun: float) -> float:
-    """Return when the last transaction was, once none follows for a while."""
-    seen, at = netlink.generation(), 0.0
-    while not at or time.time() - at < _REST:
+def _rest(netlink: NfNetlink, process: subprocess.Popen[bytes], begun: float, before: float = 0.0) -> float:
+    """Return when the last transaction was, once none follows for a while. `before` is when one was that was not the last."""
+    seen, at = netlink.generation(), before
+    since = time.time()
+    while not at or time.time() - max(at, since) < _REST:
         time.sleep(_POLL)
         now = netlink.generation()
         if now != seen:
