@@ -123,10 +123,14 @@ def _run(argv: Sequence[str], server: Server, services: int, changes: int, folde
     last = server_address(services - 1)
     with _process([each.format(url=server.url, folder=folder) for each in argv], folder) as process:
         begun = time.time()
-        at = _rest(netlink, process, begun)
-        # iptables-nft prepares a large load for many seconds before its transaction.
-        while last not in run(["nft", "list", "ruleset"]):
+        at, whole = 0.0, False
+        # iptables-nft prepares a large load for minutes before its transaction.
+        while not whole:
             at = _rest(netlink, process, begun, at)
+            seen = netlink.generation()
+            whole = last in run(["nft", "list", "ruleset"])
+            if netlink.generation() != seen:
+                at, whole = time.time(), False
         cpu = _cpu(process.pid)
         taken = [_change(netlink, server, process) for _ in range(changes)]
         return Figures(at - begun, cpu, _memory(process.pid), taken)
